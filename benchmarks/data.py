@@ -30,7 +30,7 @@ import psutil
 from reflectune.core.partials import writing
 from reflectune.data_builders.readers.base import Images, stop
 from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
-from reflectune.retrieval.passages import Cut, split_passages
+from reflectune.formats.passages import Cut, split_passages
 
 WORDS = [f"w{i}" * (1 + i % 3) for i in range(4000)]
 SHORT_WORDS = WORDS[::3]

@@ -26,10 +26,10 @@ from PIL import Image
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.encoders.base import PreparingEncoder, Vectors
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, places_of
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 TEXT = """# Encoding
 

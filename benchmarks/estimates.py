@@ -30,19 +30,19 @@ from trainers import Clock, ours, settings, subset
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import SCHEME, Asking
 from reflectune.data_builders.probing.probe import Prober
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Reader
-from reflectune.metrics.registry import find_metric
-from reflectune.models.forecasting.architecture import Architecture
-from reflectune.models.forecasting.rates import TRAINED, measure_rates, measure_training
-from reflectune.models.forecasting.work import Work, flop
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.retrieval.contexts import Document
-from reflectune.retrieval.passages import split_passages
+from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.rates import TRAINED, measure_rates, measure_training
+from reflectune.train.estimates.work import Work, flop
 
 ROOT = Path(__file__).resolve().parents[1]
 PILOT = 8
@@ -89,7 +89,7 @@ def world(work: Path) -> Path:
         ),
     }
     for name, (module, config, more) in steps.items():
-        file = ROOT / f"configs/miniature/{config}.yaml"
+        file = ROOT / f"configs/examples/miniature/{config}.yaml"
         argv = ["-m", f"reflectune.{module}", "--config", file, "--output", work / name, *more]
         subprocess.run([sys.executable, *map(str, argv)], check=True)
     return work

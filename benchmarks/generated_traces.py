@@ -11,8 +11,8 @@ import numpy as np
 
 from reflectune.core.resumable import Row
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.hits import Hit
 
 PIPELINE = "mr2ag"
 SPLITS = ("val_unseen_entity", "val_unseen_question")

@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from reflectune.core.types import Passage
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import Branch, ReflectionExample

@@ -28,14 +28,14 @@ from staging import CONFIGS, launch, module, run_stages
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import write_atomically
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.running.rollout import GateRewardRollout
-from reflectune.metrics.registry import find_metric
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import load
 from reflectune.train.grpo import GrpoConfig
 
-CONFIG = CONFIGS / "miniature/grpo_mmkb.yaml"
+CONFIG = CONFIGS / "examples/miniature/grpo_mmkb.yaml"
 
 QUESTIONS = {
     "Traffic": ("traffic_val",),

@@ -26,12 +26,12 @@ from PIL import Image
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.types import Passage
+from reflectune.formats.hits import PassageHit
 from reflectune.retrieval.encoders.base import title_dimensions
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.hits import PassageHit
 from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import JointSearch, Searcher, Texts

@@ -22,9 +22,9 @@ from unittest.mock import patch
 
 from reflectune.core.hashing import file_fingerprint, read_blocks
 from reflectune.core.weights import FiniteFiles, check_names
+from reflectune.examples.pocket.models.parts import cache_folder, is_fetched
 from reflectune.models import loading
 from reflectune.models.loading import load, save_checkpoint
-from reflectune.models.pocket.parts import cache_folder, is_fetched
 from reflectune.models.weights import pretrained
 
 ALLOWED = 0.05

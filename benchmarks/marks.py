@@ -2,7 +2,7 @@
 
     python benchmarks/marks.py --jobs 2 --output benchmarks/marks.md
 
-Each run is a quick start of its own (`benchmarks/quickstart.py`); a run that is finished is not run again.
+Each run is a quick start of its own (`examples/miniature/quickstart.py`); a run that is finished is not run again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 from page import command_line
 from staging import cores
 
+from reflectune.inference.reading.ranking import standing
 from reflectune.inference.scoring.paper_numbers import ranks
-from reflectune.inference.selection.ranking import standing
 
 Metrics = dict[str, Any]
 

@@ -3,7 +3,7 @@
     python benchmarks/methods.py --output benchmarks/methods.md
 
 `benchmarks/marks.py` has what full fine-tuning and LoRA learn. The scores here are those of LLaVA's quick start
-(`benchmarks/quickstart.py`) and of a QLoRA of its data beside its baselines, which both run unless they are finished.
+(`examples/miniature/quickstart.py`) and of a QLoRA of its data beside its baselines, which both run unless they are finished.
 Costs are of short trainings, each in a process of its own and in turns: one epoch in which examples are encoded and one
 in which they are not; an epoch of the quick start has all questions, and all but its first are of the second kind.
 """
@@ -30,8 +30,8 @@ from staging import launch, run_stages
 from trainers import Clock, ours, settings, subset
 
 from reflectune.inference.pipelines.registry import find_recipe
-from reflectune.train.fine_tuning.fine_tune import fine_tune
-from reflectune.train.setup.parameters import count_by_tower
+from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.parameters import count_by_tower
 
 METHODS = ("full", "lora", "qlora")
 FAMILY, SEED = "llava", 0

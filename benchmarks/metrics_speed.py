@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from reflectune.core.types import AnswerType, Question
-from reflectune.metrics.predictions import read_predictions
-from reflectune.metrics.score_table import compare, table
-from reflectune.metrics.scoring import join, score
+from reflectune.metrics.reporting.score_table import compare, table
+from reflectune.metrics.scoring.predictions import read_predictions
+from reflectune.metrics.scoring.scoring import join, score
 
 SPLITS = {"val_unseen_question": 18_656, "val_unseen_entity": 54_964}
 ALIASES, PROMISED_SECONDS = 10, 10.0

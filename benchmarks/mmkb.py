@@ -20,9 +20,9 @@ import quickstart
 from page import command_line
 from staging import launch, module, run_stages
 
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.store import stream_probes
+from reflectune.formats.dataset import Dataset
 
 Numbers = Mapping[str, Any]
 
@@ -258,7 +258,7 @@ def page(settings: argparse.Namespace, labels: Sequence[str], tuned: Sequence[st
             "accepted answer?",
             "",
             *labels,
-            "## The tuned model (`configs/miniature/mmkb_full.yaml`, `evaluate_mmkb.yaml`)",
+            "## The tuned model (`configs/examples/miniature/mmkb_full.yaml`, `evaluate_mmkb.yaml`)",
             "",
             "Pipelines that end in `_tuned`: the same base, tuned without reflection (`plain_full.yaml`) on mR²AG-IT's "
             "questions of the same world, all of them among those that were probed. `best_baseline` is the best of "

@@ -23,7 +23,8 @@ import torch
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 from reflectune.inference.config import AgentFallback
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.reranking import UNREAD
@@ -35,13 +36,12 @@ from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.scoring.scores import Measure, mean
 from reflectune.inference.trace import Trace
-from reflectune.metrics.intervals import paired_bootstrap
-from reflectune.metrics.retrieval import article_recall_at_k, reciprocal_rank
+from reflectune.metrics.reporting.intervals import paired_bootstrap
+from reflectune.metrics.reporting.retrieval import article_recall_at_k, reciprocal_rank
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.entry_index import load_index
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query, modality_weights
 from reflectune.retrieval.retrievers.two_stage import article_of

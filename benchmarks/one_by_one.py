@@ -20,12 +20,12 @@ from transformers.utils import logging
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.mr2ag import SCHEME
-from reflectune.retrieval.passages import split_passages
 
 PASSAGES, NEW_TOKENS = 20, 16
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from reflectune.core.images import open_image, save_jpeg
 from reflectune.core.paths import user_cache
-from reflectune.models.pocket.packages import Package, unpack
+from reflectune.examples.pocket.models.packages import Package, unpack
 
 TWITTER = Package(
     "npm",

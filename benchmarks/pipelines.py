@@ -28,6 +28,7 @@ from running import parser, timed, write
 from transformers import PreTrainedModel
 
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.requests import Picture, Prompt, Retrieved, Search, Written
 from reflectune.inference.operators.trajectory import Outcome, Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
@@ -36,7 +37,6 @@ from reflectune.inference.pipelines.pmsr import Pmsr
 from reflectune.inference.trace import Trace
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.rendering.turns import prompt_parts
-from reflectune.retrieval.hits import PassageHit
 
 AboutPictures = Sequence[tuple[Image.Image, Prompt]]
 BUDGETS = {"texts": 6, "pairs": 3}

@@ -37,11 +37,11 @@ from staging import CONFIGS, ROOT, cores, run_in_lanes
 
 from reflectune.core.durable import read_json
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace_files.opening import trace_files, traces_of
-from reflectune.metrics.breakdown import OVERALL
+from reflectune.metrics.reporting.breakdown import OVERALL
 
 SHIPPED = "shipped"
 BEFORE = ("parts", "gallery", "index", "reflection", "baseline", "evaluate")
@@ -156,7 +156,7 @@ def page(seeds: Mapping[str, Seed], questions: Sequence[Question], measure: Meas
 
 def asked(measure: Measure, limit: int) -> list[Question]:
     """The knowledge questions that every evaluation asks."""
-    settings = yaml.safe_load((CONFIGS / "pocket/evaluate.yaml").read_text(encoding="utf-8"))
+    settings = yaml.safe_load((CONFIGS / "examples/pocket/evaluate.yaml").read_text(encoding="utf-8"))
     return measure.official(select(Dataset(Path(settings["dataset"])), settings["splits"], limit, 0))
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/pocket_speed.py --run runs/pocket --output benchmarks/pocket_speed.md
 
-Real weights, pictures and passages: the recipe `configs/pocket/mr2ag_lora.yaml` on some questions of its own data, and
+Real weights, pictures and passages: the recipe `configs/examples/pocket/mr2ag_lora.yaml` on some questions of its own data, and
 `pocket/mr2ag` on questions of the gallery. Both sides of each comparison run in this process, one after the other, on
 the same threads; beside them stands what the machine computes at that moment. Before it: the stages `parts`, `gallery`
 and `reflection` of `pocket.py`.
@@ -23,10 +23,10 @@ from transformers.utils import logging
 
 from reflectune.core.compute_trial import measured_rate
 from reflectune.core.config import parse_config
-from reflectune.data_builders.dataset import Dataset
-from reflectune.train.config import SftConfig
+from reflectune.formats.dataset import Dataset
+from reflectune.train.settings.sft import SftConfig
 
-RECIPE = Path(__file__).resolve().parents[1] / "configs/pocket/mr2ag_lora.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "configs/examples/pocket/mr2ag_lora.yaml"
 
 
 def recipe(data: Path, dtype: str, *more: str) -> SftConfig:

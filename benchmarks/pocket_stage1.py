@@ -21,9 +21,9 @@ from page import command_line
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
-from reflectune.metrics.breakdown import mean
-from reflectune.metrics.infoseek import exact_match
+from reflectune.formats.dataset import Dataset
+from reflectune.metrics.official.infoseek import exact_match
+from reflectune.metrics.reporting.breakdown import mean
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Branches, PrefixEngine
 from reflectune.models.schemes.plain import SCHEME

@@ -26,8 +26,8 @@ from wikipedia_files import annotation, article_of, copy, spread
 
 from reflectune.core.partials import writing
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.world.build import build_world
+from reflectune.examples.miniature.world.build import build_world
+from reflectune.formats.dataset import Dataset
 
 WIKI = "https://en.wikipedia.org/wiki/"
 EVQA_COLUMNS = (

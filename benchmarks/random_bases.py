@@ -19,7 +19,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from reflectune.models.miniature.architecture import train_tokenizer
+from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

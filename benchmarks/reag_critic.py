@@ -18,10 +18,10 @@ import torch
 from running import write
 
 from reflectune.core.images import load_image
-from reflectune.data_builders.reflection_data import image_roots, read_examples, read_manifest
+from reflectune.formats.reflection_data import image_roots, read_examples, read_manifest
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import Prompt
-from reflectune.metrics.gates import auroc, balanced_accuracy
+from reflectune.metrics.reporting.gates import auroc, balanced_accuracy
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedExample

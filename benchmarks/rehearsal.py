@@ -33,9 +33,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, CLIPVisionM
 from reflectune.core.config import read_config
 from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.strict_yaml import read_yaml
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.reproduction import steps as listed
 from reflectune.inference.reproduction.config import ReproduceConfig
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("mr2ag", "mmkb_rag")

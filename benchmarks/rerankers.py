@@ -1,6 +1,6 @@
 """How often a reranker puts the right passage first, in a miniature world.
 
-    python -m reflectune.data_builders.build_world --config configs/miniature/world.yaml --output runs/rerankers/world
+    python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml --output runs/rerankers/world
     python benchmarks/rerankers.py --dataset runs/rerankers/world --output benchmarks/rerankers.md
 
 Every knowledge-based question of one hop is asked twice: among the passages of the article that answers it, and among
@@ -19,11 +19,11 @@ import torch
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset, splits
-from reflectune.data_builders.world.facts import RELATIONS
+from reflectune.examples.miniature.world.facts import RELATIONS
+from reflectune.formats.dataset import Dataset, splits
+from reflectune.formats.passages import split_passages
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.loading import load_reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -33,7 +33,7 @@ ARTICLES = 5
 TEXT = """# Rerankers
 
 `python benchmarks/rerankers.py --dataset runs/rerankers/world`, on what
-`python -m reflectune.data_builders.build_world --config configs/miniature/world.yaml --output runs/rerankers/world`
+`python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml --output runs/rerankers/world`
 draws.
 
 Each knowledge-based question of one hop of the default world (seed 0), among the passages of the article that answers
@@ -44,7 +44,7 @@ that tell of it allows.
 
 {table}
 
-`miniature/text` was pre-trained by `python -m reflectune.models.miniature.pretrain --family text --output DIR`, on
+`miniature/text` was pre-trained by `python -m reflectune.examples.miniature.pretrain --family text --output DIR`, on
 entities invented on the spot, in phrasings that training may use; its log lies beside its weights.
 """
 HEAD = ["| questions | among | n | reranker | right fact first | right passage first |", "|---|---|---|---|---|---|"]

@@ -35,10 +35,10 @@ from page import command_line
 from running import alone
 
 from reflectune.core.durable import write_atomically
+from reflectune.examples.pocket.mapped_encoder import TitleModel
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
-from reflectune.retrieval.encoders.encoder import TitleModel
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.exact import ExactStore
 from reflectune.retrieval.stores.ivf import CODES, FaissStore, Search, overlap
 
@@ -184,8 +184,8 @@ import sys
 from pathlib import Path
 import numpy as np, psutil
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
-from reflectune.retrieval.encoders.encoder import TitleModel
-from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.examples.pocket.mapped_encoder import TitleModel
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.exact import ExactStore
 from reflectune.retrieval.stores.ivf import FaissStore
 folder, size = Path(sys.argv[1]), int(sys.argv[2])

@@ -1,6 +1,6 @@
 """mR²AG's Table 8 in miniature: how often each retriever finds the right entry, and what mR²AG answers with it.
 
-    python -m reflectune.retrieval.build_index --config configs/miniature/index.yaml --summaries --output runs/summaries
+    python -m reflectune.retrieval.build_index --config configs/examples/miniature/index.yaml --summaries --output runs/summaries
     python benchmarks/retrievers.py --index runs/summaries --output benchmarks/retrievers.md
 
 Retrievers are weights on one index; the questions, the checkpoint and the depth are the same for all.
@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.grid import sweep_run
-from reflectune.inference.grid.sweep_config import Grid, SweepConfig
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.recall import measure_entries
+from reflectune.inference.sweeps import run as sweep_run
+from reflectune.inference.sweeps.config import Grid, SweepConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.entry_index import load_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -43,7 +43,7 @@ TEXT = """# Retrievers against accuracy
 
 `python benchmarks/retrievers.py --index runs/summaries --output benchmarks/retrievers.md`, on the quick start's world
 and checkpoint, and an index by
-`python -m reflectune.retrieval.build_index --config configs/miniature/index.yaml --summaries --output runs/summaries`.
+`python -m reflectune.retrieval.build_index --config configs/examples/miniature/index.yaml --summaries --output runs/summaries`.
 
 mR²AG's Table 8 in miniature: one checkpoint of mR²AG reads {top_n} entries of each retriever. Recall is of the
 questions that name an entry, accuracy the metric's over {questions} questions of the validation splits, in per cent

@@ -26,12 +26,12 @@ from wikipedia_files import SPLIT, generate
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.images import load_image
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import split_passages
 from reflectune.inference.running.experiment import select
 from reflectune.retrieval.indexes.entry_index import load_index, open_encoder
 from reflectune.retrieval.indexes.planning import Plan
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import JointSearch, Texts, split_budget
 from reflectune.retrieval.retrievers.queries import Query, equation_7

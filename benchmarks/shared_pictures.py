@@ -20,13 +20,13 @@ from torch import Tensor
 from train_tree import tree_of
 from transformers import PreTrainedModel
 
-from reflectune.data_builders.reflection_data import read_examples
+from reflectune.formats.reflection_data import read_examples
 from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree import Tree
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.setup.parameters import freeze_tower
+from reflectune.train.runs.parameters import freeze_tower
 
 
 def pictures(tree: Tree, count: int) -> list[Tree]:

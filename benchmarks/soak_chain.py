@@ -42,7 +42,7 @@ class Job:
 
     def command(self, out: Path) -> list[str]:
         """The command line."""
-        settings = self.settings.format(out=out, configs=CONFIGS / "miniature").split()
+        settings = self.settings.format(out=out, configs=CONFIGS / "examples/miniature").split()
         if self.launched:
             return [*launch(f"{self.module.replace('.', '/')}.py", self.launched, 2), *settings]
         return [sys.executable, "-m", f"reflectune.{self.module}", *settings]

@@ -22,10 +22,10 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from reflectune.data_builders.dataset import read_questions
-from reflectune.metrics.bem import Bem, load_tokenizer
-from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
-from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.formats.dataset import read_questions
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.metrics.judging.bem import Bem, load_tokenizer
 
 
 def write(folder: Path) -> None:

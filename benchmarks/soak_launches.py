@@ -31,7 +31,7 @@ from soak_chain import INDEX, JOBS, QUIET, WORLD, straight
 from staging import CONFIGS, ROOT
 
 PREPARED = (WORLD, INDEX, "reflection", "tuned")
-IMPORTED = ("trl", "PIL.PngImagePlugin", "reflectune.train.refining.refine", "reflectune.inference.running.rollout")
+IMPORTED = ("trl", "PIL.PngImagePlugin", "reflectune.train.rewards.gate_run", "reflectune.inference.running.rollout")
 """DeepSpeed is not: accelerate imports it while the process group is open, which has consequences at the end."""
 SETTINGS = (
     f"--config {CONFIGS}/miniature/grpo.yaml --model tuned --dataset {WORLD} --index {INDEX} --device cpu --limit 4 "

@@ -30,7 +30,7 @@ NOTED: Final = 30.0
 """Seconds between two notes of how long what runs has run: so much of a stage's minutes a crash can lose."""
 
 
-def module(name: str, config: str, folder: str = "miniature") -> list[str]:
+def module(name: str, config: str, folder: str = "examples/miniature") -> list[str]:
     """The command that runs a module with a configuration of the miniature, or of another folder of `configs`."""
     return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / folder / config)]
 
@@ -41,7 +41,7 @@ def launch(script: str, config: str, processes: int = 1, *, device: str = "cpu")
     if processes > 1:
         settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
-    return [*command, str(ROOT / script), "--config", str(CONFIGS / "miniature" / config)]
+    return [*command, str(ROOT / script), "--config", str(CONFIGS / "examples/miniature" / config)]
 
 
 def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1) -> dict[str, float]:

@@ -27,14 +27,14 @@ from PIL import Image
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.resumable import ALONE
 from reflectune.core.types import Entry
-from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 from reflectune.inference.trace_files.opening import find_trace
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 FINGERPRINT = "generated"
 OPENED = 20

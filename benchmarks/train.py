@@ -26,8 +26,8 @@ from transformers import Trainer
 
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import IGNORE
-from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import load_training_data
+from reflectune.train.settings.sft import SftConfig
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
+from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
-from reflectune.models.miniature.architecture import train_tokenizer
 
 SUPERVISED = 17
 """Tokens at a branch's end that are supervised: the reflection token and an answer of 16."""

@@ -20,7 +20,7 @@ from trl import SFTConfig, SFTTrainer
 from reflectune.core.config import parse_config
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import export
-from reflectune.data_builders.reflection_data import (
+from reflectune.formats.reflection_data import (
     Manifest,
     read_examples,
     read_manifest,
@@ -29,10 +29,9 @@ from reflectune.data_builders.reflection_data import (
 )
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import Collator, load_training_data
 from reflectune.train.data.order import training_order
-from reflectune.train.fine_tuning.fine_tune import (
+from reflectune.train.runs.fine_tune import (
     encoded_examples,
     global_batch,
     load_base,
@@ -40,9 +39,10 @@ from reflectune.train.fine_tuning.fine_tune import (
     save_model,
     training_arguments,
 )
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
+from reflectune.train.runs.trainer import ReflectionTrainer, TrainingRun
+from reflectune.train.settings.sft import SftConfig
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs/miniature"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs/examples/miniature"
 
 
 @dataclass(frozen=True)

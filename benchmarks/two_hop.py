@@ -23,11 +23,11 @@ from staging import launch, module, run_stages
 
 from reflectune.core.durable import read_rows
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace import Step, Trace, from_row
-from reflectune.metrics.intervals import bootstrap_interval, paired_bootstrap
-from reflectune.retrieval.passages import split_passages
+from reflectune.metrics.reporting.intervals import bootstrap_interval, paired_bootstrap
 
 SPLITS = ("two_hop_val", "two_hop_test")
 SEED, MARK = 0, 25
@@ -39,7 +39,7 @@ that a world has about twenty pairs of entities for lessons, which are learned b
 TEXT_ENCODER = "pocket/text"
 """all-MiniLM-L6-v2: the miniature's own text encoder knows no names, so that a query with one misses its passage."""
 READING = {"text_passages": "4", "pair_passages": "3", "text_weight": "0.3", "saturation": "0.999"}
-"""How the iterative pipelines read here, as in `configs/miniature/lessons.yaml`."""
+"""How the iterative pipelines read here, as in `configs/examples/miniature/lessons.yaml`."""
 LONGER_QUESTIONS = 120
 LONGER = ("--iterations", "2", "--renamed", "1", "--limit", str(LONGER_QUESTIONS), "--seed", "1")
 """How the second course's lessons differ: of trajectories as long as those that are measured, of some questions."""

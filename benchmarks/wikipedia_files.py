@@ -14,8 +14,8 @@ from data import wiki6m_lines, wiki18_lines
 from reflectune.core.durable import write_atomically
 from reflectune.core.partials import writing
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.world.build import build_world
+from reflectune.examples.miniature.world.build import build_world
+from reflectune.formats.dataset import Dataset
 
 SPLIT = "val_unseen_question"
 

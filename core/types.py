@@ -114,7 +114,7 @@ class Passage:
         section: Index of its section in the entry.
         index: Index of the paragraph in the section.
         title: The entry's title.
-        lead: One sentence that says what the entry is, or "" (see `reflectune.retrieval.passages`).
+        lead: One sentence that says what the entry is, or "" (see `reflectune.formats.passages`).
         heading: The section's title.
         text: The paragraph.
     """

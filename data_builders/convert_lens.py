@@ -29,7 +29,7 @@ class LensConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        from reflectune.data_builders.dataset import split_issues  # slow to import
+        from reflectune.formats.dataset import split_issues  # slow to import
 
         issues = [f"`{name}` is needed" for name in ("lens", "dataset", "splits", "output") if not getattr(self, name)]
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
@@ -44,8 +44,8 @@ def run(config: LensConfig) -> None:
         UserError: The file of Lens is damaged, or it has a ranking for none of the pictures.
     """
     from reflectune.core.durable import write_atomically  # slow to import, as what follows: after the config is right
-    from reflectune.data_builders.dataset import Dataset
     from reflectune.data_builders.readers.evqa_lens import lens_rankings
+    from reflectune.formats.dataset import Dataset
 
     dataset = Dataset(Path(config.dataset))
     pictures = {question.image for split in config.splits for question in dataset.stream(split)} - {""}

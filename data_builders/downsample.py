@@ -41,7 +41,7 @@ class DownsampleConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        from reflectune.data_builders.dataset import split_issues  # slow to import
+        from reflectune.formats.dataset import split_issues  # slow to import
 
         issues = [f"`{name}` is needed" for name in ("dataset", "splits", "output") if not getattr(self, name)]
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
@@ -59,8 +59,8 @@ def main() -> None:
     (config,) = parse_config(DownsampleConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
-    from reflectune.data_builders.dataset import Dataset
     from reflectune.data_builders.downsampling.run import Choice, lines, write_subset
+    from reflectune.formats.dataset import Dataset
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
     from reflectune.retrieval.encoders.presets import text_settings
     from reflectune.retrieval.encoders.text_encoder import TextEncoder

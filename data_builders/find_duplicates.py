@@ -28,7 +28,7 @@ class DuplicatesConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        from reflectune.data_builders.dataset import split_issues  # slow to import
+        from reflectune.formats.dataset import split_issues  # slow to import
 
         issues = [f"`{name}` is needed" for name in ("dataset", "splits", "output") if not getattr(self, name)]
         for key, marker in (("dataset", "dataset.json"), ("knowledge", "kb.json")):
@@ -44,9 +44,9 @@ def run(config: DuplicatesConfig) -> None:
         UserError: See `find_near_duplicates`.
     """
     from reflectune.core.durable import write_atomically  # slow to import, as what follows: after the config is right
-    from reflectune.data_builders.dataset import Dataset
+    from reflectune.formats.dataset import Dataset
+    from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.indexes.near_duplicates import LIST, as_lines, find_near_duplicates
-    from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     dataset = Dataset(Path(config.dataset))
     kb = KnowledgeBase(config.knowledge) if config.knowledge else dataset.knowledge

@@ -9,7 +9,7 @@ from pathlib import Path
 from reflectune.core.config import parse_config, read_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.inference.grid.compare_config import CompareConfig
+from reflectune.inference.comparing.config import CompareConfig
 from reflectune.inference.running.config import EvaluateConfig
 
 

@@ -9,12 +9,12 @@ from typing import Final, Literal
 from reflectune.core import checks
 from reflectune.core.config import DEVICE_MAPS, DTYPES, bound_problems, setting
 from reflectune.core.launching import spreading_problem
-from reflectune.inference.selection.document_choice import Mct
+from reflectune.formats.passages import Lead
+from reflectune.inference.reading.document_choice import Mct
 from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.retrievers.joint import OnFailure
 from reflectune.retrieval.retrievers.queries import Fusion, Target

@@ -8,7 +8,7 @@ from typing import Any
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.inference.grid.sweep_config import SweepConfig
+from reflectune.inference.sweeps.config import SweepConfig
 
 
 @entry_point

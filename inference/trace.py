@@ -8,9 +8,9 @@ from typing import Any
 
 from reflectune.core import rows
 from reflectune.core.types import Passage
-from reflectune.inference.selection.document_choice import MctTrace
-from reflectune.inference.selection.ranking import Scores
-from reflectune.retrieval.hits import Hit
+from reflectune.formats.hits import Hit
+from reflectune.inference.reading.document_choice import MctTrace
+from reflectune.inference.reading.ranking import Scores
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from reflectune.core.durable import read_json, read_record, write_atomically, wr
 from reflectune.core.errors import UserError
 from reflectune.core.rows import from_row
 from reflectune.core.weights import UNLOADABLE
-from reflectune.metrics.bem import RECORD, Bem, load_tokenizer
-from reflectune.metrics.evqa import BemLogits, evaluate_example
+from reflectune.metrics.judging.bem import RECORD, Bem, load_tokenizer
+from reflectune.metrics.official.evqa import BemLogits, evaluate_example
 
 Arrays = Mapping[str, np.ndarray]
 

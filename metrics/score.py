@@ -16,7 +16,7 @@ from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
-from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
+from reflectune.metrics.scoring.registry import Metric, MetricChoice, metric_problems
 from reflectune.models.names import bem_name
 from reflectune.models.remote.endpoint import RemoteConfig
 
@@ -68,7 +68,7 @@ class ScoreConfig(RemoteConfig):
 
     def dataset_issues(self) -> list[str]:
         """What is wrong with the data set, a folder that is not there apart."""
-        from reflectune.data_builders.dataset import MANIFEST, split_issues  # slow to import, and above this floor
+        from reflectune.formats.dataset import MANIFEST, split_issues  # slow to import, and above this floor
 
         if self.dataset and Path(self.dataset).exists() and not Path(self.dataset, MANIFEST).is_file():
             return [f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one"]
@@ -85,7 +85,7 @@ class ScoreConfig(RemoteConfig):
 
     def scored_by(self) -> Metric:
         """The metric: the config's, else the data set's own."""
-        from reflectune.data_builders.dataset import Dataset  # slow to import, and above this floor
+        from reflectune.formats.dataset import Dataset  # slow to import, and above this floor
 
         return self.metric or Dataset(Path(self.dataset)).metric
 
@@ -104,10 +104,10 @@ def main() -> None:
         print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")
         return
     from reflectune.core.devices import find_device  # slow to import, as those below: after the config is right
-    from reflectune.data_builders import dataset
-    from reflectune.metrics.bem import load_bem
-    from reflectune.metrics.judges import PROTOCOLS, Judging
-    from reflectune.metrics.score_report import lines, score_files
+    from reflectune.formats import dataset
+    from reflectune.metrics.judging.bem import load_bem
+    from reflectune.metrics.judging.judges import PROTOCOLS, Judging
+    from reflectune.metrics.reporting.score_report import lines, score_files
     from reflectune.models.remote.client import RemoteModel
 
     splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]

@@ -39,7 +39,7 @@ class SubmissionConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        from reflectune.data_builders.dataset import MANIFEST, split_issues  # slow to import, and above this floor
+        from reflectune.formats.dataset import MANIFEST, split_issues  # slow to import, and above this floor
 
         issues = [] if self.dataset else ["`dataset` is needed"]
         if bool(self.predictions) == bool(self.check):
@@ -59,9 +59,9 @@ def main() -> None:
     (config,) = parse_config(SubmissionConfig)
     hold(config.output, unless=config.dry_run or bool(config.check))
     from reflectune.core.durable import write_atomically  # slow to import, as those below: after the config is right
-    from reflectune.data_builders import dataset
-    from reflectune.metrics.submission_file import check, official_ids
-    from reflectune.metrics.submission_report import file_content, layout_for, lines
+    from reflectune.formats import dataset
+    from reflectune.metrics.scoring.submission_file import check, official_ids
+    from reflectune.metrics.scoring.submission_report import file_content, layout_for, lines
 
     folder = dataset.Dataset(Path(config.dataset))
     layout = config.layout or layout_for(folder.metric)

@@ -1,20 +1,21 @@
-"""Models by name: where a shipped one lies, and whether a name can stand for a model.
+"""Models by name: resolve the names of installed model collections, and validate names in configs.
 
-`miniature/…` is shipped with this installation, `pocket/…` fetched on first use. The checks are for config keys: they
-load nothing and ask nobody.
+A collection is an entry point of the group `reflectune.models`, named by the prefix of its models: `miniature` resolves
+`miniature/llava`. The checks are for config keys: they load nothing and use no network.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from reflectune.core.checks import short
 from reflectune.core.errors import UserError
-from reflectune.models import miniature
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
 """One of them is in every model's folder."""
@@ -22,31 +23,45 @@ MODEL_FILES: Final = ("config.json", "adapter_config.json")
 EMBEDDERS: Final = ("gme", "vlm2vec")
 """Ways to make a multimodal model an encoder, `WAY:MODEL`; see `reflectune.retrieval.encoders.lvlm`."""
 
-_MINIATURE, _POCKET = "miniature/", "pocket/"
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]{0,95})?", re.ASCII)
 
 
-def shipped_folder(name: str) -> Path | None:
-    """The folder of a model by such a name; None for any other name, which is a folder or a hub id.
+class ModelCollection(Protocol):
+    """Models that an installed package resolves by name: what an entry point of `reflectune.models` loads."""
 
-    `pocket/language`, `pocket/vision` and `pocket/text` are fetched, and `pocket/llava` is built, if they aren't in the
-    user's cache.
+    def names(self) -> list[str]:
+        """Return every model's name, prefix included."""
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a model of `names`, fetched or built first if necessary."""
+
+    def encoder(self, name: str, device: Any, dtype: Any) -> Any:
+        """Load an encoder that isn't one folder; return None if `name` is not such an encoder."""
+
+
+@functools.cache
+def _entry_points() -> dict[str, Any]:
+    return {entry.name: entry for entry in entry_points(group="reflectune.models")}
+
+
+def find_collection(name: str) -> ModelCollection | None:
+    """Return the installed collection that `name` belongs to by its prefix; None for a folder or a hub id."""
+    prefix, slash, _ = name.partition("/")
+    entry = _entry_points().get(prefix) if slash else None
+    return None if entry is None else entry.load()()
+
+
+def shipped_folder(name: str) -> Path | None:
+    """Return the folder of a collection's model; None for any other name, which is a folder or a hub id.
 
     Raises:
-        UserError: There is no model of this name, or it can't be fetched.
+        UserError: The collection has no model of this name, or it can't be fetched.
     """
-    if name.startswith(_POCKET):
-        from reflectune.models.pocket.llava import pocket_folder  # slow to import
-
-        return pocket_folder(name)
-    if not name.startswith(_MINIATURE):
+    if (collection := find_collection(name)) is None:
         return None
-    miniatures = Path(next(iter(miniature.__path__)))
-    folder = miniatures / name.removeprefix(_MINIATURE)
-    if not (folder / "config.json").is_file():
-        known = sorted(f"{_MINIATURE}{path.parent.name}" for path in miniatures.glob("*/config.json"))
+    if name not in (known := collection.names()):
         raise UserError(f"no model {name}; this installation has {', '.join(known) or 'none'}")
-    return folder
+    return collection.folder(name)
 
 
 def model_name(value: str) -> str:
@@ -61,7 +76,7 @@ def encoder_name(value: str) -> str:
         return _named(model, ("config.json",)) if model else f"{short(value)} names no model behind the colon"
     if value.endswith(".safetensors"):
         return "" if os.path.isfile(value) else f"there is no file {short(value)}"
-    if value == "pocket/clip" or os.path.isdir(value):
+    if os.path.isdir(value):
         return _named(value, ("config.json",))
     return _named(value.partition("@")[0], ("config.json",)) if value else ""
 
@@ -72,18 +87,11 @@ def bem_name(value: str) -> str:
 
 
 def _named(value: str, files: Sequence[str]) -> str:
-    if not value or value == "pocket/clip":
+    if not value:
         return ""
-    if value.startswith(_POCKET):
-        from reflectune.models.pocket.llava import pocket_names
-
-        known = pocket_names()
+    if (collection := find_collection(value)) is not None:
+        known = collection.names()
         return "" if value in known else f"no model {short(value)}; there are {', '.join(known)}"
-    try:
-        if shipped_folder(value) is not None:
-            return ""
-    except UserError as error:
-        return str(error)
     if os.path.isdir(value):
         if any(os.path.isfile(os.path.join(value, name)) for name in files):
             return ""

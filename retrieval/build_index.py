@@ -72,13 +72,13 @@ def run(config: IndexConfig) -> int:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
     from reflectune.core.resumable import join_launch  # slow to import, as what follows: after the config is right
+    from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder
     from reflectune.retrieval.indexes.building import build_index
     from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
     from reflectune.retrieval.indexes.near_duplicates import NOTHING, read_omission
     from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
     from reflectune.retrieval.indexes.trial import describe_time, try_entries
-    from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     processes, device = join_launch(config.device)
     kb = KnowledgeBase(config.knowledge)

@@ -14,10 +14,10 @@ from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.formats.passages import DEFAULT_SIZES, Cut, Lead
 from reflectune.models.names import encoder_name
 from reflectune.retrieval.encoders.presets import in_words, text_settings
 from reflectune.retrieval.encoders.settings import Pooling, TextSettings
-from reflectune.retrieval.passages import DEFAULT_SIZES, Cut, Lead
 from reflectune.retrieval.stores.names import store_setting
 
 
@@ -89,13 +89,13 @@ def main() -> None:
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
     from reflectune.core.progress import progress_bar
     from reflectune.core.resumable import join_launch
+    from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
     from reflectune.retrieval.encoders.text_encoder import TextEncoder
     from reflectune.retrieval.indexes.entry_index import recall_of
     from reflectune.retrieval.indexes.planning import Plan, describe_needs
     from reflectune.retrieval.indexes.text_index import FIELD, Cutting, build_text_index
     from reflectune.retrieval.indexes.trial import describe_time, try_passages
-    from reflectune.retrieval.knowledge_base import KnowledgeBase
     from reflectune.retrieval.stores.opening import choose
 
     processes, place = join_launch(config.device)

@@ -10,9 +10,9 @@ from typing import Literal
 from PIL import Image
 
 from reflectune.core.types import Passage
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, sentences, split_passages
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, sentences, split_passages
 from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
 from reflectune.retrieval.rerankers.words import best_by_words
 

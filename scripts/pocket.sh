@@ -5,4 +5,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[pocket]"
-.venv/bin/python benchmarks/pocket.py "$@"
+.venv/bin/python examples/pocket/pocket.py "$@"

@@ -4,5 +4,5 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare ""
-.venv/bin/python benchmarks/quickstart.py --family "${FAMILY:-llava}" --method "${METHOD:-full}" \
+.venv/bin/python examples/miniature/quickstart.py --family "${FAMILY:-llava}" --method "${METHOD:-full}" \
     --seed "${SEED:-0}" --run "${RUN:-runs/quickstart}"

@@ -364,7 +364,7 @@ def stub_server() -> Iterator[Callable[..., StubServer]]:
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a CLIP with random weights."""
-    from reflectune.models.miniature.architecture import (  # slow to import: many tests need no model
+    from reflectune.examples.miniature.models.architecture import (  # slow to import: many tests need no model
         build_clip,
         build_clip_processor,
         train_tokenizer,
@@ -396,7 +396,7 @@ def needing_registry() -> Callable[[], AbstractContextManager[None]]:
 @pytest.fixture(scope="session")
 def pocket_part(needing_registry: Callable[[], AbstractContextManager[None]]) -> Callable[[str], Path]:
     """Returns the folder of one of pocket's parts, fetched if it isn't there; skips where no registry is reached."""
-    from reflectune.models.pocket.parts import fetch  # slow to import
+    from reflectune.examples.pocket.models.parts import fetch  # slow to import
 
     def fetched(name: str) -> Path:
         with needing_registry():

@@ -20,12 +20,12 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.models.processing.image_config import ImageKeys
-from reflectune.train.config import SftConfig
-from reflectune.train.forecasting.config import EstimateConfig
-from reflectune.train.forecasting.memory import GIB, total
-from reflectune.train.forecasting.planning import QUESTION_TOKENS, image_tokens, plan
-from reflectune.train.forecasting.preview import longest_travel
-from reflectune.train.setup.parameters import add_adapters, tower_of
+from reflectune.train.estimates.config import EstimateConfig
+from reflectune.train.estimates.memory import GIB, total
+from reflectune.train.estimates.planning import QUESTION_TOKENS, image_tokens, plan
+from reflectune.train.estimates.preview import longest_travel
+from reflectune.train.runs.parameters import add_adapters, tower_of
+from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -367,8 +367,11 @@ def test_commands_are_found() -> None:
     [
         ("python benchmarks/marks.py --seed 0", "takes no --seed"),
         ("python benchmarks/none.py", "does not exist"),
-        ("python -m reflectune.inference.tables --config configs/none.yaml", "configs/none.yaml"),
-        ("python -m reflectune.inference.tables --sedes 0", "unknown key `sedes`; did you mean `seeds`?"),
+        ("python -m reflectune.examples.miniature.papers_tables --config configs/none.yaml", "configs/none.yaml"),
+        (
+            "python -m reflectune.examples.miniature.papers_tables --sedes 0",
+            "unknown key `sedes`; did you mean `seeds`?",
+        ),
         ("python -m reflectune.inference.nothing --seed 0", "does not exist"),
         ("python -m reflectune.inference.config", "is no command"),
         ("python -m reflectune.data_builders.export --to excel", "invalid choice"),
@@ -380,7 +383,7 @@ def test_commands_are_found() -> None:
         ("COLOUR=1 bash scripts/quickstart.sh", "reads no COLOUR"),
         ("$launch train/stf.py", "does not exist"),
         ("$launch -m reflectune.retrieval.build_index --worker 8", "unknown key `worker`"),
-        ("$launch train/sft.py --config configs/miniature/mr2ag_full.yaml --epoch 3", "unknown key `epoch`"),
+        ("$launch train/sft.py --config configs/examples/miniature/mr2ag_full.yaml --epoch 3", "unknown key `epoch`"),
         ("accelerate launch train/sft.py", "names its --config_file"),
         ("accelerate launch --config_file configs/accelerate/{zero2,zero9}.yaml train/sft.py …", "zero9.yaml"),
         ('launch=".venv/bin/accelerate launch --config_file configs/accelerate/tpu.yaml"', "tpu.yaml does not exist"),

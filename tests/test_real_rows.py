@@ -20,10 +20,10 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.run import run as build_mr2ag
-from reflectune.data_builders.reflection_data import read_examples
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.reflection_data import read_examples
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 REPOSITORY = Path(__file__).parents[1]
@@ -111,7 +111,7 @@ def command(patch: pytest.MonkeyPatch, module: str, *arguments: str) -> None:
 
 
 def miniature(name: str) -> tuple[str, str]:
-    return "--config", str(REPOSITORY / "configs" / "miniature" / f"{name}.yaml")
+    return "--config", str(REPOSITORY / "configs" / "examples" / "miniature" / f"{name}.yaml")
 
 
 def test_the_data_set_has_every_row_with_its_image(folder: Path) -> None:

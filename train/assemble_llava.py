@@ -10,7 +10,7 @@ from __future__ import annotations
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.train.llava.config import AssembleConfig
+from reflectune.train.runs.llava_config import AssembleConfig
 
 
 @entry_point
@@ -18,7 +18,7 @@ def main() -> None:
     """Parse the config, then join the parts."""
     (config,) = parse_config(AssembleConfig)
     hold(config.output)
-    from reflectune.train.llava.assemble import assemble  # slow to import: after the config is right
+    from reflectune.train.runs.llava_assemble import assemble  # slow to import: after the config is right
 
     print(assemble(config))
 

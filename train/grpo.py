@@ -1,7 +1,7 @@
 """Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
 Also `python -m reflectune.train.grpo`, from any folder. The training questions are answered without and with retrieval
-by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.refining.gate_policy`. A
+by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gate_policy`. A
 run that was cut off goes on where it stopped when the same command is given again.
 
 An entry script stands above all floors: here the pipelines that measure meet the trainer, and neither knows the other.
@@ -17,10 +17,10 @@ from typing import Any
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.data_builders.dataset import split_issues
+from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
-from reflectune.train.refining.config import GateConfig
+from reflectune.train.rewards.gate_config import GateConfig
 
 
 @dataclass
@@ -69,11 +69,11 @@ def run(config: GrpoConfig) -> None:
     """Refine as the config says."""
     # slow to import: after the config is right
     from reflectune.core.hashing import fingerprint
-    from reflectune.data_builders.dataset import Dataset
+    from reflectune.formats.dataset import Dataset
     from reflectune.inference.reading.collaborators import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
-    from reflectune.metrics.registry import find_metric
-    from reflectune.train.refining.refine import refine
+    from reflectune.metrics.scoring.registry import find_metric
+    from reflectune.train.rewards.gate_run import refine
 
     recipe = find_recipe(config.scheme)
     require_models([config.model, config.base_model if recipe.answered_by_base(config) else ""])

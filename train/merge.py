@@ -56,7 +56,7 @@ def main() -> None:
     """Parse the config, then merge."""
     (config,) = parse_config(MergeConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.train.saving.merging import is_merged, merge, plan  # slow to import: after the config is right
+    from reflectune.train.runs.merging import is_merged, merge, plan  # slow to import: after the config is right
 
     folder = str(config.folder)
     made = plan(folder, config.dtype)

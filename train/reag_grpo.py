@@ -15,7 +15,7 @@ from pathlib import Path
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.train.answering.config import AnswerGrpoConfig
+from reflectune.train.rewards.answer_config import AnswerGrpoConfig
 
 
 @entry_point
@@ -29,10 +29,10 @@ def main() -> None:
 def run(config: AnswerGrpoConfig) -> None:
     """Train as the config says."""
     # slow to import: after the config is right
-    from reflectune.data_builders.dataset import Dataset
+    from reflectune.formats.dataset import Dataset
     from reflectune.inference.operators import parsing
-    from reflectune.metrics.registry import find_metric
-    from reflectune.train.answering.run import reinforce
+    from reflectune.metrics.scoring.registry import find_metric
+    from reflectune.train.rewards.answer_run import reinforce
 
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.train.config import SftConfig
+from reflectune.train.settings.sft import SftConfig
 
 
 @entry_point
@@ -17,7 +17,7 @@ def main() -> None:
     """Parse the config, then train."""
     (config,) = parse_config(SftConfig)
     hold(config.output_dir, unless=config.dry_run)
-    from reflectune.train.fine_tuning.fine_tune import fine_tune  # slow to import: after the config is right
+    from reflectune.train.runs.fine_tune import fine_tune  # slow to import: after the config is right
 
     fine_tune(config)
 

@@ -9,7 +9,7 @@ from typing import Literal
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
-from reflectune.data_builders.dataset import MANIFEST, split_issues
+from reflectune.formats.dataset import MANIFEST, split_issues
 from reflectune.models.remote.endpoint import RemoteConfig
 
 

@@ -15,8 +15,8 @@ from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Case, Judgement
 from reflectune.data_builders.annotators.string import by_gold
-from reflectune.data_builders.dataset import Dataset
-from reflectune.retrieval.passages import split_passages
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 
 
 def run(config: CompareConfig) -> None:

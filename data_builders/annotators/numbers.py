@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.tokens import MONTHS, NUMBER, THOUSANDS, canonical_number, tokenize
-from reflectune.metrics.cover import UNSPACED
+from reflectune.metrics.judging.cover import UNSPACED
 
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _BETWEEN = frozenset({"to", "and", "or", "by", "x"})

@@ -20,9 +20,9 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
 from reflectune.data_builders.annotators.tokens import NUMBER, tokenize
-from reflectune.metrics import infoseek
-from reflectune.metrics.cover import UNSPACED
-from reflectune.metrics.vqa import DIGITS
+from reflectune.metrics.judging.cover import UNSPACED
+from reflectune.metrics.official import infoseek
+from reflectune.metrics.official.vqa import DIGITS
 
 NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
 

@@ -6,7 +6,7 @@ import functools
 import re
 import unicodedata
 
-from reflectune.metrics.cover import UNSPACED, VOWEL_SIGNS
+from reflectune.metrics.judging.cover import UNSPACED, VOWEL_SIGNS
 
 _TOKEN = re.compile(rf"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[{UNSPACED}]|(?:[^\W\d_{UNSPACED}]|[{VOWEL_SIGNS}])+")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

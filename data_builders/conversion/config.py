@@ -10,7 +10,7 @@ from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.readers.files import several_splits
 from reflectune.data_builders.readers.registry import KNOWLEDGE, METRIC_OF, QUESTIONS, option_problems
-from reflectune.metrics.registry import MetricChoice
+from reflectune.metrics.scoring.registry import MetricChoice
 
 
 @dataclass

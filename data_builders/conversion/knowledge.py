@@ -30,7 +30,7 @@ from reflectune.data_builders.readers.base import (
     stop,
 )
 from reflectune.data_builders.readers.registry import knowledge_reader
-from reflectune.retrieval.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name
+from reflectune.formats.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name
 
 BLOCK_BYTES = 8 << 20
 BATCH = 500

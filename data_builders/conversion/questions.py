@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
-from reflectune.core.questions import unusable
 from reflectune.core.rejected import Rejected, as_json, from_json
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
@@ -23,6 +22,7 @@ from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDon
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.base import BadRow, Images, Placed, Reject, stop
 from reflectune.data_builders.readers.registry import question_reader
+from reflectune.formats.questions import unusable
 
 BATCH = 5_000
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
-from reflectune.data_builders.dataset import write_question_file
 from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
@@ -32,7 +31,8 @@ from reflectune.data_builders.readers.base import (
     stop,
 )
 from reflectune.data_builders.readers.registry import knowledge_reader
-from reflectune.retrieval.knowledge_base import shard_name, write_shard
+from reflectune.formats.dataset import write_question_file
+from reflectune.formats.knowledge_base import shard_name, write_shard
 
 Verify = Literal["none", "header", "decode"]
 

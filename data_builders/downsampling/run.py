@@ -17,7 +17,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import (
+from reflectune.data_builders.downsampling.greedy import Subset, Vectors, downsample, find_subset
+from reflectune.formats.dataset import (
     LOOK_ALIKES,
     MANIFEST,
     PROBES,
@@ -26,7 +27,6 @@ from reflectune.data_builders.dataset import (
     companion,
     write_questions,
 )
-from reflectune.data_builders.downsampling.greedy import Subset, Vectors, downsample, find_subset
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.writing import write_array
 

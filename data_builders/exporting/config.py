@@ -8,7 +8,7 @@ from typing import Literal
 
 from reflectune.core import checks
 from reflectune.core.config import setting
-from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.formats.reflection_data import MANIFEST
 from reflectune.models.schemes.registry import all_schemes
 
 

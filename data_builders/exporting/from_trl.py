@@ -22,7 +22,7 @@ from reflectune.data_builders.exporting.recognise import Piece, recognise
 from reflectune.data_builders.exporting.run import Summary, earlier_export
 from reflectune.data_builders.exporting.source import BadRows
 from reflectune.data_builders.exporting.writers import open_writer
-from reflectune.data_builders.reflection_data import Manifest, earlier_manifest, write_manifest
+from reflectune.formats.reflection_data import Manifest, earlier_manifest, write_manifest
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import (
     Branch,

@@ -20,7 +20,7 @@ from reflectune.data_builders.exporting.layout import Exported, Layout
 from reflectune.data_builders.exporting.rows import Neutraliser, Row, RowForm, rows_of
 from reflectune.data_builders.exporting.source import BadRows, data_file, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
-from reflectune.data_builders.reflection_data import stream_examples
+from reflectune.formats.reflection_data import stream_examples
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 

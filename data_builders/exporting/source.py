@@ -10,7 +10,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import REJECTED
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.reflection_data import MANIFEST, image_roots, read_manifest
+from reflectune.formats.reflection_data import MANIFEST, image_roots, read_manifest
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.registry import find_scheme
 

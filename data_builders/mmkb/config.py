@@ -14,7 +14,7 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.mct import Mixing, Noise
 from reflectune.data_builders.mmkb.sampling import Choice
 from reflectune.data_builders.probing.labels import Rule, RuleName
-from reflectune.metrics.registry import MetricChoice, metric_problems
+from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
 from reflectune.models.names import bem_name
 from reflectune.models.remote.endpoint import RemoteConfig
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 from reflectune.core.types import Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.probing.records import Probe, Reply
-from reflectune.metrics.bem import Bem, load_bem
-from reflectune.metrics.judges import PROTOCOLS, Judging, answer_to
-from reflectune.metrics.registry import Metric
-from reflectune.metrics.scoring import Answered, score_answers
+from reflectune.metrics.judging.bem import Bem, load_bem
+from reflectune.metrics.judging.judges import PROTOCOLS, Judging, answer_to
+from reflectune.metrics.scoring.registry import Metric
+from reflectune.metrics.scoring.scoring import Answered, score_answers
 from reflectune.models.remote.client import RemoteModel
 
 Said = tuple[str, str]

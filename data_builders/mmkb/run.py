@@ -15,7 +15,6 @@ from reflectune.core.durable import read_json, read_record, write_atomically, wr
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mmkb.card import card
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.derivation import Labels, assemble, derive, take
@@ -26,7 +25,8 @@ from reflectune.data_builders.mmkb.statistics import label_statistics, truth_tab
 from reflectune.data_builders.probing.labels import SrtLabel
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
-from reflectune.data_builders.reflection_data import (
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.reflection_data import (
     MANIFEST,
     earlier_manifest,
     read_manifest,

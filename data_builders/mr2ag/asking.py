@@ -13,9 +13,9 @@ from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import conversation
 from reflectune.data_builders.annotators.protocol import Case, Judgement
 from reflectune.data_builders.annotators.string import by_string
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.builder import ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.formats.dataset import Dataset
 from reflectune.models.remote.batches import BatchFolder, Results, Written
 from reflectune.models.remote.client import RemoteModel, request_key
 from reflectune.models.remote.endpoint import Endpoint

@@ -19,7 +19,6 @@ from reflectune.core.images import load_image
 from reflectune.core.rows import from_row
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.protocol import Annotator
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import (
     Outcome,
@@ -29,8 +28,9 @@ from reflectune.data_builders.mr2ag.examples import (
     visual_example,
 )
 from reflectune.data_builders.mr2ag.selection import image_roots
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Made = TypeVar("Made")

@@ -12,9 +12,9 @@ from reflectune.core import checks
 from reflectune.core.addresses import shown_options, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
-from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
-from reflectune.data_builders.parts import part_problem
+from reflectune.formats.dataset import split_issues
+from reflectune.formats.parts import part_problem
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
 

@@ -19,14 +19,14 @@ from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.asking import ask_by_batch, estimate
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary
 from reflectune.data_builders.proofreading.page import write_page
-from reflectune.data_builders.reflection_data import (
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.reflection_data import (
     MANIFEST,
     Manifest,
     read_manifest,

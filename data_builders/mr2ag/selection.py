@@ -10,8 +10,8 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.formats.dataset import Dataset
 
 SPARE = 1000
 """Visual-dependent questions beyond those that the ratio can ask for: some of them may be bad rows."""

@@ -12,15 +12,15 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
-from reflectune.data_builders.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import Hit
+from reflectune.formats.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
-from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 

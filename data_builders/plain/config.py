@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
-from reflectune.data_builders.dataset import split_issues
-from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.formats.dataset import split_issues
+from reflectune.formats.reflection_data import MANIFEST
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 from reflectune.retrieval.rerankers.config import RerankerConfig

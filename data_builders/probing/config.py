@@ -9,14 +9,14 @@ from typing import Literal
 from reflectune.core import checks
 from reflectune.core.config import DEVICE_MAPS, DTYPES, bound_problems, setting
 from reflectune.core.launching import spreading_problem
-from reflectune.data_builders.dataset import split_issues
-from reflectune.data_builders.metric_config import MetricConfig
-from reflectune.data_builders.parts import part_problem
-from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.formats.dataset import split_issues
+from reflectune.formats.parts import part_problem
+from reflectune.formats.passages import Lead
+from reflectune.formats.reflection_data import MANIFEST
+from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.passages import Lead
 
 SCHEME = "mmkb_rag"
 

@@ -11,12 +11,12 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import split_passages
 from reflectune.retrieval.contexts import Document, find_documents
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 _TRIES: Final = 10

@@ -15,7 +15,7 @@ from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply, finite_sum
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
-from reflectune.metrics.registry import Worth
+from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering.renderer import Rendered

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset, stream_questions
+from reflectune.formats.dataset import Dataset, stream_questions
 
 Item = TypeVar("Item")
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 from reflectune.core.resumable import launch_device, launch_processes, run_batches
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
 from reflectune.data_builders.probing.documents import document_source
 from reflectune.data_builders.probing.labels import Rule
@@ -17,8 +16,9 @@ from reflectune.data_builders.probing.questions import count_free_form, select_q
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import answered, begin, seal, stream_probes
 from reflectune.data_builders.probing.work import Work
-from reflectune.data_builders.reflection_data import read_manifest, stream_ids
-from reflectune.metrics.bem import Bem
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.reflection_data import read_manifest, stream_ids
+from reflectune.metrics.judging.bem import Bem
 from reflectune.models.loading import Loaded, load
 
 _DECIDES: Final = (

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.records import Probe, finite_sum
+from reflectune.formats.passages import sentences
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
 from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.schemes.prompts import PromptScheme
-from reflectune.retrieval.passages import sentences
 
 
 def add_words(

@@ -18,13 +18,13 @@ from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
-from reflectune.metrics.bem import Bem
-from reflectune.metrics.registry import find_metric
+from reflectune.formats.dataset import Dataset
+from reflectune.metrics.judging.bem import Bem
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward, find_budget

@@ -17,7 +17,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.html import read_asset, render
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.metrics.cover import UNSPACED, VOWEL_SIGNS
+from reflectune.metrics.judging.cover import UNSPACED, VOWEL_SIGNS
 from reflectune.models.schemes.examples import ReflectionExample
 
 LONGEST_SIDE = 320

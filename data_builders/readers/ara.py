@@ -12,9 +12,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType, Evidence, Question
 from reflectune.data_builders.readers import evqa
 from reflectune.data_builders.readers.base import Images, Placed, Reject, Row, one_of, placed, read_csv, stop, text
-from reflectune.metrics.evqa import QUESTION_TYPES
-from reflectune.metrics.repair_table import ANCHOR, SETTING, SETTINGS
-from reflectune.metrics.repairs import stated_range
+from reflectune.metrics.official.evqa import QUESTION_TYPES
+from reflectune.metrics.scoring.repair_table import ANCHOR, SETTING, SETTINGS
+from reflectune.metrics.scoring.repairs import stated_range
 
 _KINDS: Mapping[str, AnswerType] = {"String": "string", "Time": "time", "Numerical": "numerical"}
 _SUFFIXES = dict(zip(SETTINGS, ("anchor", "method1", "method2"), strict=True))

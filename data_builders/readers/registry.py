@@ -13,7 +13,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.base import Images, Placed, Row, RowSource
-from reflectune.metrics.registry import Metric
+from reflectune.metrics.scoring.registry import Metric
 
 QUESTIONS: Mapping[str, str] = {
     "aokvqa": "aokvqa",

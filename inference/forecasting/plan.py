@@ -12,11 +12,11 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json
 from reflectune.core.progress import duration
 from reflectune.inference.forecasting.config import InferenceEstimateConfig
-from reflectune.models.forecasting.architecture import Architecture, image_patches, image_tokens, is_qwen
-from reflectune.models.forecasting.rates import Rates, given_rates, measure_rates
-from reflectune.models.forecasting.work import Work, decoder_weights, flop
 from reflectune.models.loading import shapes_file
 from reflectune.models.weights.pretrained import as_dtype
+from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
+from reflectune.train.estimates.rates import Rates, given_rates, measure_rates
+from reflectune.train.estimates.work import Work, decoder_weights, flop
 
 _GIB = 2**30
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
-from reflectune.data_builders.dataset import split_issues
+from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import CriticShares, Stage

@@ -9,13 +9,13 @@ from typing import Final, Literal
 
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.lessons.teacher import Teacher
 from reflectune.inference.operators.requests import Judged, JudgedEach, JudgeEach, Retrieved
 from reflectune.inference.pipelines.noise import irrelevant_texts
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 
 Stage = Literal["critic", "answer", "grpo"]
 """What lessons are for: the critic's SFT, the answer's SFT, or the answer's GRPO."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Entry, Question
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import first_sentence, sentences, split_passages
 from reflectune.inference.operators.requests import Write, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr
 from reflectune.models.rendering.turns import prompt_parts
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import first_sentence, sentences, split_passages
 
 NOTHING = "Nothing about it is among this."
 """The record where no entity that the question is about is among what was found."""

@@ -15,8 +15,9 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.reflection_data import Manifest, build_split
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.reflection_data import Manifest, build_split
 from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import ReagTeacher
@@ -31,7 +32,6 @@ from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.reading.collaborators import open_engine, open_model, open_retriever
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
 

@@ -19,7 +19,9 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, AnswerType, Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.lmms.config import BenchmarkConfig, Mode
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import Parts
@@ -28,8 +30,6 @@ from reflectune.inference.reading.collaborators import open_engine, open_plain, 
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 ANSWER_TYPES: Mapping[AnswerStyle, AnswerType] = {"free": "free_form", "short": "string", "list": "multi_answer"}
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from reflectune.core.durable import read_record, read_row
 from reflectune.core.errors import UserError
 from reflectune.inference.lmms.config import MODES
-from reflectune.metrics.intervals import share_interval
+from reflectune.metrics.reporting.intervals import share_interval
 
 RESULTS: Final = "_results.json"
 TITLES: Final = {"base": "before", "no_retrieval": "[No Retrieval]", "gate": "free gate", "pipeline": "pipeline"}

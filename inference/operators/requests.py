@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 from PIL import Image
 
 from reflectune.core.types import Passage
+from reflectune.formats.hits import PassageHit
 from reflectune.inference.reading.reader import share
-from reflectune.retrieval.hits import PassageHit
 
 Picture: TypeAlias = Image.Image | None
 """A question's picture; None of a question without one."""

@@ -12,12 +12,12 @@ from typing import Final, Literal
 from PIL import Image
 
 from reflectune.core.types import Entry, Passage
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Box, Picture, Rerank, Reranked, Retrieved, Search
 from reflectune.inference.operators.trajectory import Embed
-from reflectune.retrieval.hits import Hit, PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.operators.requests import (
     Judge,
     Judged,
@@ -23,7 +24,6 @@ from reflectune.inference.operators.requests import (
     Written,
 )
 from reflectune.inference.trace import FoundPassage, Step
-from reflectune.retrieval.hits import Hit, PassageHit
 
 _COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations")
 

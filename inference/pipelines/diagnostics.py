@@ -13,9 +13,9 @@ from reflectune.core.durable import read_json, read_row
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
-from reflectune.data_builders.dataset import LOOK_ALIKES, PROBES, companion
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.formats.dataset import LOOK_ALIKES, PROBES, companion
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 
 GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
 STATING = "stating"

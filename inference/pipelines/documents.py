@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.selection.ranking import entry_scores
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
+from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.contexts import find_documents
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 

@@ -17,14 +17,21 @@ from typing import Final
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, texts_of, write
 from reflectune.inference.pipelines.diagnostics import gold_passages, is_stating
-from reflectune.metrics.extraction import SHOTS, Shot, extraction_template, extraction_texts, nearest, short_answer
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.metrics.judging.extraction import (
+    SHOTS,
+    Shot,
+    extraction_template,
+    extraction_texts,
+    nearest,
+    short_answer,
+)
 
 UNREAD: Final = "extract_unread"
 """What a trace calls the number of replies without a short answer: 1 if the detailed one stands."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Question
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.reading.passage_reader import Judged, PassageReader
+from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.reading.reader import Opened
-from reflectune.inference.selection.ranking import entry_scores
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 

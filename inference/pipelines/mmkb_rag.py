@@ -14,9 +14,9 @@ from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
 from reflectune.inference.pipelines.documents import DocumentFinder, Found
 from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
+from reflectune.inference.reading.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Answer, Opened, Reader
-from reflectune.inference.selection.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.trace import PassageTrace, Trace
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from PIL import Image
 
 from reflectune.core.types import Question
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
@@ -15,11 +17,9 @@ from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.stages import passage_reader
 from reflectune.inference.reading.passage_reader import Judged, PassageReader
+from reflectune.inference.reading.ranking import best
 from reflectune.inference.reading.reader import Answer, Opened
-from reflectune.inference.selection.ranking import best
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 

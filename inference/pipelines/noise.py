@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import Request, Write
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.models.rendering.turns import passage_text
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 
 NOISE = "noise"
 """What counts irrelevant passages in a trace's tokens."""

@@ -10,15 +10,15 @@ from typing import Literal
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.pipelines.base import Clock, Pipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Given = Literal["article", "passage"]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from reflectune.core.types import Question
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import SERVER, ModelRole, PipelineConfig, ReadingConfig
 from reflectune.inference.operators.journal import Journal
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote.client import RemoteModel
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever

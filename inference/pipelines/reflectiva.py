@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
@@ -18,8 +20,6 @@ from reflectune.inference.trace import Trace
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.reflectiva import Reflectiva
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 

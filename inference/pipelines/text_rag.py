@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from PIL import Image
 
 from reflectune.core.types import Question
+from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.retrieval.hits import Hit, PassageHit
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.hits import Hit
 
 
 def answer_with_context(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import launch_device
-from reflectune.data_builders.dataset import image_roots
+from reflectune.formats.dataset import image_roots
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers import loading as rerankers
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers import entry_retriever

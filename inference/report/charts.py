@@ -10,14 +10,14 @@ from markupsafe import Markup
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.pipelines.registry import all_forms, reflecting
+from reflectune.inference.reading.ranking import product
 from reflectune.inference.report import curves
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
 from reflectune.inference.scoring.reflection_metrics import ret_decisions, ret_rows
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
-from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.metrics import gates
+from reflectune.metrics.reporting import gates
 
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from reflectune.core.html import render
-from reflectune.metrics import gates
+from reflectune.metrics.reporting import gates
 
 Points = list[tuple[float, float]]
 

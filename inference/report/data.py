@@ -15,12 +15,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.labels import Rule
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
+from reflectune.inference.reading.ranking import product
 from reflectune.inference.report.trajectories import browsed
 from reflectune.inference.scoring.scores import Measure, Traces
-from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
 
 LONGEST_SIDE = 288

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from reflectune.core.durable import write_atomically
 from reflectune.core.html import read_asset, render
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.report import charts, tables, trajectories
 from reflectune.inference.report.data import browser_data

@@ -8,8 +8,8 @@ from typing import Any
 from markupsafe import Markup
 
 from reflectune.core.html import Cell, Table, render
+from reflectune.inference.reading.ranking import standing
 from reflectune.inference.scoring.paper_numbers import ranks
-from reflectune.inference.selection.ranking import standing
 
 GATE_TITLES = {
     "gate": "gate: knowledge-based or visual",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from reflectune.inference.selection.document_choice import by_relevance
-from reflectune.inference.selection.ranking import product
+from reflectune.inference.reading.document_choice import by_relevance
+from reflectune.inference.reading.ranking import product
 from reflectune.inference.trace import PassageTrace, Step, Trace
 
 

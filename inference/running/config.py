@@ -9,12 +9,12 @@ from typing import Literal
 
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
-from reflectune.data_builders.dataset import split_issues
-from reflectune.data_builders.metric_config import MetricConfig
+from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
 from reflectune.inference.trace_files.keeping import TraceForm
+from reflectune.metrics.config import MetricConfig
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import IndexKeys
 from reflectune.retrieval.retrievers.queries import Fusion

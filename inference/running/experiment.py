@@ -17,7 +17,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.resumable import launch_device, launch_processes, launch_state
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import SERVER, ModelRole
 from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
@@ -42,7 +43,6 @@ from reflectune.inference.scoring.scores import Measure, Traces, check_scorable
 from reflectune.inference.trace import Trace
 from reflectune.inference.trace_files.keeping import Reopen
 from reflectune.models.remote.client import RemoteModel
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 from reflectune.retrieval.web.server import ServedPages
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from reflectune.core.durable import read_json
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.config import EvaluateConfig

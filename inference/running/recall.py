@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.running.config import RecallConfig
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.recall import (
@@ -20,9 +22,7 @@ from reflectune.inference.scoring.recall import (
     measure_passages,
     passage_tables,
 )
-from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.indexes.entry_index import load_index, open_encoder
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, Retriever
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked

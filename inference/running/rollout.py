@@ -12,7 +12,7 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import PipelineConfig, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import Parts, Recipe
@@ -20,7 +20,7 @@ from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.metrics.registry import Worth
+from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.gate_outcomes import (
     AnchoredPassage,

@@ -14,7 +14,7 @@ from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.resumable import Row, launch_processes
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import image_roots
+from reflectune.formats.dataset import image_roots
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row

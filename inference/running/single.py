@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines import base
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting

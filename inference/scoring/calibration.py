@@ -12,8 +12,8 @@ from reflectune.inference.pipelines.diagnostics import GOLD
 from reflectune.inference.scoring.reflection_metrics import CALIBRATION_ERROR, ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Measure, Traces, score_rows, traces_of_reflecting
 from reflectune.inference.trace import Trace
-from reflectune.metrics import gates
-from reflectune.metrics.intervals import paired_bootstrap
+from reflectune.metrics.reporting import gates
+from reflectune.metrics.reporting.intervals import paired_bootstrap
 
 Rows = list[tuple[float, float]]
 """(a gate's probability, 1 if what it speaks of is so else 0), one a decision."""

@@ -13,17 +13,17 @@ from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
 from reflectune.inference.pipelines.recipe import TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, iterative, reflecting
+from reflectune.inference.reading.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.scoring.calibration import calibration, gate_rows
 from reflectune.inference.scoring.paper_numbers import MR2AG_5
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
 from reflectune.inference.scoring.trajectories import costs, trajectories
 from reflectune.inference.scoring.variants import noise, stop_rule
-from reflectune.inference.selection.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.metrics import gates
-from reflectune.metrics.breakdown import OVERALL, by_label
-from reflectune.metrics.retrieval import article_recall_at_k
+from reflectune.metrics.reporting import gates
+from reflectune.metrics.reporting.breakdown import OVERALL, by_label
+from reflectune.metrics.reporting.retrieval import article_recall_at_k
 
 BEST_BASELINE = "best_baseline"
 PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from reflectune.core.types import Question
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
-from reflectune.metrics.vqa import CANNOT_MATCH, can_match
+from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
 """A model with fewer parameters is a miniature."""

@@ -13,9 +13,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.scoring.scores import Score, mean
-from reflectune.metrics.retrieval import (
+from reflectune.metrics.reporting.retrieval import (
     article_recall_at_k,
     overlap_at_k,
     passage_recall_at_k,
@@ -23,8 +25,6 @@ from reflectune.metrics.retrieval import (
     reciprocal_rank,
 )
 from reflectune.models.rendering.turns import passage_text
-from reflectune.retrieval.hits import Hit, PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.queries import Query
 
 Figures = dict[str, Any]

@@ -11,12 +11,12 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.diagnostics import STATING
+from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
-from reflectune.inference.selection.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.trace import Trace
-from reflectune.metrics import gates
-from reflectune.metrics.breakdown import OVERALL
-from reflectune.metrics.intervals import Batched
+from reflectune.metrics.reporting import gates
+from reflectune.metrics.reporting.breakdown import OVERALL
+from reflectune.metrics.reporting.intervals import Batched
 
 Scopes = Mapping[str, Callable[[Question], bool]]
 """Which questions a number is over: `overall`, all of them together, and the columns of the metric's table."""

@@ -11,9 +11,9 @@ from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.scores import Score, Traces, mean
 from reflectune.inference.trace import Step, Trace
-from reflectune.metrics.cover import cover_one
-from reflectune.metrics.registry import has_truth
-from reflectune.metrics.retrieval import article_recall_at_k
+from reflectune.metrics.judging.cover import cover_one
+from reflectune.metrics.reporting.retrieval import article_recall_at_k
+from reflectune.metrics.scoring.registry import has_truth
 
 Course = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
 """PMSR's types of trajectories (table 8): right after every iteration; wrong at first and right at the end; right in

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from reflectune.core.rows import from_row
 from reflectune.core.types import Passage
-from reflectune.inference.selection.document_choice import MctTrace
+from reflectune.formats.hits import Hit
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.trace import PassageTrace, Step, Trace
 from reflectune.inference.trace_files.layout import frugal
 from reflectune.inference.trace_files.reading import TraceFile, without_none
-from reflectune.retrieval.hits import Hit
 
 NO_TEXT: Final = Passage("", -1, -1, "", "", "", "")
 """What stands for each passage."""

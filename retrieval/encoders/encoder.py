@@ -6,16 +6,15 @@ CLIP, SigLIP and their like, EVA-CLIP, multimodal language models, or two models
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.hashing import fingerprint
+from reflectune.models.names import find_collection
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.base import (
     ImageTextEncoder,
@@ -36,8 +35,6 @@ from reflectune.retrieval.encoders.checkpoints import (
 )
 from reflectune.retrieval.encoders.eva_clip import EvaClipEncoder, is_eva_clip
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
-from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
-from reflectune.retrieval.encoders.title_map import TitleMap, read_title_map, title_map_file
 
 _SIGLIP = ("siglip", "siglip2")
 """Model types that were trained on texts in lower case, padded to full length, and read them differently otherwise."""
@@ -61,8 +58,9 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
     place, precision = find_device(device), as_dtype(dtype)
     if (embedder := embedder_of(name)) is not None:
         return LvlmEncoder(name, *embedder, place, precision)
-    if (path := title_map_file(name)) is not None:
-        return _MappedEncoder(name, path, place, precision)
+    collection = find_collection(name)
+    if collection is not None and (encoder := collection.encoder(name, place, precision)) is not None:
+        return encoder
     checkpoint = find_checkpoint(name)
     if is_eva_clip(checkpoint):
         return EvaClipEncoder(checkpoint, place, precision)
@@ -114,78 +112,6 @@ class _TransformersEncoder(PictureModel):
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
             return unit_rows(_projected(self._model.get_text_features(**inputs.to(self._model.device))), self.name)
-
-
-class _MappedEncoder:
-    """An image tower, a text model, and a map of the one's vectors into the other's space."""
-
-    def __init__(self, name: str, path: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self._map: TitleMap = read_title_map(path)
-        self.name, self.revision = name, ""
-        vision, text = (find_checkpoint(self._map.record[part]) for part in ("vision", "text"))
-        self._vision, self._text = ImageTower(vision, device, dtype), TitleModel(text, device, dtype)
-        self.dimensions, self.title_dimensions = self._vision.dimensions, self._text.dimensions
-        if self._map.weight.shape != (self.dimensions, self.title_dimensions):
-            raise UserError(
-                f"{path} maps {self._map.weight.shape[0]} dimensions to {self._map.weight.shape[1]}, but {vision.name} "
-                f"has {self.dimensions} and {text.name} {self.title_dimensions}; fit it again"
-            )
-        files = fingerprint(["title map", vision.fingerprint, text.fingerprint, file_fingerprint(path)])
-        self.fingerprint, self.precision = with_dtype(files, dtype), self._vision.precision
-        self.prepare, self.join, self.encode_prepared = (
-            self._vision.prepare,
-            self._vision.join,
-            self._vision.encode_prepared,
-        )
-
-    def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions)."""
-        return self._vision.encode_images(images)
-
-    def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, title_dimensions); a text too long for the model is cut."""
-        return self._text.encode(texts)
-
-    def to_title_space(self, images: Vectors) -> Vectors:
-        """Vectors of images as those of texts, of length 1, shape (n, title_dimensions)."""
-        return self._map.apply(images)
-
-
-class ImageTower(PictureModel):
-    """The image tower of a CLIP with its projection.
-
-    Raises:
-        UserError: The checkpoint is of another kind of model.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        from transformers import CLIPVisionModelWithProjection
-
-        config: Any = load_config(checkpoint)
-        if config.model_type != "clip_vision_model":
-            raise UserError(f"{checkpoint.name} is a `{config.model_type}`; a title map needs a `clip_vision_model`")
-        self._model: Any = load_weights(checkpoint, CLIPVisionModelWithProjection, dtype=dtype, device=device)
-        super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
-        self.dimensions = int(config.projection_dim)
-
-    def features(self, inputs: Prepared) -> torch.Tensor:
-        """The projected vectors of pictures, shape (n, dimensions)."""
-        return self._model(**inputs).image_embeds
-
-
-class TitleModel:
-    """A text model that reads titles, pooled as its repository declares."""
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        pooling = declared_pooling(checkpoint, "write it there as mean, last or cls")
-        self._model = TextModel(checkpoint, device, pooling=pooling, dtype=dtype)
-        self._name, self.dimensions = checkpoint.name, self._model.dimensions
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
-        if not texts:
-            return no_vectors(self.dimensions)
-        return unit_rows(self._model.encode(texts), self._name)
 
 
 def _keeps_capitals(tokenizer: PreTrainedTokenizerBase) -> bool:

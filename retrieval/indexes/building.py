@@ -30,6 +30,8 @@ from reflectune.core.rejected import (
 )
 from reflectune.core.resumable import ALONE, Processes
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import summary_text
 from reflectune.retrieval.encoders.base import ImageTextEncoder, no_vectors
 from reflectune.retrieval.indexes.entry_index import (
     LEFT_OUT_LIST,
@@ -50,8 +52,6 @@ from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
 from reflectune.retrieval.indexes.writing import Block, clear_rows, convert_index, write_array, write_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import summary_text
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
 

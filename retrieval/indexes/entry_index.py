@@ -19,10 +19,10 @@ import numpy.typing as npt
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, precision_of
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES
 from reflectune.retrieval.stores.ivf import CODES

@@ -11,6 +11,7 @@ import numpy as np
 
 from reflectune.core.durable import write_json
 from reflectune.core.rejected import REJECTED
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.indexes.entry_index import (
@@ -23,7 +24,6 @@ from reflectune.retrieval.indexes.entry_index import (
     read_positions,
 )
 from reflectune.retrieval.indexes.writing import write_array
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.exact import ExactStore
 
 

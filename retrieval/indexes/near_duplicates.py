@@ -26,7 +26,7 @@ from reflectune.core.paths import Roots
 from reflectune.core.resumable import Logs, Row, run_batches
 from reflectune.core.rows import from_row
 from reflectune.core.types import Entry
-from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.formats.knowledge_base import KnowledgeBase
 
 BITS: Final = 64
 """Of a hash: the signs of an 8 × 8 block of a picture's cosine transform."""

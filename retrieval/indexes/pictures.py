@@ -13,8 +13,8 @@ from PIL import Image
 from reflectune.core.ahead import ahead
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, PreparingEncoder, Vectors, no_vectors
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 
 class Place(NamedTuple):

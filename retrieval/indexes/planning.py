@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from reflectune.core.errors import UserError
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, title_dimensions
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.opening import Choice, choose
 
 

@@ -19,6 +19,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.resumable import ALONE, Processes
 from reflectune.core.types import Entry, Passage
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Cut, Lead, sentences, split_passages
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
@@ -34,8 +36,6 @@ from reflectune.retrieval.indexes.entry_index import (
     read_positions,
 )
 from reflectune.retrieval.indexes.writing import clear_rows, write_array
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Cut, Lead, sentences, split_passages
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, FaissStore

@@ -12,13 +12,13 @@ from itertools import islice
 from reflectune.core.progress import duration
 from reflectune.core.resumable import ALONE, Processes
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import summary_text
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.text_index import Cutting
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import summary_text
 
 _BATCHES = 3
 """Of pictures; the first one warms up and isn't counted."""

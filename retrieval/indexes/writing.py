@@ -15,6 +15,7 @@ from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
 from reflectune.retrieval.indexes.entry_index import (
@@ -26,7 +27,6 @@ from reflectune.retrieval.indexes.entry_index import (
     collection_of,
     files_of,
 )
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore

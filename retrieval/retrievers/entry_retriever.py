@@ -14,11 +14,11 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import pixel_hash
 from reflectune.core.paths import Roots
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
-from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.fusion import (
     FUSED_FIELDS,
     check_fusion,

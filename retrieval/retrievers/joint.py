@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Final, Literal, Protocol
 
 from reflectune.core.errors import UserError
-from reflectune.retrieval.hits import PassageHit
+from reflectune.formats.hits import PassageHit
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 

@@ -18,8 +18,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image, pixel_hash
 from reflectune.core.paths import Roots
 from reflectune.core.rows import from_row
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
 
 _ASCII_IN_ADDRESSES = ("/:", "/:()", "/:(),'!*;@$&+=~")
 """Characters that writers of addresses leave as they are, from the strictest to Wikipedia."""

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from reflectune.core.devices import find_device
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import Vectors
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.hits import PassageHit
 from reflectune.retrieval.indexes.text_index import FIELD, Cutting, TextIndex, load_text_index, read_text_manifest
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.opening import exact_store
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import Lead, split_passages
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
-from reflectune.retrieval.hits import Hit, PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.rerankers.base import Reranker, ScoredPassage, best_first
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import QueryRetriever

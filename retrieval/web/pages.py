@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from reflectune.core.types import Passage
-from reflectune.retrieval.hits import PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.retrievers.two_stage import article_of

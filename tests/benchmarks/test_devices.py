@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from reflectune.train.config import SftConfig
+from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from reflectune.core.paths import user_cache
-from reflectune.data_builders.dataset import LOOK_ALIKES, Dataset
-from reflectune.data_builders.gallery.sources.packages import fetch_sources
-from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.examples.pocket.gallery.sources.packages import fetch_sources
+from reflectune.formats.dataset import LOOK_ALIKES, Dataset
+from reflectune.formats.knowledge_base import write_knowledge_base
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 4
@@ -27,7 +27,7 @@ LIMIT = 4
 
 @pytest.fixture
 def pocket(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`benchmarks/pocket.py`, imported as a script is: beside what it imports."""
+    """`examples/pocket/pocket.py`, imported as a script is: beside what it imports."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("pocket")
 

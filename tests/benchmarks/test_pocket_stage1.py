@@ -14,7 +14,7 @@ from PIL import Image
 
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 

@@ -12,10 +12,11 @@ from PIL import Image
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain import build
 from reflectune.data_builders.plain.config import PlainConfig
-from reflectune.data_builders.reflection_data import (
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.formats.reflection_data import (
     Manifest,
     read_examples,
     read_manifest,
@@ -29,7 +30,6 @@ from reflectune.retrieval.build_index import run as build_index
 from reflectune.retrieval.contexts import ContextBuilder
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.entry_index import load_index
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 

@@ -13,8 +13,8 @@ from PIL import Image
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders import convert_lens
-from reflectune.data_builders.dataset import write_questions
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.dataset import write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.ranked_retriever import Ranking, open_ranked, read_rankings
 
 WIKI = "https://en.wikipedia.org/wiki/"

@@ -16,12 +16,12 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.rows import to_row
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import read_questions, write_questions
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.run import read_rel_scores, run
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 from reflectune.data_builders.probing.store import begin, seal
-from reflectune.data_builders.reflection_data import Manifest, read_examples, read_manifest, write_manifest
+from reflectune.formats.dataset import read_questions, write_questions
+from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_manifest
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import read_reply
 

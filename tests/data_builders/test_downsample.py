@@ -14,12 +14,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders import downsample
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.downsampling.run import Choice, write_subset
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 TEXTS = {
     "val_unseen_question": ["What colour is it?", "Where was this animal first found?", "What colour is it?"],

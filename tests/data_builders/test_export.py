@@ -18,7 +18,7 @@ from reflectune.data_builders import export as command
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
-from reflectune.data_builders.reflection_data import Manifest, read_examples, write_examples, write_manifest
+from reflectune.formats.reflection_data import Manifest, read_examples, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import Part

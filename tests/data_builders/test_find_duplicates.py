@@ -12,9 +12,9 @@ from PIL import Image
 
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders import find_duplicates
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.indexes.near_duplicates import LIST, read_omission
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
-from reflectune.data_builders import dataset
 from reflectune.data_builders.exporting.images import ImagePlacer
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.store import MANIFEST as PROBES
 from reflectune.data_builders.probing.store import stream_probes
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats import dataset
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 
 QUESTION = Question(
     id="q", image="a.png", text="What?", answers=("a",), range=None, answer_type="string", split="train",

@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Evidence, Passage, Question
+from reflectune.examples.miniature.models.architecture import Family, build_model, build_processor, train_tokenizer
+from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.operators.requests import (
     Judged,
     JudgedEach,
@@ -27,14 +29,12 @@ from reflectune.inference.operators.requests import (
 from reflectune.inference.operators.trajectory import Tools
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
-from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
 from reflectune.models.rendering.turns import ANSWER_PROMPTS, prompt_parts
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.tokens import add_reflection_tokens
-from reflectune.retrieval.hits import Hit, PassageHit
 
 
 def question(number: int, split: str = "val_unseen_entity", answer: str = "oak", **more: Any) -> Question:

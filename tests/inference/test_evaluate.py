@@ -19,7 +19,8 @@ from PIL import Image
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
@@ -32,7 +33,6 @@ from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 SHARED = Path(__file__).parents[3] / "shared/data"
 LOOKS = {

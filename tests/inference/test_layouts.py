@@ -17,11 +17,11 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
-from reflectune.data_builders.dataset import Dataset
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.evaluate import summary
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
-from reflectune.metrics.bem import RECORD
+from reflectune.metrics.judging.bem import RECORD
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 

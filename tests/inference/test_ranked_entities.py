@@ -12,7 +12,8 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import Parts
@@ -21,7 +22,6 @@ from reflectune.inference.reading.collaborators import open_engine, open_reranke
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.models.loading import Loaded, load
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 RETRIEVING = [name for name, recipe in all_recipes().items() if recipe.retrieves and not recipe.is_iterative]
 ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative]

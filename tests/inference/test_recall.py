@@ -11,13 +11,13 @@ from PIL import Image
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference import recall
 from reflectune.inference.running.config import RecallConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import load_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query, equation_7
 

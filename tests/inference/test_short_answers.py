@@ -20,10 +20,12 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.passages import split_passages
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import Parts
@@ -33,7 +35,7 @@ from reflectune.inference.running import single
 from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.inference.trace import Trace
-from reflectune.metrics.registry import find_metric
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.schemes.examples import (
@@ -51,10 +53,8 @@ from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
-from reflectune.train.fine_tuning.answers import AnswerReader
+from reflectune.train.runs.answers import AnswerReader
 
 WORD, LIST = "oak", "oak && elm"
 SENTENCE = "The answer is oak, as everyone knows."

@@ -17,6 +17,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import answer
@@ -28,7 +29,7 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import Trace, by_question
 from reflectune.inference.trace_files.opening import read_traces, trace_files
-from reflectune.metrics.registry import find_metric
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote.client import RemoteModel
@@ -37,7 +38,6 @@ from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 ASKED = Question("q", "", "What position did the woman in Kiss and Tell hold?", ("Chief of Protocol",))
 BOTH = {"texts": 2, "pairs": 1}

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.types import Passage
-from reflectune.inference.selection.document_choice import PROBLEMS, MctTrace
-from reflectune.inference.selection.ranking import Scores
+from reflectune.formats.hits import Hit
+from reflectune.inference.reading.document_choice import PROBLEMS, MctTrace
+from reflectune.inference.reading.ranking import Scores
 from reflectune.inference.trace import PassageTrace, Trace, by_question, from_row, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, TraceColumns
 from reflectune.inference.trace_files.layout import write_traces
 from reflectune.inference.trace_files.reading import TraceFile
-from reflectune.retrieval.hits import Hit
 
 text = st.text(max_size=8)
 number = st.none() | st.floats(-1, 1)

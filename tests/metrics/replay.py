@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from reflectune.metrics import bem, cover, evqa, infoseek, retrieval, vqa
+from reflectune.metrics.judging import bem, cover
+from reflectune.metrics.official import evqa, infoseek, vqa
+from reflectune.metrics.reporting import retrieval
 
 Case = Mapping[str, Any]
 

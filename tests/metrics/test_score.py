@@ -15,7 +15,7 @@ import pytest
 
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
 from reflectune.metrics import score
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

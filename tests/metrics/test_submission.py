@@ -13,12 +13,12 @@ import pytest
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
 from reflectune.metrics import submission
-from reflectune.metrics.predictions import read_predictions
-from reflectune.metrics.registry import Metric
-from reflectune.metrics.scoring import join, score
-from reflectune.metrics.submission_file import (
+from reflectune.metrics.scoring.predictions import read_predictions
+from reflectune.metrics.scoring.registry import Metric
+from reflectune.metrics.scoring.scoring import join, score
+from reflectune.metrics.scoring.submission_file import (
     Layout,
     as_text,
     check,
@@ -26,7 +26,7 @@ from reflectune.metrics.submission_file import (
     official_ids,
     submission_rows,
 )
-from reflectune.metrics.submission_report import layout_for, read_answers
+from reflectune.metrics.scoring.submission_report import layout_for, read_answers
 
 INFOSEEK = [
     Question("infoseek_val_00000019", "", "How high?", ("27",), (24.3, 29.7), "numerical", "val_unseen_question", True),
@@ -177,7 +177,7 @@ def test_one_file_is_of_one_split_where_ids_are_row_numbers() -> None:
 
 
 def reader_row(row: dict[str, Any]) -> Any:
-    from reflectune.metrics.predictions import Prediction
+    from reflectune.metrics.scoring.predictions import Prediction
 
     return Prediction("p:1", (row["data_id"],), row["prediction"])
 

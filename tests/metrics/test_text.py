@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reflectune.metrics.cover import match
+from reflectune.metrics.judging.cover import match
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from reflectune.metrics.vqa import CONTRACTIONS, DIGITS
+from reflectune.metrics.official.vqa import CONTRACTIONS, DIGITS
 
 
 def test_a_contraction_lacks_exactly_one_apostrophe() -> None:

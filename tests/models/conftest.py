@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from reflectune.core.types import Passage
+from reflectune.examples.miniature.models.architecture import build_model, build_processor, train_tokenizer
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import Tree, independent_rows
 from reflectune.models.loading import Loaded
-from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.base import Scheme

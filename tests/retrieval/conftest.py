@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Entry, Section
-from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange", "purple", "grey", "yellow", "pink")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Passage
+from reflectune.formats.hits import Hit
 from reflectune.retrieval.contexts import Document, find_documents, shorten
-from reflectune.retrieval.hits import Hit
 
 ARTICLES = {
     "e1": [Passage("e1", 0, i, "T1", "", "H", text) for i, text in enumerate(["It is red.", "It eats mice at night."])],

@@ -16,12 +16,18 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from reflectune.core.types import Passage
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
-from reflectune.models.miniature.architecture import Family, Size, build_model, build_processor, train_tokenizer
+from reflectune.examples.miniature.models.architecture import (
+    Family,
+    Size,
+    build_model,
+    build_processor,
+    train_tokenizer,
+)
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.train.config import SftConfig
-from reflectune.train.fine_tuning.fine_tune import fine_tune
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.trainer import ReflectionTrainer
+from reflectune.train.settings.sft import SftConfig
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from reflectune.train import sft
 from reflectune.train.fine_tuning import fine_tune  # noqa: F401  imported before the fork
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.runs.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
 

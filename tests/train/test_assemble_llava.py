@@ -25,12 +25,12 @@ from transformers import (
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.models.loading import load
-from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.models.weights.projector import PROJECTOR
 from reflectune.train import assemble_llava
-from reflectune.train.llava.assemble import assemble
-from reflectune.train.llava.config import AssembleConfig
+from reflectune.train.runs.llava_assemble import assemble
+from reflectune.train.runs.llava_config import AssembleConfig
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
 

@@ -17,11 +17,11 @@ from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.run import run as build_mr2ag
 from reflectune.data_builders.plain.build import run as build_plain
 from reflectune.data_builders.plain.config import PlainConfig
-from reflectune.data_builders.reflection_data import read_examples
+from reflectune.formats.reflection_data import read_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import PromptedExample
-from reflectune.train.config import SftConfig
-from reflectune.train.fine_tuning.fine_tune import fine_tune
+from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.settings.sft import SftConfig
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 ASKED = "Describe the picture briefly."

@@ -21,28 +21,28 @@ from reflectune.core.config import parse_config
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Question, Section
-from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.inference.running.rollout import GateRewardRollout, log_odds
-from reflectune.metrics.registry import find_metric
-from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
-from reflectune.models.miniature.architecture import (
+from reflectune.examples.miniature.models.architecture import (
     Family,
     Size,
     build_model,
     build_processor,
     train_tokenizer,
 )
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.running.rollout import GateRewardRollout, log_odds
+from reflectune.metrics.scoring.registry import find_metric
+from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.train.grpo import GrpoConfig, run
-from reflectune.train.refining.gate_trees import Costs, rewards_of
-from reflectune.train.refining.refine import chosen, refine
-from reflectune.train.setup.parameters import add_adapters
+from reflectune.train.rewards.gate_run import chosen, refine
+from reflectune.train.rewards.gate_trees import Costs, rewards_of
+from reflectune.train.runs.parameters import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))

@@ -18,18 +18,18 @@ from transformers import AutoTokenizer
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.loading import load
-from reflectune.models.miniature.architecture import Family
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.answering.config import AnswerGrpoConfig
-from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import EncodedExamples
-from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
-from reflectune.train.saving.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.rewards.answer_config import AnswerGrpoConfig
+from reflectune.train.runs.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.reflection_data import read_examples, write_examples
+from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.fine_tuning.fine_tune import fine_tune
-from reflectune.train.fine_tuning.trainer import supervised_weight
-from reflectune.train.saving.checkpoints import RECORD, mark_whole
+from reflectune.train.runs.checkpoints import RECORD, mark_whole
+from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.trainer import supervised_weight
+from reflectune.train.settings.sft import SftConfig
 
 
 def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:

@@ -12,15 +12,15 @@ import torch
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.data_builders.reflection_data import write_examples
+from reflectune.examples.miniature.models.architecture import Family
+from reflectune.formats.reflection_data import write_examples
 from reflectune.models.attention.collation import collate
 from reflectune.models.loading import load
-from reflectune.models.miniature.architecture import Family
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
-from reflectune.train.config import SftConfig
-from reflectune.train.fine_tuning.checkpointed import load_weights
-from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
+from reflectune.train.runs.checkpointed import load_weights
+from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.settings.sft import SftConfig
 
 pytest.importorskip("bitsandbytes")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from reflectune.core.hashing import fingerprint
-from reflectune.train.config import SftConfig
-from reflectune.train.forecasting.config import EstimateConfig
+from reflectune.train.estimates.config import EstimateConfig
 from reflectune.train.grpo import GrpoConfig
-from reflectune.train.refining.config import GateConfig
+from reflectune.train.rewards.gate_config import GateConfig
+from reflectune.train.settings.sft import SftConfig
 
 # Keys and defaults of commit 2675608, when GateConfig inherited SftConfig: of each class `{field.name: field.default}`
 # over the fields with `init`, those that all share first.

@@ -23,9 +23,9 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from reflectune.data_builders.reflection_data import read_examples, write_examples
+from reflectune.examples.miniature.models.architecture import Family, build_model
+from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
-from reflectune.models.miniature.architecture import Family, build_model
 from reflectune.models.schemes.examples import ReflectionExample
 
 pytestmark = pytest.mark.slow

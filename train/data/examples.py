@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
-from reflectune.data_builders.reflection_data import bad_rows, image_roots, read_examples, read_manifest
+from reflectune.formats.reflection_data import bad_rows, image_roots, read_examples, read_manifest
 from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.tree import Segment, Tree, independent_rows
 from reflectune.models.rendering.renderer import Renderer

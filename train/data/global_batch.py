@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
-from reflectune.train.saving.checkpoints import recorded_settings
+from reflectune.train.runs.checkpoints import recorded_settings
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def why_fixed(model: PreTrainedModel, lora_dropout: float, sharding: str) -> str
     Args:
         model: The model to train, before it gets adapters.
         lora_dropout: Of the adapters, if it gets any.
-        sharding: What the launch divides among the processes (see `reflectune.train.setup.launch`).
+        sharding: What the launch divides among the processes (see `reflectune.train.runs.launch`).
     """
     if sharding:
         return f"under {sharding} each process writes and reads a part of a checkpoint of its own"

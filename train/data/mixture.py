@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from reflectune.core.checks import split_name
 from reflectune.core.strict_yaml import parse_json
-from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.formats.reflection_data import MANIFEST
 
 MOST_WEIGHT: Final = 10_000
 """Reads of an example in an epoch."""

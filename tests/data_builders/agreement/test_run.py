@@ -13,9 +13,9 @@ from reflectune.data_builders.agreement.config import CompareConfig
 from reflectune.data_builders.agreement.measures import correctness
 from reflectune.data_builders.agreement.run import all_cases, run
 from reflectune.data_builders.annotators.string import by_gold, by_string
-from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.world.build import build_world
-from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.examples.miniature.world.build import build_world
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
 
 
 def entry(number: int) -> Entry:

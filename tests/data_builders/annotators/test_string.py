@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reflectune.core.types import AnswerType, Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part
 from reflectune.data_builders.annotators.tokens import tokenize
-from reflectune.metrics import infoseek
+from reflectune.metrics.official import infoseek
 
 SENTENCE = "It was founded in 1872."
 

@@ -21,11 +21,11 @@ from reflectune.data_builders.conversion import questions as questions_module
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check, convert, preview
 from reflectune.data_builders.convert import table
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.readers import own_knowledge, own_questions
 from reflectune.data_builders.readers.base import Images
-from reflectune.metrics import infoseek
-from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.metrics.official import infoseek
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
 COUNT = 40

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import FollowUp, Passage
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "A tower of gold.", "History", "It was founded in 1872.")

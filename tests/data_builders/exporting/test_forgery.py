@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.data_builders.exporting.rows import Neutraliser
-from reflectune.models.miniature.architecture import FAMILIES, Family, train_tokenizer
+from reflectune.examples.miniature.models.architecture import FAMILIES, Family, train_tokenizer
 
 SPELT = [
     "<image>",

@@ -12,7 +12,7 @@ from reflectune.core.types import FollowUp
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
-from reflectune.data_builders.reflection_data import (
+from reflectune.formats.reflection_data import (
     read_examples,
     read_manifest,
 )

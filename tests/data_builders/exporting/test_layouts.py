@@ -13,7 +13,7 @@ import yaml
 from reflectune.core.config import parse_config
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import LAYOUTS, export
-from reflectune.models.miniature.architecture import train_tokenizer
+from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 

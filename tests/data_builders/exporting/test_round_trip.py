@@ -17,7 +17,7 @@ from reflectune.core.types import AnswerStyle, FollowUp, Passage
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
-from reflectune.data_builders.reflection_data import (
+from reflectune.formats.reflection_data import (
     Manifest,
     read_manifest,
     write_examples,

@@ -13,7 +13,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.rescoring import by_judge, by_metric, rescore, said_in
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
-from reflectune.metrics.judges import PROTOCOLS, Judging
+from reflectune.metrics.judging.judges import PROTOCOLS, Judging
 
 PASSAGE = Passage("e", 0, 0, "T", "", "", "Text.")
 QUESTIONS = {"q": Question("q", "i.png", "What is it made of?", ("oak",))}

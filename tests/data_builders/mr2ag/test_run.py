@@ -13,16 +13,16 @@ from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, FollowUp, Question, Section
 from reflectune.data_builders.annotators.string import annotate_by_string, by_string
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
 from reflectune.data_builders.mr2ag.run import build_split, preview
 from reflectune.data_builders.mr2ag.statistics import STATISTICS
-from reflectune.data_builders.reflection_data import read_examples, read_manifest
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.formats.reflection_data import read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 ENTITIES = 12
 

@@ -5,10 +5,10 @@ import pytest
 
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.mr2ag import selection
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.selection import select_questions
+from reflectune.formats.dataset import Dataset, write_questions
 
 
 def write(root: Path, kinds: str) -> Dataset:

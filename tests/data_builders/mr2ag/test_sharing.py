@@ -18,15 +18,15 @@ from reflectune.core.durable import write_json
 from reflectune.core.resumable import ALONE, Processes
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.annotators.string import by_string
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.run import build_split, run
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import load_index
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 ENTITIES, QUESTIONS = 12, 40
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
-from reflectune.data_builders.world.build import build_world
+from reflectune.examples.miniature.world.build import build_world
+from reflectune.formats.dataset import Dataset
 from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index

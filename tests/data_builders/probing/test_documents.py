@@ -9,11 +9,11 @@ import pytest
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.documents import DocumentSource, document_source
 from reflectune.data_builders.probing.run import run
 from reflectune.data_builders.probing.store import stream_probes
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.retrieval.contexts import Document
 
 Make = Callable[..., ProbeConfig]

@@ -12,18 +12,18 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.labels import Rule, ret_label, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.statistics import probe_statistics
-from reflectune.metrics.registry import find_metric
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.contexts import Document
-from reflectune.retrieval.passages import split_passages
 
 SHORT = Asking(max_new_tokens=8)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType, Question
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.questions import count_free_form, facts, select_questions, windows
+from reflectune.formats.dataset import Dataset, write_questions
 
 
 def dataset(folder: Path, questions: list[Question]) -> Dataset:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.run import run
 from reflectune.data_builders.probing.statistics import probe_statistics
 from reflectune.data_builders.probing.store import read_settings, stream_probes
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 
 REPOSITORY = Path(__file__).parents[3]

@@ -7,16 +7,16 @@ import pytest
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.labels import Rule, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
-from reflectune.metrics.registry import find_metric
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
+from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.contexts import Document
-from reflectune.retrieval.passages import split_passages
 
 ELSEWHERE = "Guides like to tell the story."
 

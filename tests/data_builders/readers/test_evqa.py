@@ -11,8 +11,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.evqa import entries, questions
-from reflectune.metrics.predictions import Prediction
-from reflectune.metrics.scoring import join
+from reflectune.metrics.scoring.predictions import Prediction
+from reflectune.metrics.scoring.scoring import join
 
 HEADER = (
     "question,answer,dataset_image_ids,dataset_name,dataset_category_id,question_type,wikipedia_url,wikipedia_title,"

@@ -24,7 +24,7 @@ from reflectune.data_builders.readers import (
     wiki18,
 )
 from reflectune.data_builders.readers.base import BadRow, Images
-from reflectune.retrieval.passages import split_passages
+from reflectune.formats.passages import split_passages
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
 WIKI6M_ROW = {

@@ -11,7 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.okvqa import questions
-from reflectune.metrics.vqa import soft_accuracy
+from reflectune.metrics.official.vqa import soft_accuracy
 
 GIVEN = [("motocross", "motocross")] * 2 + [("ride", "riding")] * 2 + [("race", "racing")] * 6
 ANSWERS = ("race",) * 6 + ("motocross",) * 2 + ("ride",) * 2

@@ -27,7 +27,7 @@ from reflectune.data_builders.web_pictures import run as run_module
 from reflectune.data_builders.web_pictures.client import PictureClient, is_public
 from reflectune.data_builders.web_pictures.config import PictureConfig
 from reflectune.data_builders.web_pictures.run import FAILURES, MANIFEST, fetch_pictures, preview
-from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.formats.knowledge_base import KnowledgeBase
 
 
 def picture(colour: str, side: int = 8) -> bytes:

@@ -14,9 +14,11 @@ from PIL import Image
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
-from reflectune.data_builders.dataset import write_questions
 from reflectune.data_builders.exporting.rows import Neutraliser, RowForm, rows_of
-from reflectune.data_builders.reflection_data import read_examples
+from reflectune.formats.dataset import write_questions
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.reflection_data import read_examples
 from reflectune.inference.lessons import writing
 from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.reag import CriticShares, ReagTeacher
@@ -34,8 +36,6 @@ from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import run as build_index
-from reflectune.retrieval.hits import PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import Part
 

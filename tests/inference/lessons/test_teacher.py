@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.lessons.teacher import NOTHING, Teacher, teacher_of
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import Prompt, Write, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 OAK = Entry(
     "oak",

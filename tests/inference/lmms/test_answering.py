@@ -16,13 +16,13 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.lmms.answering import BenchmarkAnswerer, Reply, Request, cut, read_request
 from reflectune.inference.lmms.config import BenchmarkConfig
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 TEXTS = ("What is it made of?", "Who made it?", "Where does it live?")
 Answer = Callable[..., list[Reply]]

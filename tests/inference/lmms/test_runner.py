@@ -17,9 +17,9 @@ import yaml
 
 from reflectune.core.config import bound_problems
 from reflectune.core.types import Entry, Section
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.lmms.config import MODES, BenchmarkConfig
 from reflectune.inference.lmms.results import Outcome, read_outcomes
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 ROOT = Path(__file__).parents[3]
 TASK = Path(__file__).parent / "task"

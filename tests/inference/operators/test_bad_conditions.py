@@ -14,6 +14,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
@@ -34,7 +35,6 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.retrieval.hits import PassageHit
 from reflectune.retrieval.retrievers.joint import JointSearch
 from reflectune.retrieval.retrievers.queries import Query
 

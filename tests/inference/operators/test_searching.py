@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Entry, Passage, Section
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Box, Rerank, Search
 from reflectune.inference.operators.searching import KnowledgeBases, PairText, cropped, knowledge_bases, reranked
 from reflectune.inference.pipelines.registry import find_recipe, iterative
 from reflectune.inference.running.config import EvaluateConfig
-from reflectune.retrieval.hits import Hit, PassageHit
 from reflectune.retrieval.indexes.entry_index import Index
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import JointSearch

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Entry, Passage, Question, Section
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.reading.passage_reader import Judged
 from reflectune.inference.reading.prompted_reader import Reply
 from reflectune.inference.reading.reader import Answer, Opened
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 
 class ScriptedReader:

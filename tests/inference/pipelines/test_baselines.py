@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
 from reflectune.inference.pipelines.oracle import Oracle, OracleAmongOthers, WithGoldEntries
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.words import WordReranker
 
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Question
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
@@ -27,7 +28,6 @@ from reflectune.inference.trace import Trace
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.contexts import ContextBuilder
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MAX_NEW = 4
 

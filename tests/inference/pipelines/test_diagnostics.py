@@ -8,8 +8,8 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Section
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages, attribute_of, gold_passages, is_stating
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 LOOKS = {
     "gold": {"kind": "owl", "colour": "red"},

@@ -12,7 +12,8 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -20,10 +21,9 @@ from reflectune.inference.pipelines.extraction import UNREAD, drawn_shots, with_
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.pipelines.pmsr import Pmsr
 from reflectune.inference.trace import Trace, from_row, to_row
-from reflectune.metrics.extraction import Shot, extraction_messages
+from reflectune.metrics.judging.extraction import Shot, extraction_messages
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 ASKED = Question("q", "bird.png", "What does it eat?", ("mice",))
 SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.requests import Picture, Retrieved, Search
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mm_r2 import UNPARSED, MmR2, knowledge_map
 from reflectune.inference.trace import Trace, from_row, to_row
-from reflectune.retrieval.hits import PassageHit
 
 QUESTION = "What does this bird eat?"
 READ = "Based on the retrieved document, answer the question with a single word or phrase."

@@ -10,6 +10,8 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Search
 from reflectune.inference.operators.reranking import UNREAD
@@ -21,8 +23,6 @@ from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.trace import Trace, from_row, to_row
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.queries import Query, Weights, modality_weights
 

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 from reflectune.core.types import Entry, Passage, Question, Section
+from reflectune.formats.hits import Hit
+from reflectune.formats.passages import split_passages
 from reflectune.inference.pipelines.gated import drawn_place
 from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
 from reflectune.inference.trace import Trace
@@ -20,8 +22,6 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.reflectiva import SCHEME
 from reflectune.models.weights.tokens import known_tokens
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.passages import split_passages
 
 MAX_NEW = 6
 SEED = 2

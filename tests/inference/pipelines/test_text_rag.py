@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reflectune.core.types import Passage
+from reflectune.formats.hits import PassageHit
 from reflectune.inference.pipelines.text_rag import TextRAG, entries
-from reflectune.retrieval.hits import PassageHit
 
 
 def hit(entry: str, section: int, score: float, rank: int) -> PassageHit:

@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Entry, Section
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.data import browser_data
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.selection.document_choice import MctTrace
 from reflectune.inference.trace import PassageTrace
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from reflectune.inference.report import tables as report_tables
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import notices
 from reflectune.inference.scoring.scores import Measure, check_scorable
-from reflectune.metrics.registry import Metric
+from reflectune.metrics.scoring.registry import Metric
 
 
 def run(measure: Measure, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.words import explain
-from reflectune.inference.selection.document_choice import MctTrace
 
 
 def test_a_person_is_told_decision_entries_passages_and_answer(make) -> None:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.pipelines.iterative import reading_models
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 BASE, SECOND = "miniature/llava", "miniature/qwen2_vl"
 

@@ -12,7 +12,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import Processes
-from reflectune.data_builders.dataset import write_questions
+from reflectune.formats.dataset import write_questions
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig

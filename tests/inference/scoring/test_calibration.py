@@ -13,8 +13,8 @@ from reflectune.inference.report.tables import calibration as table
 from reflectune.inference.scoring.calibration import calibration, gate_predictions
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
-from reflectune.metrics import gates
-from reflectune.metrics.intervals import bootstrap_interval
+from reflectune.metrics.reporting import gates
+from reflectune.metrics.reporting.intervals import bootstrap_interval
 
 TOO_SURE = 3.0
 

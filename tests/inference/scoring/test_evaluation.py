@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from reflectune.inference.reading.ranking import RANKINGS, standing
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.selection.ranking import RANKINGS, standing
 from reflectune.inference.trace import Trace
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"

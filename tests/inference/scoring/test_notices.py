@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.selection.document_choice import MctTrace
 from reflectune.inference.trace import Step
 
 MINIATURE = ModelFacts("model", "miniature/llava", "f", 1_700_000)

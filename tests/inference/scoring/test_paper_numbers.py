@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reflectune.inference.scoring.paper_numbers import MMKB_4, MR2AG_1, MR2AG_6, TABLES, page, ranks
-from reflectune.metrics import infoseek
+from reflectune.metrics.official import infoseek
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "paper_numbers.md").read_text(encoding="utf-8")

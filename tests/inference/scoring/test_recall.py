@@ -11,10 +11,10 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question
-from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.scoring.recall import entry_tables, measure_entries, measure_passages, passage_tables
-from reflectune.retrieval.hits import Hit, PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.queries import Query
 
 

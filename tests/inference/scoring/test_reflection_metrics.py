@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring.reflection_metrics import reflection, ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.selection.document_choice import MctTrace
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 

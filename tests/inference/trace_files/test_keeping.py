@@ -17,16 +17,16 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import ALONE, Processes, Row
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.charts import charts
 from reflectune.inference.running.facts import minutes
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.selection.document_choice import MctTrace
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, from_row, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, with_texts
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 from reflectune.inference.trace_files.opening import find_trace, read_traces, trace_files
-from reflectune.retrieval.hits import Hit
 
 COUNT, BATCH = 23, 4
 PIPELINES = ("closed_book", "mr2ag", "relevance", "retrieval", "reflection", "pmsr")

@@ -10,7 +10,7 @@ from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from reflectune.models.miniature.architecture import Family, build_model, train_tokenizer
+from reflectune.examples.miniature.models.architecture import Family, build_model, train_tokenizer
 from reflectune.models.weights.new_rows import NewRows, read_beside
 
 NEW = [300, 301, 303]

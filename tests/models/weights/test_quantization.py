@@ -7,9 +7,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.architecture import build_model
 from reflectune.models.attention.collation import collate
 from reflectune.models.loading import load, save_checkpoint
-from reflectune.models.miniature.architecture import build_model
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization, dequantized, quantized_layers

@@ -17,7 +17,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from reflectune.core.errors import UserError
-from reflectune.models import miniature
+from reflectune.examples.miniature import models as miniature
 from reflectune.retrieval.encoders.base import resized
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder

@@ -15,11 +15,11 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import Processes
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.checksums import check_files, checksums
 from reflectune.retrieval.indexes.entry_index import Index, left_out, load_index, open_encoder
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.stores.ivf import FaissStore
 

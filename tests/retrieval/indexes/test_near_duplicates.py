@@ -17,6 +17,7 @@ from PIL import Image, ImageFilter
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import Processes
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.build_index import IndexConfig, run
 from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.building import build_index
@@ -30,7 +31,6 @@ from reflectune.retrieval.indexes.near_duplicates import (
     perceptual_hash,
     read_omission,
 )
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 

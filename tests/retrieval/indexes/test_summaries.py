@@ -11,14 +11,14 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.passages import summary_text
 from reflectune.retrieval.build_index import IndexConfig, run
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import collection_of, load_index
 from reflectune.retrieval.indexes.planning import plan_index
 from reflectune.retrieval.indexes.trial import try_entries
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.retrieval.passages import summary_text
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, open_retriever
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7
 from reflectune.retrieval.stores.base import inner

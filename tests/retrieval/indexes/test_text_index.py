@@ -14,14 +14,14 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.passages import split_passages
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval import build_text_index as command
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, load_text_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 from reflectune.retrieval.stores.ivf import FaissStore
 

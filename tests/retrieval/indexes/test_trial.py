@@ -9,13 +9,13 @@ import torch
 
 from reflectune.core.resumable import Processes
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.build_text_index import main as build_text_index
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.text_index import Cutting
 from reflectune.retrieval.indexes.trial import Part, describe_time, try_entries, try_passages
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaModel
 
 from reflectune.core.types import Passage
-from reflectune.models.miniature.architecture import train_tokenizer
+from reflectune.examples.miniature.models.architecture import train_tokenizer
 
 WORDS = "what does the owl eat mice and voles in the tower of the old town by night it is tall".split()
 TEXTS = [

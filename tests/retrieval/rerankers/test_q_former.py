@@ -16,10 +16,10 @@ from transformers import Blip2Config
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
+from reflectune.formats.hits import Hit
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.contexts import ContextBuilder
 from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import load_reranker, open_reranker
 from reflectune.retrieval.rerankers.q_former import ENTRY_SHARE, passage_words, pixel_values

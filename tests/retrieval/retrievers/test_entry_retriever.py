@@ -9,9 +9,9 @@ from PIL import Image
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import Index
-from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.stores.base import Found, best
 from reflectune.retrieval.stores.exact import ExactStore

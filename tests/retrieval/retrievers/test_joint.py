@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
-from reflectune.retrieval.hits import PassageHit
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.passages import split_passages
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import MERGES, JointSearch, Merge, Texts, merge_hits, split_budget
 from reflectune.retrieval.retrievers.queries import Query

@@ -13,8 +13,8 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever, open_ranked
 

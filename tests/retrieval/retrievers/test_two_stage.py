@@ -13,9 +13,9 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
-from reflectune.retrieval.hits import Hit
+from reflectune.formats.hits import Hit
+from reflectune.formats.passages import split_passages
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.rerankers.words import WordReranker, bm25_scores
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query

@@ -16,9 +16,9 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.retrieval.hits import PassageHit
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.web.config import WebConfig, search_address
 from reflectune.retrieval.web.pages import MOST_CHARACTERS, KnowledgePages, Page, Pages

@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import FollowUp, Passage
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.attention.tree import Tree
 from reflectune.models.loading import load
 from reflectune.models.rendering.renderer import Renderer

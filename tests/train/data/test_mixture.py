@@ -12,13 +12,13 @@ from PIL import Image
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import load_training_data
 from reflectune.train.data.mixture import Mixture, Part
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.fine_tuning.fine_tune import fine_tune
+from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.settings.sft import SftConfig
 
 
 @pytest.fixture

@@ -1,0 +1,290 @@
+"""The loop that pre-trains a miniature base model: stages of lessons, whose batches are made into steps.
+
+It knows nothing of the world: `pretrain.py` hands it functions that draw lessons.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from transformers import PreTrainedModel, ProcessorMixin
+
+from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.batches import Batch, Lesson, LessonCollator, LessonEncoder
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the curriculum.
+
+    Attributes:
+        name: For the log.
+        steps: Optimiser steps.
+        batch: Lessons a step.
+        learning_rate: Its peak, reached after `warmup` steps, held for 30 % of the stage, then decayed by a cosine.
+        lessons: (weight, draw) pairs; a lesson is drawn from one of them by weight.
+        vision_factor: The vision tower's share of the learning rate.
+        until: The beginning of a skill's name, and a share: the stage ends once that share of its turns is right, over
+            30 steps.
+        skill: The beginning of a skill's name whose share of right turns is logged, where it ends nothing.
+    """
+
+    name: str
+    steps: int
+    batch: int
+    learning_rate: float
+    lessons: Sequence[tuple[float, Callable[[], Lesson]]]
+    vision_factor: float = 1.0
+    warmup: int = 50
+    until: tuple[str, float] | None = None
+    skill: str = ""
+
+    @property
+    def watch(self) -> str:
+        """The skill whose share of right turns is looked at; "" for none."""
+        return self.until[0] if self.until else self.skill
+
+
+@dataclass(frozen=True)
+class VisionStage:
+    """The stage of the vision tower and the projector alone.
+
+    Attributes:
+        name: For the log.
+        steps: Optimiser steps.
+        batch: Pictures a step.
+        learning_rate: Its peak, reached after 50 steps, then decayed linearly.
+        labels: Of shape (pictures, attributes): the index of each picture's value.
+        names: Each attribute's values as words.
+    """
+
+    name: str
+    steps: int
+    batch: int
+    learning_rate: float
+    labels: Tensor
+    names: Sequence[Sequence[str]]
+
+
+GROUNDING_WEIGHT = 1.0
+"""What the grounding loss counts, see `Pretrainer.forward`."""
+
+_LONG = 2000
+"""Characters from which a lesson is read in another pass than the short ones of its step."""
+
+
+class Pretrainer:
+    """A miniature in training.
+
+    Args:
+        model: The model, trained in place.
+        processor: Its processor.
+        pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
+        log: Called with a line of progress.
+
+    Attributes:
+        model: As it is by now.
+        encoder: Makes ids of lessons.
+        log: As it was given; may be replaced.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: ProcessorMixin,
+        pictures: Sequence[dict[str, Tensor]],
+        log: Callable[[str], None],
+    ) -> None:
+        self.model, self._pictures, self.log = model, pictures, log
+        self._is_qwen = model.config.model_type == "qwen2_vl"
+        self.encoder = LessonEncoder(processor, image_tokens=16)
+        self._grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
+        self._collator = LessonCollator(model, self.encoder, pictures)
+
+    def train_vision(self, stage: VisionStage) -> None:
+        """Teach the vision tower and the projector to name what is shown, in the language model's own words.
+
+        The classifier's weights are the (frozen) input embeddings of the words: an image token that means "red" comes
+        to lie near the word "red", and attention that finds the same word in a text may find it in a picture.
+        """
+        words = [self._word_embeddings(names) for names in stage.names]
+        scale = torch.tensor(20.0, requires_grad=True)
+        groups: list[dict[str, Any]] = [{"params": self._vision_parameters()}, {"params": [scale], "weight_decay": 0.0}]
+        optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, weight_decay=0.02, fused=True)
+        right: list[float] = []
+        for step in range(stage.steps):
+            rate = stage.learning_rate * min(1.0, (step + 1) / 50) * max(0.03, 1 - step / stage.steps)
+            optimiser.param_groups[0]["lr"], optimiser.param_groups[1]["lr"] = rate, 30 * rate
+            rows = torch.randint(len(self._pictures), (stage.batch,))
+            seen, labels = self._features(rows.tolist()).mean(1), stage.labels[rows]
+            logits = [scale * seen @ matrix.T for matrix in words]
+            loss = torch.stack([F.cross_entropy(x, labels[:, i]) for i, x in enumerate(logits)]).sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            hits = torch.stack([x.argmax(1) == labels[:, i] for i, x in enumerate(logits)], 1)
+            right.append(hits.all(1).float().mean().item())
+            if (step + 1) % 200 == 0:
+                self.log(f"{stage.name} step {step + 1}: all attributes right {sum(right[-50:]) / 50:.3f}")
+
+    @torch.no_grad()
+    def _word_embeddings(self, words: Sequence[str]) -> Tensor:
+        """The mean input embedding of each word's tokens, of shape (words, hidden)."""
+        table: Any = self.model.get_input_embeddings().weight
+        return torch.stack([table[self.encoder.ids(f" {word}")].mean(0) for word in words])
+
+    def _vision_parameters(self) -> list[nn.Parameter]:
+        marks = ("vision_tower", "visual", "multi_modal_projector")
+        return [p for name, p in self.model.named_parameters() if any(mark in name for mark in marks)]
+
+    def _features(self, rows: list[int]) -> Tensor:
+        """Projected image features of some pictures, of shape (rows, 16, hidden)."""
+        vision = self._collator.vision(rows)
+        return torch.stack(list(self.model.model.get_image_features(**vision).pooler_output))
+
+    def train(self, stage: Stage, rng: random.Random) -> None:
+        """Run one stage of the curriculum."""
+        vision = {id(p) for p in self._vision_parameters()} if stage.vision_factor != 1 else set()
+        parameters = [*self.model.parameters(), *self._grounding.parameters()]
+        groups = [
+            {"params": [p for p in parameters if id(p) not in vision], "factor": 1.0},
+            {"params": [p for p in parameters if id(p) in vision], "factor": stage.vision_factor},
+        ]
+        groups = [group for group in groups if group["params"]]
+        optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True)
+        self.model.train()
+        losses, grounded, right, tokens, start = [], [], [], 0, time.monotonic()
+        for step, parts in enumerate(self._batches(stage, rng)):
+            for group in optimiser.param_groups:
+                group["lr"] = _rate(step, stage) * group["factor"]
+            weight, words = sum(part.weight.sum() for part in parts), sum(len(part.word) for part in parts)
+            optimiser.zero_grad()
+            step_loss, step_grounding, watched = 0.0, 0.0, []
+            for part in parts:
+                logits, grounding = self.forward(part)
+                grounding = grounding * (len(part.word) / max(1, words))
+                loss = _weighted_loss(logits, part) * (part.weight.sum() / weight) + GROUNDING_WEIGHT * grounding
+                loss.backward()
+                step_loss, step_grounding = step_loss + loss.item(), step_grounding + grounding.item()
+                hits = part.whole_answers((logits.argmax(-1) == part.target).float()) if stage.watch else []
+                watched += [v for v, skill in zip(hits, part.skills, strict=False) if skill.startswith(stage.watch)]
+                tokens += int((part.inputs["position_ids"] >= 0).sum()) // (3 if self._is_qwen else 1)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            losses.append(step_loss)
+            grounded += [step_grounding] if words else []
+            right += [_mean(watched)] if watched else []
+            learned = stage.until is not None and len(right) >= 60 and _mean(right[-30:]) >= stage.until[1]
+            if (step + 1) % min(400, max(50, stage.steps // 9)) == 0 or step + 1 == stage.steps or learned:
+                speed = tokens / (time.monotonic() - start)
+                share = f", {stage.watch} {_mean(right[-30:]):.3f} right" if right else ""
+                share += f", grounding loss {_mean(grounded[-100:]):.3f}" if grounded else ""
+                line = f"{stage.name} step {step + 1}/{stage.steps}: loss {_mean(losses[-100:]):.3f}{share}"
+                self.log(f"{line}, {speed:.0f} tokens/s")
+            if learned:
+                break
+        self.model.eval()
+
+    def _batches(self, stage: Stage, rng: random.Random) -> Iterator[list[Batch]]:
+        """Each step's lessons, in parts of about the same length: five articles beside a glance are mostly padding."""
+        weights = [weight for weight, _ in stage.lessons]
+        for _ in range(stage.steps):
+            draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
+            lessons = sorted((draw() for draw in draws), key=Lesson.characters)
+            cut = next((i for i, each in enumerate(lessons) if each.characters() > _LONG), 0)
+            yield [self.collate(part) for part in (lessons[:cut], lessons[cut:]) if part]
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits of the targets, and the grounding loss: does the picture show this word, read from a middle layer.
+
+        One bit per word, early in the network, teaches to compare words with pictures; from yes and no at the end of
+        a description that comparison takes thousands of steps to come.
+        """
+        if not len(batch.word):
+            hidden = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
+            return self.model.lm_head(hidden.flatten(0, 1)[batch.source]), hidden.new_zeros(())
+        layers = self.model.model(**batch.inputs, use_cache=False, output_hidden_states=True).hidden_states
+        middle = F.rms_norm(layers[len(layers) // 2].flatten(0, 1)[batch.word], layers[0].shape[-1:])
+        loss = F.binary_cross_entropy_with_logits(self._grounding(middle)[:, 0], batch.is_shown)
+        return self.model.lm_head(layers[-1].flatten(0, 1)[batch.source]), loss
+
+    @torch.no_grad()
+    def accuracy(self, lessons: Sequence[Lesson], batch: int = 32) -> dict[str, float]:
+        """Share of turns whose every answer token is the most probable one, by skill."""
+        right: dict[str, list[float]] = defaultdict(list)
+        training, _ = self.model.training, self.model.eval()
+        for start in range(0, len(lessons), batch):
+            rows = self.collate(lessons[start : start + batch])
+            hits = (self.forward(rows)[0].argmax(-1) == rows.target).float()
+            for skill, value in zip(rows.skills, rows.whole_answers(hits), strict=True):
+                right[skill].append(value)
+        self.model.train(training)
+        return {skill: sum(values) / len(values) for skill, values in sorted(right.items())}
+
+    def collate(self, lessons: Sequence[Lesson]) -> Batch:
+        """One row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
+        return self._collator(lessons)
+
+
+def _weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
+    losses = F.cross_entropy(logits, batch.target, reduction="none")
+    return (losses * batch.weight).sum() / batch.weight.sum()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _rate(step: int, stage: Stage) -> float:
+    """Linear warm-up, a plateau over the first 30 %, then a cosine to 4 % of the peak.
+
+    A stage that ends when its skill is learned stays on the plateau: nobody knows when it will be.
+    """
+    done = step / stage.steps
+    decay = 1.0 if done < 0.3 or stage.until else 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
+    return stage.learning_rate * min(1.0, (step + 1) / stage.warmup) * decay
+
+
+def resume_or_train(
+    trainer: Pretrainer, folder: Path, stages: Sequence[Stage | VisionStage], rng: random.Random
+) -> None:
+    """Run the stages, keeping the weights after each; stages already kept are not run again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, stage in enumerate(stages):
+        kept = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
+        if kept.exists():
+            _load_kept(trainer.model, kept)
+            continue
+        random.seed(number)
+        torch.manual_seed(number)
+        rng.seed(1000 + number)
+        if isinstance(stage, VisionStage):
+            trainer.train_vision(stage)
+        else:
+            trainer.train(stage, rng)
+        save_model(trainer.model, str(kept))
+
+
+def _load_kept(model: nn.Module, kept: Path) -> None:
+    """Load the weights that a stage has left.
+
+    Raises:
+        UserError: The file is damaged, or of another model.
+    """
+    try:
+        load_model(model, kept)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise UserError(f"{kept} can't be gone on from ({problem}); delete it, and its stage is run again") from error

@@ -1,0 +1,1 @@
+"""The papers' ablations, run on the miniature."""

@@ -1,0 +1,141 @@
+"""How far one setting is ahead of another, over seeds and questions, and what that says of a paper's claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.metrics.official import infoseek
+from reflectune.metrics.reporting.breakdown import harmonic
+
+Verdict = Literal["holds", "within noise", "does not hold", "not measured"]
+Draws = tuple[np.ndarray, np.ndarray]
+
+RESAMPLES = 2000
+"""Of a comparison; enough for the second digit of a 95 % interval's ends."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One setting's answers with one seed.
+
+    Attributes:
+        ids: Ids of the questions.
+        unseen: Whether each is of an unseen_question split, shape (questions,); all False where the score is the mean.
+        right: Correctness, shape (questions,).
+    """
+
+    ids: tuple[str, ...]
+    unseen: np.ndarray
+    right: np.ndarray
+
+    @property
+    def score(self) -> float:
+        """InfoSeek's overall score, the harmonic mean of two splits' means; else, or of one split alone, the mean."""
+        if self.unseen.all() or not self.unseen.any():
+            return float(self.right.mean())
+        return harmonic(np.column_stack([self.unseen, self.right]))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far one setting is ahead of another: the mean over seeds, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """`holds` if the whole interval is above 0, `does not hold` if it is below, else `within noise`."""
+        if self.low > 0:
+            return "holds"
+        return "does not hold" if self.high < 0 else "within noise"
+
+
+Term = tuple[float, Sequence[Answers]]
+"""A weight, and one setting's answers, one item a seed."""
+
+
+def answers(
+    questions: Sequence[Question], right: Sequence[float] | np.ndarray, *, source: str = "", by_split: bool = True
+) -> Answers:
+    """Answers from questions and their correctness.
+
+    Args:
+        questions: The questions.
+        right: Correctness, one number a question.
+        source: The data set's fingerprint; questions of two data sets are never the same.
+        by_split: Whether the score is the official one over splits, or the mean over all questions.
+    """
+    unseen = np.array([by_split and infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
+    return Answers(tuple(f"{source}/{q.id}" for q in questions), unseen, np.asarray(right, dtype=float))
+
+
+def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Comparison:
+    """A weighted sum of settings' scores, mean over seeds, with an interval over seeds and questions.
+
+    `[(1, a), (-1, b)]` is how far a is ahead of b. Each resample draws as many seeds as there are, with replacement,
+    and the questions of each split of each seed. Where seeds were asked the same questions, they share the draw of
+    questions, since these questions' luck is the same in all of them.
+
+    Args:
+        terms: All with the same seeds and questions.
+        seed: Seed of the resampling.
+        resamples: Number of resamples.
+
+    Raises:
+        ValueError: There is no term or no seed, or two settings were not asked the same questions.
+    """
+    question_ids = {tuple(seed_answers.ids for seed_answers in setting) for _, setting in terms}
+    if len(question_ids) != 1 or not next(iter(question_ids)):
+        raise ValueError("expected settings' answers to the same questions, with at least one seed")
+    first = terms[0][1]
+    generator = np.random.default_rng(seed)
+    common = _draws(first[0].unseen, generator, resamples)
+    drawn = []
+    for number, seed_answers in enumerate(first):
+        draws = common if seed_answers.ids == first[0].ids else _draws(seed_answers.unseen, generator, resamples)
+        drawn.append(sum(weight * _scores(setting[number].right, draws) for weight, setting in terms))
+    seeds = generator.integers(len(drawn), size=(len(drawn), resamples))
+    means = np.take_along_axis(np.stack(drawn), seeds, axis=0).mean(axis=0)
+    low, high = np.quantile(means, [0.025, 0.975])
+    value = sum(weight * float(np.mean([seed_answers.score for seed_answers in setting])) for weight, setting in terms)
+    return Comparison(value, float(low), float(high))
+
+
+def verdict_of(comparisons: Sequence[Comparison]) -> Verdict:
+    """The verdict on a claim that rests on several comparisons: it holds if all hold, and not if one is reversed."""
+    verdicts = {comparison.verdict for comparison in comparisons}
+    if not verdicts:
+        return "not measured"
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "holds" if verdicts == {"holds"} else "within noise"
+
+
+def _draws(unseen: np.ndarray, generator: np.random.Generator, resamples: int) -> Draws:
+    """Positions of resampled questions of each split, each of shape (resamples, questions of the split)."""
+
+    def draw(positions: np.ndarray) -> np.ndarray:
+        return (
+            positions[generator.integers(len(positions), size=(resamples, len(positions)))]
+            if len(positions)
+            else np.empty((resamples, 0))
+        )
+
+    return draw(np.flatnonzero(unseen)), draw(np.flatnonzero(~unseen))
+
+
+def _scores(right: np.ndarray, draws: Draws) -> np.ndarray:
+    """The score of each resample, shape (resamples,)."""
+    means = [right[rows].mean(axis=1) for rows in draws if rows.shape[1]]
+    if len(means) == 1:
+        return means[0]
+    one, other = means
+    total = one + other
+    return np.divide(2 * one * other, total, out=np.zeros_like(total), where=total > 0)

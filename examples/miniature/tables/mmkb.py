@@ -1,0 +1,173 @@
+"""MMKB-RAG's ablations (arXiv 2504.10074, §4.4) in miniature: Tables 2 to 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead
+from reflectune.examples.miniature.tables.config import TablesConfig
+from reflectune.examples.miniature.tables.mmkb_stages import (
+    MINUTES,
+    MODEL,
+    STRING,
+    labels,
+    own_labels,
+    preparation,
+    training,
+)
+from reflectune.examples.miniature.tables.stages import Answering, Plan, Stage
+from reflectune.inference.scoring.paper_numbers import MMKB_2, MMKB_3, MMKB_4, MMKB_5
+from reflectune.inference.sweeps.points import Point
+
+TOKENS = {
+    "none": (False, False, False),
+    "RET": (True, False, False),
+    "SRT": (False, True, False),
+    "RET + SRT": (True, True, False),
+    "SRT + MCT": (False, True, True),
+    "RET + SRT + MCT": (True, True, True),
+}
+"""Table 2: which of the three are on."""
+
+MCT = ("merge", "rerank", "filter")
+"""Table 4: the kinds of MCT."""
+
+SRT_ALONE = Point("SRT", {"ret": False, "srt": True, "k": "auto", "mct": "none"})
+
+
+def plan(config: TablesConfig) -> Plan:
+    """What the tables need: one set of probes, its labels in several sizes, and a training of each per seed."""
+    prepared = preparation(config)
+    stages: list[Stage] = list(prepared.stages)
+    answering: list[Answering] = []
+    names = [MODEL, *(own_labels(size) for size in config.sizes), STRING]
+    stages += [labels(config, prepared, name) for name in names]
+    for seed in config.seeds:
+        for name in names:
+            stage = training(config, name, seed)
+            stages.append(stage)
+            points = _points(config) if name == MODEL else [SRT_ALONE]
+            estimate = MINUTES["answer" if name == MODEL else "answer_size"]
+            answering.append(Answering(name, seed, prepared.world, prepared.index, stage.folder, points, estimate))
+    return Plan("MMKB-RAG's ablations in miniature", stages, answering, tables(config))
+
+
+def tables(config: TablesConfig) -> list[Table]:
+    """The tables, and what the paper says of them."""
+    return [_tokens(config), _by_k(config), _by_mct(config), _by_labels(config)]
+
+
+def _points(config: TablesConfig) -> list[Point]:
+    """Every setting of Tables 2 to 4, once."""
+    points = [Point("closed book", {"pipeline": "closed_book"})]
+    for name, (ret, srt, mct) in TOKENS.items():
+        settings: dict[str, Any] = {"ret": ret, "srt": srt, "k": "auto", "mct": config.mct if mct else "none"}
+        points.append(Point(name, settings))
+    for k in _ks(config):
+        points += [_at(how, k) for how in ("none", *MCT)]
+    return points
+
+
+def _at(mct: str, k: str) -> Point:
+    return Point(f"{mct} k={k}", {"ret": False, "srt": True, "k": k, "mct": mct})
+
+
+def _ks(config: TablesConfig) -> list[str]:
+    return ["auto", *map(str, config.k)]
+
+
+def _tokens(config: TablesConfig) -> Table:
+    cells: dict[str, Cell] = {name: (MODEL, name) for name in TOKENS}
+    every = "RET + SRT + MCT"
+    return Table(
+        "Table 2: the three tokens",
+        [
+            Row("closed book", (MODEL, "closed book")),
+            *(Row(name, cell, MMKB_2.column()[name]) for name, cell in cells.items()),
+        ],
+        [
+            Claim("RET improves the answers", ahead(cells["RET"], cells["none"])),
+            Claim(
+                "RET's effect is smaller beside the other tokens",
+                [{cells["RET"]: 1.0, cells["none"]: -1.0, cells[every]: -1.0, cells["SRT + MCT"]: 1.0}],
+            ),
+            Claim(
+                "SRT improves them much",
+                [*ahead(cells["SRT"], cells["none"]), *ahead(cells["RET + SRT"], cells["RET"])],
+            ),
+            Claim(
+                "MCT improves them beyond SRT",
+                [*ahead(cells["SRT + MCT"], cells["SRT"]), *ahead(cells[every], cells["RET + SRT"])],
+            ),
+            Claim("All three together are the best", ahead(cells[every], *cells.values())),
+        ],
+        f"MCT is `{config.mct}`. Without SRT the first 5 documents are read, with it `k: auto`.",
+        visual=True,
+    )
+
+
+def _by_k(config: TablesConfig) -> Table:
+    cells: dict[str, Cell] = {k: (MODEL, f"none k={k}") for k in _ks(config)}
+    claims = []
+    if "5" in cells:
+        claims.append(Claim("k = 5 is the best", ahead(cells["5"], *cells.values())))
+        claims += [Claim("k = 20 is far behind", ahead(cells["5"], cells["20"]))] if "20" in cells else []
+    if "1" in cells:
+        claims.append(Claim("One document is not enough: auto is ahead of k = 1", ahead(cells["auto"], cells["1"])))
+    return Table(
+        "Table 3: number of documents after SRT",
+        [Row(f"k = {k}", cell, MMKB_3.column().get(k)) for k, cell in cells.items()],
+        claims,
+        "RET and MCT off.",
+    )
+
+
+def _by_mct(config: TablesConfig) -> Table:
+    cells: dict[tuple[str, str], Cell] = {(how, k): (MODEL, f"{how} k={k}") for k in _ks(config) for how in MCT}
+    several = [k for k in _ks(config) if k != "1"]  # MCT needs two documents
+    return Table(
+        "Table 4: kind of MCT and number of documents",
+        [Row(f"{how}, k = {k}", cells[how, k], MMKB_4.column().get(f"{how}, {k}")) for k in several for how in MCT],
+        [
+            Claim(
+                "merge is the best at every k (InfoSeek)",
+                [s for k in several for s in ahead(cells["merge", k], cells["rerank", k], cells["filter", k])],
+            ),
+            *(
+                Claim(
+                    f"With many documents (k = {k}) rerank falls behind filter",
+                    ahead(cells["filter", k], cells["rerank", k]),
+                )
+                for k in several[-1:]
+                if k != "auto"
+            ),
+            Claim("rerank is the best on E-VQA under BEM: no BEM in the miniature"),
+        ],
+        "RET off, SRT on. At k = 1 there is nothing for MCT to do.",
+    )
+
+
+def _by_labels(config: TablesConfig) -> Table:
+    cells: dict[float, Cell] = {size: (own_labels(size), SRT_ALONE.name) for size in config.sizes}
+    smallest, paper = min(config.sizes), MMKB_5.column()
+    string: Cell = (STRING, SRT_ALONE.name)
+    claims = [
+        Claim(
+            "The model's own labels are better than an external labeller's at equal size",
+            ahead(cells[config.equal_at], string),
+        )
+    ]
+    if smallest < 1.0:
+        claims.append(
+            Claim(f"{smallest:.0%} of the labels is better than all of them", ahead(cells[smallest], cells[1.0]))
+        )
+    return Table(
+        "Table 5: who labels SRT's documents, and how many labels there are",
+        [
+            Row(f"string search, as many as {own_labels(config.equal_at)}", string, paper["GPT-4o, 2,000 labels"]),
+            *(Row(own_labels(size), cells[size], paper.get(f"own, {100 * size:g} %")) for size in config.sizes),
+        ],
+        claims,
+        "Trained on SRT alone; RET and MCT off, `k: auto`. The paper's external labeller is GPT-4o with 2,000 labels; "
+        f"here it is a search for an accepted answer. A training takes at least {config.least_steps} steps.",
+    )

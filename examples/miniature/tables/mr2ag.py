@@ -1,0 +1,344 @@
+"""mR²AG's ablations (arXiv 2411.15041) in miniature: Tables 1, 5 and 6, the oracle, and each reflection left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from reflectune.core.durable import read_json
+from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead
+from reflectune.examples.miniature.tables.config import TablesConfig
+from reflectune.examples.miniature.tables.stages import Answering, Plan, Stage
+from reflectune.inference.reading.ranking import FULL, RANKINGS
+from reflectune.inference.scoring.paper_numbers import MR2AG_1, MR2AG_5, MR2AG_6
+from reflectune.inference.sweeps.points import START, Point
+from reflectune.retrieval.rerankers.config import RerankerConfig
+
+MODEL = "mr2ag"
+ENTRIES = (1, 3, 5, 10)
+"""Table 6: numbers of retrieved entries."""
+
+MINUTES = {"world": 0.1, "index": 0.1, "data": 0.1, "train": 4.0, "plain": 0.3, "plain_train": 2.0, "answer": 6.0}
+"""On two idle cores."""
+
+TUNINGS = {"": "base", "_tuned": "tuned"}
+"""Endings of baselines' names, and which model reads."""
+
+TAUGHT = (
+    " The miniatures were pre-trained to read up to five entries whole: what naive mRAG makes of ten whole says "
+    "nothing of the method."
+)
+
+NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages"}
+"""Baselines that read of N entries, and what of them."""
+RECORD = "trainer_state.json"
+"""What a training leaves beside its weights."""
+
+
+def plan(config: TablesConfig) -> Plan:
+    """What the tables need: a world, an index, data and two fine-tuned models per seed, unless a run has them.
+
+    The second one is the baselines': the same base, tuned on the same questions without reflection.
+    """
+    stages: list[Stage] = []
+    answering = []
+    for number, seed in enumerate(config.seeds):
+        finished = config.runs[number] if number < len(config.runs) else ""
+        made = Path(config.output, f"seed-{seed}")
+        run = Path(finished or made)
+        if not finished:
+            stages += _stages(config, run, seed)
+        plain = run / "plain_checkpoint"
+        if not finished or not (plain / "scheme.json").is_file():
+            stages += _plain_stages(config, run, made, seed)
+            plain = made / "plain_checkpoint"
+        answering.append(
+            Answering(
+                MODEL,
+                seed,
+                run / "world",
+                run / "index",
+                run / "checkpoint",
+                points(config),
+                estimate=MINUTES["answer"],
+                plain=plain,
+            )
+        )
+    return Plan("mR²AG's ablations in miniature", stages, answering, tables(config, answering))
+
+
+def depths(config: TablesConfig) -> list[int]:
+    """The numbers of entries at which mR²AG and the baselines are compared: Table 6's, and the config's own."""
+    return sorted({*ENTRIES, config.top_n})
+
+
+def points(config: TablesConfig) -> list[Point]:
+    """Every setting of the tables, once."""
+    return [
+        Point(START),
+        *(Point(f"ranking={name}", {"ranking": name}) for name in RANKINGS),
+        *(Point(f"top_n={count}", {"top_n": count}) for count in depths(config)),
+        Point("gate=off", {"gamma": 0.0}),
+        Point("relevance=off", {"relevance": False}),
+        Point("both=off", {"gamma": 0.0, "relevance": False}),
+        Point("oracle", {"entries": "gold"}),
+        *(
+            Point(f"{name}{ending} top_n={count}", {"pipeline": f"{name}{ending}", "top_n": count})
+            for count in depths(config)
+            for name in NAIVE
+            for ending in TUNINGS
+        ),
+        *(
+            Point(f"{name}{end}", {"pipeline": f"{name}{end}"})
+            for name in ("closed_book", "oracle_article")
+            for end in TUNINGS
+        ),
+        *(
+            Point(f"oracle_passages{ending}", {"pipeline": f"naive_rag_passages{ending}", "entries": "gold"})
+            for ending in TUNINGS
+        ),
+    ]
+
+
+def baselines(count: int) -> list[Cell]:
+    """What mR²AG at `count` entries is compared with: none of these reads of more entries, or is told the right one.
+
+    They are the baselines of `evaluate` (`BASELINES`): closed book, naive mRAG of one entry and of `count` entries
+    whole, and the best passages of these, each by the base and by the model that was tuned without reflection.
+    """
+    names = [f"closed_book{ending}" for ending in TUNINGS]
+    names += [f"naive_rag_articles{ending} top_n=1" for ending in TUNINGS]
+    names += [f"{name}{ending} top_n={count}" for name in NAIVE for ending in TUNINGS]
+    return [(MODEL, name) for name in dict.fromkeys(names)]
+
+
+def tables(config: TablesConfig, answering: Sequence[Answering] = ()) -> list[Table]:
+    """The tables, and what the paper says of them."""
+    return [_retrieved_and_oracle(config, answering), _rankings(), _entries(config), _reflections()]
+
+
+def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) -> Table:
+    count, paper = config.top_n, MR2AG_1.column()
+    several = f"{count} entries" if count > 1 else "1 entry"
+    mr2ag, oracle = (MODEL, START), (MODEL, "oracle")
+    closed = {ending: (MODEL, f"closed_book{ending}") for ending in TUNINGS}
+    oracles = [(MODEL, f"{name}{ending}") for name in ("oracle_article", "oracle_passages") for ending in TUNINGS]
+    rows = [
+        *_both("closed book", "closed_book{}", paper["LLaVA, without knowledge"], paper["LLaVA-FT, without knowledge"]),
+        *(_both("naive mRAG, 1 entry", "naive_rag_articles{} top_n=1") if count > 1 else []),
+        *_both(f"naive mRAG, {several} whole", f"naive_rag_articles{{}} top_n={count}", None, paper["LLaVA-mRAG"]),
+        *_both(f"best passages of {several}", f"naive_rag_passages{{}} top_n={count}", None, paper["LLaVA-SFR"]),
+        Row(f"mR²AG, {several}", mr2ag, paper["LLaVA-mR²AG"]),
+        *_both("naive mRAG, oracle entry whole", "oracle_article{}", None, paper["LLaVA-mRAG, oracle"]),
+        *_both("best passages of the oracle entry", "oracle_passages{}", None, paper["LLaVA-SFR, oracle"]),
+        Row("mR²AG, oracle entry", oracle, paper["LLaVA-mR²AG, oracle"]),
+    ]
+    return Table(
+        "Table 1: retrieved and oracle knowledge",
+        rows,
+        [
+            Claim("mR²AG is ahead of the best baseline on the same retrieval", ahead(mr2ag, *baselines(count))),
+            Claim("It is so with oracle entries too", ahead(oracle, *oracles)),
+            Claim("Oracle entries are better than retrieved ones", ahead(oracle, mr2ag)),
+            Claim("Looking up is better than the model alone", ahead(mr2ag, *closed.values())),
+        ],
+        lambda: _what_both_got(config, answering),
+    )
+
+
+def _both(title: str, point: str, base: float | None = None, tuned: float | None = None) -> list[Row]:
+    """The rows of a baseline that the base reads, and the tuned model; `{}` of the point is where the ending goes."""
+    numbers = {"": base, "_tuned": tuned}
+    return [
+        Row(f"{title} ({told})", (MODEL, point.format(ending)), numbers[ending]) for ending, told in TUNINGS.items()
+    ]
+
+
+def _what_both_got(config: TablesConfig, answering: Sequence[Answering]) -> str:
+    """The caption of Table 1: what mR²AG and the baselines were given alike, and how long each was tuned."""
+    mr2ag = tuning([tuned_model.checkpoint for tuned_model in answering])
+    plain = tuning([tuned_model.plain for tuned_model in answering if tuned_model.plain])
+    reranker = " ".join(filter(None, (config.reranker, config.reranker_model)))
+    return (
+        "All rows answer the same questions with the same instruction, and rows of as many entries have the same hits "
+        "of the same index. Naive mRAG reads entries whole, one after the other, as far as the context holds; the best "
+        f"{config.passages} passages of them are picked by a reranker ({reranker}), the paper's LLaVA-SFR. mR²AG and "
+        "the tuned baselines are the same base, tuned on the same questions (mean over seeds): mR²AG for "
+        f"{mr2ag}; the baselines, on what naive mRAG reads of the retrieved entries, for {plain}. The best baseline is "
+        "the one that does best on these very questions, which favours it: the claim rests on the lead over each of "
+        "them. The paper's order is that of InfoSeek's Wikidata set, where it ran all of these."
+    )
+
+
+def _rankings() -> Table:
+    cells: dict[str, Cell] = {name: (MODEL, f"ranking={name}") for name in RANKINGS}
+    return Table(
+        "Table 5: rankings of candidate answers",
+        [Row(name, cell, MR2AG_5.column()[name]) for name, cell in cells.items()],
+        [
+            Claim(
+                "A random candidate is the worst", [s for name in RANKINGS for s in ahead(cells[name], cells["random"])]
+            ),
+            Claim("The product of all three is the best", ahead(cells[FULL], *cells.values())),
+            Claim("S_rel is the best single score", ahead(cells["rel"], cells["ret"], cells["ans"])),
+        ],
+        "`random` is the exact expectation; `ret` shares between the passages of one entry.",
+    )
+
+
+def _entries(config: TablesConfig) -> Table:
+    cells: dict[int, Cell] = {count: (MODEL, f"top_n={count}") for count in depths(config)}
+    paper = MR2AG_6.column()
+    rows = []
+    for count, cell in cells.items():
+        rows.append(Row(f"{count}: mR²AG", cell, paper.get(str(count))))
+        for name, told in NAIVE.items():
+            rows += _both(f"{count}: naive mRAG, {told}", f"{name}{{}} top_n={count}")
+    return Table(
+        "Table 6: number of retrieved entries",
+        rows,
+        [
+            *(
+                Claim(f"At {count}, mR²AG is ahead of the best baseline", ahead(cell, *baselines(count)))
+                for count, cell in cells.items()
+            ),
+            Claim("More entries are better from 1 to 5", [*ahead(cells[3], cells[1]), *ahead(cells[5], cells[3])]),
+            Claim("10 are better still", ahead(cells[10], cells[5])),
+            Claim("but bring less than going from 1 to 5", [{cells[5]: 2.0, cells[1]: -1.0, cells[10]: -1.0}]),
+        ],
+        "The paper's ranks, and ours beside them, are of mR²AG's rows. The best baseline is closed book, naive mRAG at "
+        "1 entry, or a row of as many entries; Table 1 says what all were given. The tuned baselines were tuned on "
+        f"{config.top_n} entries." + (TAUGHT if config.base_model.startswith("miniature/") else ""),
+    )
+
+
+def _reflections() -> Table:
+    mr2ag = (MODEL, START)
+    without = {name: (MODEL, f"{name}=off") for name in ("gate", "relevance", "both")}
+    return Table(
+        "The two reflections, each left out",
+        [
+            Row("mR²AG", mr2ag),
+            Row("without Retrieval-Reflection: always look up", without["gate"]),
+            Row("without Relevance-Reflection: every passage is relevant", without["relevance"]),
+            Row("without both", without["both"]),
+        ],
+        [
+            Claim("Retrieval-Reflection keeps visual questions right", ahead(mr2ag, without["gate"]), "visual"),
+            Claim("Relevance-Reflection finds the evidence", ahead(mr2ag, without["relevance"])),
+        ],
+        "The paper argues for both (§3.1) and has no table of this.",
+        visual=True,
+    )
+
+
+def _stages(config: TablesConfig, run: Path, seed: int) -> list[Stage]:
+    """The quick start, stage by stage, without its evaluation."""
+    world, index, data, checkpoint = (run / name for name in ("world", "index", "reflection", "checkpoint"))
+    training = {
+        "model": config.base_model,
+        "train_data": data,
+        "output_dir": checkpoint,
+        "seed": seed,
+        "epochs": config.epochs,
+        "device": "cpu" if config.device == "cpu" else "auto",
+    }
+    return [
+        Stage(
+            f"world, seed {seed}",
+            "data_builders.build_world",
+            "examples/miniature/world.yaml",
+            {"output": world, "seed": seed},
+            world,
+            MINUTES["world"],
+        ),
+        Stage(
+            f"index, seed {seed}",
+            "retrieval.build_index",
+            "examples/miniature/index.yaml",
+            {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index},
+            index,
+            MINUTES["index"],
+        ),
+        Stage(
+            f"data, seed {seed}",
+            "data_builders.build_mr2ag",
+            "miniature/mr2ag_data.yaml",
+            {"dataset": world, "index": index, "encoder": config.encoder, "output": data, "seed": seed},
+            data,
+            MINUTES["data"],
+        ),
+        Stage(
+            f"fine-tuning, seed {seed}",
+            "train.sft",
+            f"miniature/mr2ag_{config.method}.yaml",
+            training,
+            checkpoint,
+            MINUTES["train"],
+        ),
+    ]
+
+
+def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> list[Stage]:
+    """The baselines' model: mR²AG-IT's own questions, answered from what naive mRAG reads.
+
+    Args:
+        config: The settings.
+        run: Has the world, the index and mR²AG-IT.
+        made: The folder to build in.
+        seed: Of the training.
+    """
+    plain, checkpoint = made / "plain", made / "plain_checkpoint"
+    data = {
+        "dataset": run / "world",
+        "reflection": run / "reflection",
+        "index": run / "index",
+        "encoder": config.encoder,
+        "output": plain,
+        "top_n": config.top_n,
+        "passages": config.passages,
+        "device": config.device,
+        **{item.name: getattr(config, item.name) for item in dataclasses.fields(RerankerConfig)},
+    }
+    return [
+        Stage(
+            f"baselines' data, seed {seed}",
+            "data_builders.build_plain",
+            "examples/miniature/plain_data.yaml",
+            data,
+            plain,
+            MINUTES["plain"],
+        ),
+        Stage(
+            f"baselines' fine-tuning, seed {seed}",
+            "train.sft",
+            f"miniature/plain_{config.method}.yaml",
+            {
+                "model": config.base_model,
+                "train_data": plain,
+                "output_dir": checkpoint,
+                "seed": seed,
+                "device": "cpu" if config.device == "cpu" else "auto",
+            },
+            checkpoint,
+            MINUTES["plain_train"],
+        ),
+    ]
+
+
+def tuning(folders: Sequence[Path]) -> str:
+    """The means over some checkpoints: `1,472 steps, 8.0 passes over the questions, 6.1 million tokens`.
+
+    Tokens are those that were read, passages included. They are left out where a training did not count them, and
+    everything is where one left no record.
+    """
+    if not all((folder / RECORD).is_file() for folder in folders):
+        return "a number of steps that is not recorded"
+    states = [read_json(folder / RECORD, "the record of a training") for folder in folders]
+    steps, passes, tokens = (
+        [state.get(name) or 0 for state in states] for name in ("global_step", "epoch", "num_input_tokens_seen")
+    )
+    told = f"{statistics.mean(steps):,.0f} steps, {statistics.mean(passes):.1f} passes over the questions"
+    return f"{told}, {statistics.mean(tokens) / 1e6:.1f} million tokens" if all(tokens) else told

@@ -1,0 +1,185 @@
+"""Builds a world into a data set folder: pictures, encyclopedia, questions, and what the diagnostics need to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.durable import write_atomically, write_json
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import save_jpeg
+from reflectune.core.progress import progress_bar
+from reflectune.core.types import Entry, Question
+from reflectune.examples.miniature.world.drawing import draw
+from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS, Looks
+from reflectune.examples.miniature.world.facts import RELATIONS
+from reflectune.examples.miniature.world.population import NEIGHBOURS, SIZES, Article, constructed_look_alike, populate
+from reflectune.examples.miniature.world.questions import TRAFFIC_PICTURES, Interviewer
+from reflectune.formats.dataset import MANIFEST, PROBES, built_manifest, write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.formats.passages import split_passages
+
+VERSION = 1
+"""Raised whenever the same seed would give another world."""
+
+CONTACT_SHEET = "contact_sheet.png"
+
+
+def build_world(
+    folder: Path,
+    *,
+    size: str,
+    seed: int,
+    traffic: int = 0,
+    two_hop: int = 0,
+    neighbours: float = NEIGHBOURS,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Build a world, or find it built already.
+
+    Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
+    folder is whole.
+
+    Args:
+        folder: Where to write it.
+        size: A key of `SIZES`.
+        seed: Decides everything but the famous entities.
+        traffic: Questions of a further split, `traffic`; a tenth of them for another, `traffic_val`. All else is as
+            without them.
+        two_hop: Questions of a further split, `two_hop_train`. All else is as without them.
+        neighbours: Share of the articles that name the entity beside their own; the two-hop questions are about these.
+        quiet: Whether to show no progress.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: The folder holds another data set.
+    """
+    asked_for = {"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed}
+    more: dict[str, float] = {name: count for name, count in (("traffic", traffic), ("two_hop", two_hop)) if count}
+    if neighbours != NEIGHBOURS:
+        more["neighbours"] = neighbours
+    key = fingerprint({**asked_for, **more})
+    if built := built_manifest(folder, key):
+        return built
+    articles = populate(SIZES[size], _rng(seed, "population"), neighbours)
+    painter = _Painter(folder, seed, quiet)
+    splits = Interviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
+    if traffic:
+        users = Interviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_PICTURES)
+        unseen = [*splits["val_unseen_question"], *splits["val_unseen_entity"]]
+        splits["traffic"] = users.traffic(splits["train"], traffic, "traffic")
+        splits["traffic_val"] = users.traffic(unseen, math.ceil(traffic / 10), "traffic_val")
+    if two_hop:
+        splits["two_hop_train"] = Interviewer(articles, _rng(seed, "two hops"), painter.photograph).two_hop(
+            two_hop, "two_hop_train"
+        )
+    entries = list(_entries(articles, painter, seed))
+    painter.close()
+    for split, questions in splits.items():
+        write_questions(folder, split, questions)
+    write_knowledge_base(folder / "knowledge", entries, name=f"world-{size}-{seed}", image_root="..")
+    _write_probes(folder, articles, splits, seed)
+    _write_contact_sheet(folder, articles, seed)
+    manifest = {
+        "name": f"miniature world ({size}, seed {seed})",
+        "metric": "infoseek",
+        "seed": seed,
+        "settings": key,
+        "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
+        + file_fingerprint(*sorted((folder / "knowledge").glob("*.parquet")))[:8],
+        "files": {PROBES: file_fingerprint(folder / PROBES)},
+        "counts": {split: dict(Counter(q.answer_type for q in questions)) for split, questions in splits.items()},
+        "entries": len(entries),
+        "looks": {one.entity.id: dataclasses.asdict(one.entity.looks) for one in articles},
+        "relations": {one.entity.id: one.relations for one in articles},
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _rng(seed: int | str, *what: object) -> random.Random:
+    """A source of randomness of its own for each part, so that a change in one leaves the others alone."""
+    return random.Random("/".join(map(str, (seed, *what))))
+
+
+class _Painter:
+    """Draws pictures into the folder; the same picture each time, and not again if it is there."""
+
+    def __init__(self, folder: Path, seed: int, quiet: bool) -> None:
+        self._folder, self._seed = folder, seed
+        self._progress = progress_bar(desc="drawing", unit="picture", disable=quiet, mininterval=1.0)
+
+    def photograph(self, one: Article, balloons: int, number: int) -> str:
+        """Draw an entity's picture; `number` 0 is the encyclopedia's own. Returns its path in the data set."""
+        name = f"images/{one.entity.id}/{number}.jpg"
+        path = self._folder / name
+        if not path.exists():
+            save_jpeg(draw(one.entity.looks, balloons, _rng(self._seed, one.entity.id, number)), path)
+        self._progress.update()
+        return name
+
+    def close(self) -> None:
+        self._progress.close()
+
+
+def _entries(articles: Sequence[Article], painter: _Painter, seed: int) -> Iterator[Entry]:
+    for one in articles:
+        # a famous entity's article is the same in every world
+        rng = _rng("famous" if one.role == "famous" else seed, "article", one.entity.id)
+        image = painter.photograph(one, _rng(seed, "balloons", one.entity.id).choice(BALLOONS), 0)
+        yield one.entry(rng, (image,))
+
+
+def _write_probes(folder: Path, articles: Sequence[Article], splits: dict[str, list[Question]], seed: int) -> None:
+    """For each knowledge-based question of val and test, passages of entities that differ in one attribute only."""
+    by_id = {one.entity.id: one.entity for one in articles}
+    lines = []
+    for split, questions in splits.items():
+        if not split.startswith(("val_", "test_")):
+            continue
+        for question in questions:
+            if not question.requires_retrieval:
+                continue
+            rng = _rng(seed, "probes", question.id)
+            for attribute in ATTRIBUTES:
+                relation = question.meta["relation"]
+                alike = constructed_look_alike(by_id[question.entity_ids[0]], attribute, relation, rng)
+                entry = Article(alike, "bystander", [relation]).entry(rng, ())
+                (passage,) = split_passages(entry, lead="first_sentence")
+                row = {"question_id": question.id, "attribute": attribute, "passage": dataclasses.asdict(passage)}
+                lines.append(json.dumps(row) + "\n")
+    write_atomically(folder / PROBES, "".join(lines))
+
+
+def _write_contact_sheet(folder: Path, articles: Sequence[Article], seed: int) -> None:
+    """Eight rows of ten pictures: one column for each kind."""
+    rng = _rng(seed, "contact sheet")
+    side, kinds = 96, sorted({one.entity.looks.kind for one in articles})
+    sheet = Image.new("RGB", (side * len(kinds), side * 8), "white")
+    for column, kind in enumerate(kinds):
+        looks: list[Looks] = [one.entity.looks for one in articles if one.entity.looks.kind == kind]
+        for row, look in enumerate(rng.sample(looks, min(8, len(looks)))):
+            sheet.paste(draw(look, rng.choice(BALLOONS), rng), (column * side, row * side))
+    sheet.save(folder / CONTACT_SHEET)
+
+
+def describe_world(size: str, traffic: int = 0, two_hop: int = 0) -> str:
+    """What a build would make, for a dry run."""
+    wanted = SIZES[size]
+    entities = (wanted.train + wanted.val + wanted.test) * (1 + wanted.look_alikes)
+    return (
+        f"a world of about {entities} entities and the famous ones, {len(RELATIONS)} kinds of fact, splits train, "
+        "val_unseen_question, val_unseen_entity, test_unseen_question, test_unseen_entity, two_hop_val, two_hop_test"
+        + (f", and {two_hop:,} questions of two_hop_train" if two_hop else "")
+        + (f", and {traffic:,} questions of traffic" if traffic else "")
+    )

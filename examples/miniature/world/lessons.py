@@ -1,0 +1,265 @@
+"""What a miniature base model is taught before it ever meets a reflection token: to see, to match, to read.
+
+Lessons are drawn endlessly from entities invented on the spot, with looks that training may use. They are plain
+conversations: captions, visual questions, "is this it?", reading an answer from a passage, an article or several,
+judging evidence by "yes" and "no", and a few facts learned by heart. A question that wants a word asks for one.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from reflectune.core.types import AnswerStyle, Passage
+from reflectune.examples.miniature.models.batches import Lesson, Turn
+from reflectune.examples.miniature.world.entities import (
+    ATTRIBUTES,
+    VALUES,
+    Entity,
+    Looks,
+    article,
+    describe,
+    look_alike,
+    make_entity,
+    random_looks,
+)
+from reflectune.examples.miniature.world.facts import RELATIONS, ask
+from reflectune.examples.miniature.world.phrasings import ask_visual
+from reflectune.formats.passages import split_passages
+from reflectune.models.rendering.turns import answer_prompt, documents_text, passage_text
+
+EVIDENCE_QUESTION = "Is this document evidence?"
+MATCH_QUESTION = "Is this it?"
+CAPTION_QUESTION = "What is in the picture?"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a drawn picture shows."""
+
+    looks: Looks
+    balloons: int
+
+
+class Teacher:
+    """Draws lessons about a fixed pool of pictures.
+
+    Args:
+        pictures: What the pool's pictures show; their looks are such that training may use them.
+        famous: Entities whose facts are to be learned by heart.
+        rng: Source of everything else.
+    """
+
+    def __init__(self, pictures: Sequence[Picture], famous: Sequence[Entity], rng: random.Random) -> None:
+        self.pictures, self._famous, self._rng = pictures, famous, rng
+        self._by_looks: dict[Looks, list[int]] = {}
+        for index, picture in enumerate(pictures):
+            self._by_looks.setdefault(picture.looks, []).append(index)
+
+    def look(self) -> Lesson:
+        """A caption and every visual question about one picture."""
+        index, picture = self._any_picture()
+        caption = Turn(CAPTION_QUESTION, describe(picture.looks, self._rng), "caption")
+        return Lesson(index, "", (caption, *(self._visual(picture, a) for a in (*ATTRIBUTES, "count"))))
+
+    def match(self, turns: int = 12) -> Lesson:
+        """ "Is this it?", asked of titles and descriptions that fit the picture or differ in one attribute or two."""
+        index, picture = self._any_picture()
+        match_turns = [self._match_turn(picture.looks) for _ in range(turns)]
+        return Lesson(index, "", (self._visual(picture, self._rng.choice((*ATTRIBUTES, "count"))), *match_turns))
+
+    def read(self, *, with_picture: bool, evidence_weight: float = 2.0) -> Lesson:
+        """An answer read from a passage, and yes or no to whether passages are evidence."""
+        rng = self._rng
+        index, picture = self._any_picture()
+        looks = picture.looks
+        entity = make_entity("", looks, rng)
+        relation, other = rng.sample(list(entity.facts), 2)
+        question = ask(relation, looks.category, rng)
+
+        def evidence(source: Entity, told: str, skill: str) -> Turn:
+            text = f"{passage_text(self._passages(source)[told])} {EVIDENCE_QUESTION}"
+            words = _shown_words(text, source.looks, looks) if with_picture else ()
+            answer = _yes(source.looks == looks and told == relation)
+            return Turn(text, answer, skill, evidence_weight, shown=words)
+
+        turns = [
+            self._reading(passage_text(self._passages(entity)[relation]), entity.facts[relation], relation, "read"),
+            evidence(entity, relation, "evidence_gold"),
+            evidence(entity, other, "evidence_section"),
+        ]
+        if with_picture:
+            for _ in range(2):
+                alike = make_entity("", self._look_alike(looks), rng, [relation])
+                turns.append(evidence(alike, relation, "evidence_look_alike"))
+            turns.append(evidence(make_entity("", looks, rng, [relation]), relation, "evidence_gold"))
+            stranger = make_entity("", random_looks(rng, held_out=False), rng, [relation])
+            if stranger.looks != looks:
+                turns.append(evidence(stranger, relation, "evidence_stranger"))
+        else:
+            turns.append(self._other_reading(relation, looks))
+        return Lesson(index if with_picture else None, question, tuple(turns))
+
+    def read_many(self, turns: int = 4) -> Lesson:
+        """The same question answered from several entities' passages, without a picture: dense practice in reading."""
+        looks = random_looks(self._rng, held_out=False)
+        relation = self._rng.choice(list(RELATIONS))
+        question = ask(relation, looks.category, self._rng)
+        return Lesson(None, question, tuple(self._other_reading(relation, looks) for _ in range(turns)))
+
+    def read_article(self, articles: int = 1, *, with_picture: bool = True, turns: int = 2) -> Lesson:
+        """An answer read from a whole article, or from two articles; the second one is about a look-alike."""
+        index, picture = self._any_picture()
+        relation = self._rng.choice(list(RELATIONS))
+        question = ask(relation, picture.looks.category, self._rng)
+        article_turns = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(turns))
+        return Lesson(index if with_picture else None, question, article_turns)
+
+    def _article_turn(self, looks: Looks, relation: str, articles: int) -> Turn:
+        rng = self._rng
+        others = rng.sample([name for name in RELATIONS if name != relation], rng.randint(1, 5))
+        relations = [relation, *others]
+        rng.shuffle(relations)
+        entity = make_entity("", looks, rng, relations)
+        context = list(self._passages(entity).values())
+        if articles == 2:
+            context += self._passages(make_entity("", self._look_alike(looks), rng)).values()
+        return self._reading(documents_text(context), entity.facts[relation], relation, "read_article")
+
+    def read_articles(self, articles: int) -> Lesson:
+        """An answer read from the one article, of several in random order, that tells of what the picture shows.
+
+        The others are of look-alikes, most of which tell of the same relation: as a retriever finds them. Where a
+        passage ends, the grounding loss asks whether it is the evidence.
+        """
+        rng = self._rng
+        index, picture = self._any_picture()
+        relation = rng.choice(list(RELATIONS))
+        entity = make_entity("", picture.looks, rng, self._relations(relation, told=True))
+        looks = [self._look_alike(picture.looks) for _ in range(articles - 1)]
+        others = [make_entity("", each, rng, self._relations(relation, told=rng.random() < 0.8)) for each in looks]
+        order = rng.sample([entity, *others], articles)
+        text = ""
+        words: list[tuple[int, bool]] = []
+        for one in order:
+            for passage in self._passages(one).values():
+                start, text = len(text), f"{text}{passage_text(passage)} "
+                words += _shown_words(text, one.looks, picture.looks, start)
+                words.append((len(text) - 1, one is entity and passage.heading == RELATIONS[relation].heading))
+        turn = self._reading(text.strip(), entity.facts[relation], relation, "read_articles")
+        question = ask(relation, picture.looks.category, rng)
+        return Lesson(index, question, (replace(turn, weight=3.0, shown=tuple(words)),))
+
+    def _relations(self, relation: str, *, told: bool) -> list[str]:
+        """What an article tells of, in random order: two to five relations, this one among them or not."""
+        others = self._rng.sample([name for name in RELATIONS if name != relation], self._rng.randint(2, 4))
+        relations = [relation, *others] if told else others
+        self._rng.shuffle(relations)
+        return relations
+
+    def copy(self, turns: int = 2) -> Lesson:
+        """Repeat a run of unrelated words: practice in looking back, which reading is made of."""
+        return Lesson(None, "", tuple(self._copy_turn() for _ in range(turns)))
+
+    def recall(self) -> Lesson:
+        """Every fact of a famous entity, from its picture alone."""
+        entity = self._rng.choice(self._famous)
+        index = self._rng.choice(self._by_looks[entity.looks])
+        category = entity.looks.category
+        facts = tuple(
+            Turn(f"{ask(r, category, self._rng)} {_instruction(r)}", v, "recall") for r, v in entity.facts.items()
+        )
+        return Lesson(index, "", facts)
+
+    def _any_picture(self) -> tuple[int, Picture]:
+        index = self._rng.randrange(len(self.pictures))
+        return index, self.pictures[index]
+
+    def _visual(self, picture: Picture, attribute: str) -> Turn:
+        answer = str(picture.balloons) if attribute == "count" else getattr(picture.looks, attribute)
+        question = ask_visual(attribute, picture.looks.category, self._rng)
+        return Turn(f"{question} {answer_prompt('short', documents=False)}", answer, f"visual_{attribute}")
+
+    def _match_turn(self, looks: Looks) -> Turn:
+        is_it = self._rng.random() < 0.5
+        shown = looks if is_it else self._look_alike(looks)
+        text = f"{make_entity('', shown, self._rng, []).title}: {describe(shown, self._rng)} {MATCH_QUESTION}"
+        return Turn(text, _yes(is_it), "match", 2.0, 0.1 * is_it, _shown_words(text, shown, looks))
+
+    def _copy_turn(self) -> Turn:
+        rng = self._rng
+        relations = rng.choices(list(RELATIONS.values()), k=rng.randint(3, 8))
+        words = [relation.wording("building").value(rng).replace(" && ", " ") for relation in relations]
+        rng.shuffle(words)
+        text = " ".join(words)
+        return Turn(f"{text}.", text, "copy")
+
+    def _look_alike(self, looks: Looks) -> Looks:
+        """Looks that training may use and that differ in one attribute or two; a changed kind mostly keeps the noun."""
+        rng = self._rng
+        while True:
+            shown = look_alike(looks, rng.choice((1, 1, 1, 2)), rng)
+            if shown.kind != looks.kind and rng.random() < 0.7:
+                siblings = [k for k in VALUES["kind"] if replace(looks, kind=k).category == looks.category]
+                shown = replace(shown, kind=rng.choice([k for k in siblings if k != looks.kind]))
+            if not shown.held_out:
+                return shown
+
+    def _passages(self, entity: Entity) -> dict[str, Passage]:
+        """The entity's passages by relation, in the article's order."""
+        passages = split_passages(article(entity, self._rng), lead="first_sentence")
+        return dict(zip(entity.facts, passages, strict=True))
+
+    def _reading(self, context: str, answer: str, relation: str, skill: str) -> Turn:
+        prompt = answer_prompt(_style(relation), documents=True)
+        return Turn(prompt.format(passage=context), answer, skill)
+
+    def _other_reading(self, relation: str, looks: Looks) -> Turn:
+        """A reading of the same relation from another entity of the same category."""
+        entity = make_entity("", looks, self._rng, [relation])
+        return self._reading(
+            documents_text(list(self._passages(entity).values())), entity.facts[relation], relation, "read"
+        )
+
+
+def corpus(entities: int, rng: random.Random) -> list[str]:
+    """Texts that a tokenizer is trained on: articles, questions, answers and instructions of invented entities."""
+    texts = [f"{number:02d}" for number in range(100)] * 300
+    for _ in range(entities):
+        looks = random_looks(rng, held_out=False)
+        entity = make_entity("", looks, rng)
+        entry = article(entity, rng)
+        texts += [f" {passage_text(passage)}" for passage in split_passages(entry, lead="first_sentence")]
+        for relation, value in entity.facts.items():
+            texts += [f" {ask(relation, looks.category, rng)}", f" {value}", value]
+        texts += [ask_visual(a, looks.category, rng) for a in (*ATTRIBUTES, "count")]
+        texts += [f"{getattr(looks, name)} {getattr(looks, name)}" for name in ATTRIBUTES]
+        texts += [f" {answer_prompt(style, documents=True).removeprefix('{passage} ')}" for style in ("short", "list")]
+        texts += [f" {EVIDENCE_QUESTION} yes no", f" {MATCH_QUESTION}", f" {CAPTION_QUESTION}"]
+        texts += ["USER: \n", " ASSISTANT: yes", "user\n", "assistant\n"]
+    return texts
+
+
+def _shown_words(text: str, described: Looks, seen: Looks, start: int = 0) -> tuple[tuple[int, bool], ...]:
+    """Where each word of a description ends that stands in the text after `start`, and whether it holds of the seen."""
+    places = []
+    for name in ATTRIBUTES:
+        word = re.compile(rf"\b{re.escape(getattr(described, name))}\b").search(text, start)
+        assert word is not None, f"{getattr(described, name)!r} is not in {text[start:]!r}"
+        places.append((word.end(), getattr(described, name) == getattr(seen, name)))
+    return tuple(places)
+
+
+def _style(relation: str) -> AnswerStyle:
+    return "list" if RELATIONS[relation].answer_type == "multi_answer" else "short"
+
+
+def _instruction(relation: str) -> str:
+    """How an answer about a relation is asked for without a document."""
+    return answer_prompt(_style(relation), documents=False)
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"

@@ -1,0 +1,197 @@
+"""Who lives in a world: famous entities, those of each split, their look-alikes, and the articles about them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from reflectune.core.types import Entry, Section
+from reflectune.examples.miniature.world.entities import (
+    ALL_LOOKS,
+    ATTRIBUTES,
+    Entity,
+    Looks,
+    article,
+    change_attribute,
+    famous_entities,
+    look_alike,
+    make_entity,
+)
+from reflectune.examples.miniature.world.facts import RELATIONS, state
+
+Role = Literal["famous", "train", "val", "test", "bystander"]
+
+
+@dataclass(frozen=True)
+class WorldSize:
+    """How large a world is.
+
+    Attributes:
+        train: Entities whose looks training may use, besides the famous ones; the two unseen-question splits ask about
+            a fact of theirs that the train split doesn't.
+        val: Entities of `val_unseen_entity`, with held-out looks.
+        test: Entities of `test_unseen_entity`, with held-out looks.
+        look_alikes: Entities added beside each of these that differ from it in one attribute or two.
+        unique_looks: Whether no two entities may look alike in everything. A world of more entities than looks can't.
+    """
+
+    train: int
+    val: int
+    test: int
+    look_alikes: int
+    unique_looks: bool = True
+
+
+SIZES: dict[str, WorldSize] = {
+    "tiny": WorldSize(train=12, val=6, test=4, look_alikes=1),
+    "default": WorldSize(train=160, val=80, test=40, look_alikes=1),
+    "large": WorldSize(train=6000, val=2500, test=1500, look_alikes=1, unique_looks=False),
+}
+
+
+@dataclass
+class Article:
+    """An entity's entry: which relation each of its sections tells of, and the sections beyond the facts' own.
+
+    `relations` holds, for each section, a relation's name, or `outdated` or `neighbour` for the extra ones.
+    """
+
+    entity: Entity
+    role: Role
+    relations: list[str]
+    extra: list[Section] = field(default_factory=list)
+
+    def add(self, relation: str, section: Section) -> None:
+        """Append a section that tells of a relation."""
+        self.relations.append(relation)
+        self.extra.append(section)
+
+    def sections_of(self, relation: str) -> list[int]:
+        """The indices of the sections that tell of a relation."""
+        return [index for index, name in enumerate(self.relations) if name == relation]
+
+    def entry(self, rng: random.Random, images: tuple[str, ...]) -> Entry:
+        """The encyclopedia's entry."""
+        return article(self.entity, rng, images=images, more=self.extra)
+
+
+NEIGHBOURS = 1 / 7
+"""Share of the articles that name the entity beside their own."""
+
+
+def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS) -> list[Article]:
+    """Invent all entities of a world, and what its articles say beyond their own facts.
+
+    Args:
+        size: How many there are.
+        rng: Source of everything that isn't the same in every world.
+        neighbours: Share of the articles, of entities with a split, that name the entity beside their own.
+    """
+    articles = [_article(entity, "famous") for entity in famous_entities()]
+    free = _FreeLooks(size.unique_looks, {a.entity.looks for a in articles}, rng)
+    wanted: tuple[tuple[Role, int, bool], ...] = (
+        ("train", size.train, False),
+        ("val", size.val, True),
+        ("test", size.test, True),
+    )
+    for role, count, held_out in wanted:
+        for number in range(count):
+            articles.append(_article(make_entity(f"{role}-{number:05d}", free.draw(held_out), rng), role))
+    for original in [a for a in articles if a.role != "famous"]:
+        for number in range(size.look_alikes):
+            looks = free.near(original.entity.looks, number)
+            if looks is not None:
+                # it tells of the same things, so that only its looks tell it from the original
+                relations = rng.sample(list(original.entity.facts), len(original.entity.facts))
+                entity = make_entity(f"{original.entity.id}-like-{number}", looks, rng, relations)
+                articles.append(_article(entity, "bystander"))
+    _repeat_facts(articles, rng)
+    _add_outdated(articles, rng)
+    _add_neighbours(articles, neighbours, rng)
+    return articles
+
+
+def _article(entity: Entity, role: Role) -> Article:
+    return Article(entity, role, list(entity.facts))
+
+
+class _FreeLooks:
+    """Hands out combinations of looks, each once if they are to be unique."""
+
+    def __init__(self, unique: bool, taken: set[Looks], rng: random.Random) -> None:
+        self._unique, self._taken, self._rng = unique, taken, rng
+        self._turn = 0
+
+    def draw(self, held_out: bool) -> Looks:
+        """A combination that training may use, or a held-out one."""
+        pool = [looks for looks in ALL_LOOKS if looks.held_out == held_out and looks not in self._taken]
+        return self._take(self._rng.choice(pool))
+
+    def near(self, looks: Looks, differences: int) -> Looks | None:
+        """A combination that differs in one attribute (each in turn), for odd `differences` in two; None if taken."""
+        for _ in range(40):
+            if differences % 2 == 0:
+                attribute = ATTRIBUTES[self._turn % len(ATTRIBUTES)]
+                other = change_attribute(looks, attribute, self._rng)
+            else:
+                other = look_alike(looks, 2, self._rng)
+            if other not in self._taken and other.category == looks.category:
+                self._turn += 1
+                return self._take(other)
+        return None
+
+    def _take(self, looks: Looks) -> Looks:
+        if self._unique:
+            self._taken.add(looks)
+        return looks
+
+
+def _repeat_facts(articles: Sequence[Article], rng: random.Random) -> None:
+    """In one article of seven a second section states a fact again, in other words."""
+    for one in articles:
+        if one.role != "famous" and rng.random() < 1 / 7:
+            relation = rng.choice(list(one.entity.facts))
+            text = state(relation, one.entity.looks.category, one.entity.facts[relation], rng)
+            one.add(relation, Section("Chronicle", text))
+
+
+def _add_outdated(articles: Sequence[Article], rng: random.Random) -> None:
+    """One article of ten repeats what an outdated guide says of another entity: a wrong value of a fact of that one."""
+    for one in articles:
+        if rng.random() >= 0.1:
+            continue
+        other = rng.choice(articles).entity
+        if other is one.entity:
+            continue
+        relation = rng.choice(list(other.facts))
+        wording = RELATIONS[relation].wording(other.looks.category)
+        wrong = wording.value(rng)
+        while wrong == other.facts[relation]:
+            wrong = wording.value(rng)
+        text = f"An outdated guide says of the {other.title}: {state(relation, other.looks.category, wrong, rng)}"
+        one.add("outdated", Section("Errors", text))
+
+
+def _add_neighbours(articles: Sequence[Article], share: float, rng: random.Random) -> None:
+    """Some articles name the entity beside their own: the first hop of a two-hop question."""
+    for one in articles:
+        if one.role in ("train", "val", "test") and rng.random() < share:
+            other = rng.choice(articles).entity
+            if other is not one.entity:
+                one.add("neighbour", Section("Neighbours", f"Beside it stands the {other.title}."))
+
+
+def constructed_look_alike(entity: Entity, attribute: str, relation: str, rng: random.Random) -> Entity:
+    """An entity that no world holds: it differs from the given one in one attribute and tells of the same relation.
+
+    A changed kind stays in its category, so that the question's noun doesn't give it away.
+    """
+    looks = entity.looks
+    while looks == entity.looks or looks.category != entity.looks.category:
+        looks = change_attribute(entity.looks, attribute, rng)  # type: ignore[arg-type]
+    made = make_entity(f"{entity.id}~{attribute}", looks, rng, [relation])
+    while made.facts[relation] == entity.facts[relation]:
+        made = replace(made, facts={relation: RELATIONS[relation].wording(looks.category).value(rng)})
+    return made

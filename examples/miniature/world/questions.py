@@ -1,0 +1,225 @@
+"""Questions about a world, in InfoSeek's layout: splits, answer types, ranges, evidence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from reflectune.core.types import Evidence, Question
+from reflectune.examples.miniature.world.entities import ATTRIBUTES
+from reflectune.examples.miniature.world.facts import RELATIONS, ask
+from reflectune.examples.miniature.world.phrasings import Phrasing, ask_visual
+from reflectune.examples.miniature.world.population import Article, Role
+
+TOLERANCE = 0.1
+"""A number is right within a tenth of the value, as most of InfoSeek's ranges have it."""
+
+Photograph = Callable[[Article, int, int], str]
+"""Takes (article, how many balloons, which picture of it) and returns the image's path."""
+
+SPLITS: Final = (
+    "train",
+    "val_unseen_question",
+    "val_unseen_entity",
+    "test_unseen_question",
+    "test_unseen_entity",
+    "two_hop_val",
+    "two_hop_test",
+)
+"""Of every world, but for `two_hop_train` and the traffic's."""
+
+PICTURES = range(1, 4)
+"""Numbers of each entity's pictures that questions are asked about; 0 is the encyclopedia's own."""
+
+TRAFFIC_PICTURES = range(4, 28)
+"""Those that the traffic asks about."""
+
+TRAFFIC_FAMOUS = 0.4
+"""Share of its questions that are about famous entities: people ask most about what most people know."""
+
+TRAFFIC_VISUAL = 1 / 6
+"""Share of its questions that looking answers."""
+
+
+class Interviewer:
+    """Asks the questions of a world.
+
+    Args:
+        articles: The world's population.
+        rng: Source of phrasings, pictures and draws.
+        photograph: Makes the picture that a question shows.
+        pictures: Numbers of an entity's pictures to draw from.
+    """
+
+    def __init__(
+        self, articles: Sequence[Article], rng: random.Random, photograph: Photograph, pictures: range = PICTURES
+    ) -> None:
+        self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, pictures
+        self._pictures: dict[tuple[str, int], tuple[str, int]] = {}
+        self._count: dict[str, int] = {}
+        self._by_title = {one.entity.title: one for one in articles}
+
+    def ask_all(self) -> dict[str, list[Question]]:
+        """Every split's questions."""
+        splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
+        seen = [one for one in self._articles if one.role in ("train", "famous")]
+        for number, one in enumerate(seen):
+            *train_relations, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))
+            later = "test" if number % 3 == 2 else "val"
+            splits["train"] += [self.knowledge(one, relation, "train") for relation in train_relations]
+            splits["train"] += self.visual(one, "train", 3)
+            splits[f"{later}_unseen_question"].append(self.knowledge(one, kept, f"{later}_unseen_question"))
+            if one.role == "train" and number % 3 < 2:
+                name = "val_unseen_question" if number % 3 == 0 else "test_unseen_question"
+                splits[name] += self.visual(one, name, 1)
+        for one in (a for a in self._articles if a.role == "bystander" and not a.entity.looks.held_out):
+            splits["train"] += self.visual(one, "train", 3)
+        for role in ("val", "test"):
+            name = f"{role}_unseen_entity"
+            for one in (a for a in self._articles if a.role == role):
+                for relation in self._rng.sample(list(one.entity.facts), 2):
+                    splits[name].append(self.knowledge(one, relation, name))
+                splits[name] += self.visual(one, name, 1)
+            splits[f"two_hop_{role}"] += [
+                self._two_hop(one, other, f"two_hop_{role}") for one, other in self._neighbours(role)
+            ]
+        return splits
+
+    def two_hop(self, count: int, split: str) -> list[Question]:
+        """Two-hop questions about entities that training may show, in its words: many of the same two entities.
+
+        Args:
+            count: How many to ask.
+            split: The split that they belong to.
+        """
+        pairs = list(self._neighbours("train"))
+        return [self._two_hop(*self._rng.choice(pairs), split, "train") for _ in range(count if pairs else 0)]
+
+    def traffic(self, known: Sequence[Question], count: int, split: str) -> list[Question]:
+        """Questions as users ask them: each repeats the topic of a known question, many topics come several times.
+
+        Args:
+            known: The questions of these splits.
+            count: How many to ask, each in words and with a picture of its own.
+            split: The split that the new questions belong to.
+        """
+        by_id = {one.entity.id: one for one in self._articles}
+        models: dict[tuple[bool, bool], list[Question]] = {}
+        for question in known:
+            kind = (question.requires_retrieval is False, by_id[question.entity_ids[0]].role == "famous")
+            models.setdefault(kind, []).append(question)
+        questions: list[Question] = []
+        for _ in range(count):
+            visual, famous = self._rng.random() < TRAFFIC_VISUAL, self._rng.random() < TRAFFIC_FAMOUS
+            model = self._rng.choice(models.get((visual, famous)) or models[visual, False])
+            one = by_id[model.entity_ids[0]]
+            if visual:
+                questions += self.visual(one, split, 1)
+            else:
+                questions.append(self.knowledge(one, model.meta["relation"], split))
+        return questions
+
+    def knowledge(self, one: Article, relation: str, split: str) -> Question:
+        """A question whose answer stands in the entity's article."""
+        phrasing = _phrasing(split)
+        value = one.entity.facts[relation]
+        text = ask(relation, one.entity.looks.category, self._rng, phrasing)
+        evidence = tuple(Evidence(one.entity.id, section) for section in one.sections_of(relation))
+        answer_type = RELATIONS[relation].answer_type
+        return Question(
+            id=self._next_id(split),
+            image=self._picture(one)[0],
+            text=text,
+            answers=(value,),
+            range=_range(value) if answer_type == "numerical" else None,
+            answer_type=answer_type,
+            split=split,
+            requires_retrieval=True,
+            entity_ids=(one.entity.id,),
+            evidence=evidence,
+            meta={
+                "relation": relation,
+                "phrasing": "seen" if phrasing == "train" else "held_out",
+                "famous": "yes" if one.role == "famous" else "no",
+            },
+        )
+
+    def visual(self, one: Article, split: str, count: int) -> Iterator[Question]:
+        """Questions that looking answers, about `count` different attributes."""
+        phrasing = _phrasing(split)
+        for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
+            image, balloons = self._picture(one)
+            answer = str(balloons) if attribute == "count" else getattr(one.entity.looks, attribute)
+            yield Question(
+                id=self._next_id(split),
+                image=image,
+                text=ask_visual(attribute, one.entity.looks.category, self._rng, phrasing),
+                answers=(answer,),
+                split=split,
+                requires_retrieval=False,
+                entity_ids=(one.entity.id,),
+                meta={"attribute": attribute, "phrasing": "seen" if phrasing == "train" else "held_out"},
+            )
+
+    def _neighbours(self, role: Role) -> Iterator[tuple[Article, Article]]:
+        """The articles of a role that name a neighbour, each with the neighbour's."""
+        for one in self._articles:
+            if one.role == role and "neighbour" in one.relations:
+                text = one.extra[one.relations.index("neighbour") - len(one.entity.facts)].text
+                yield one, self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
+
+    def _two_hop(self, one: Article, other: Article, split: str, phrasing: Phrasing = "held_out") -> Question:
+        """A question about the entity that an article names as the neighbour of the one in the picture."""
+        relation = self._rng.choice(list(other.entity.facts))
+        question_text = ask(relation, other.entity.looks.category, self._rng, phrasing)
+        category, noun = one.entity.looks.category, other.entity.looks.category
+        named = f"the {noun} in the picture"
+        question_text = question_text.replace(
+            named if named in question_text else f"this {noun}", f"the {noun} beside this {category}"
+        )
+        answer_type = RELATIONS[relation].answer_type
+        value = other.entity.facts[relation]
+        return Question(
+            id=self._next_id(split),
+            image=self._picture(one)[0],
+            text=question_text,
+            answers=(value,),
+            range=_range(value) if answer_type == "numerical" else None,
+            answer_type=answer_type,
+            split=split,
+            requires_retrieval=True,
+            entity_ids=(one.entity.id, other.entity.id),
+            evidence=(
+                Evidence(one.entity.id, one.relations.index("neighbour")),
+                *(Evidence(other.entity.id, index) for index in other.sections_of(relation)),
+            ),
+            meta={
+                "relation": relation,
+                "phrasing": "seen" if phrasing == "train" else "held_out",
+                "two_hop": "yes",
+            },
+        )
+
+    def _picture(self, one: Article) -> tuple[str, int]:
+        """One of the entity's pictures, and how many balloons it shows."""
+        key = (one.entity.id, self._rng.choice(self._numbers))
+        if key not in self._pictures:
+            balloons = self._rng.randint(1, 4)
+            self._pictures[key] = (self._photograph(one, balloons, key[1]), balloons)
+        return self._pictures[key]
+
+    def _next_id(self, split: str) -> str:
+        number = self._count.get(split, 0)
+        self._count[split] = number + 1
+        return f"world_{split}_{number:06d}"
+
+
+def _phrasing(split: str) -> Phrasing:
+    """Training alone uses its phrasings."""
+    return "train" if split in ("train", "traffic") else "held_out"
+
+
+def _range(value: str) -> tuple[float, float]:
+    number = float(value.split()[0])
+    return number * (1 - TOLERANCE), number * (1 + TOLERANCE)

@@ -1,0 +1,1 @@
+"""The pocket model: published weights, real pictures and Wikipedia text."""

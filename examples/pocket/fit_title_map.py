@@ -1,0 +1,111 @@
+"""Fit a title map: `python -m reflectune.examples.pocket.fit_title_map --pictures FILE --knowledge DIR --output FILE`.
+
+A title map lets images and titles of two models that were not trained together be compared, as equation 3 does. What
+this writes is an `encoder` for configs. Pictures whose `use` is `train` are read, and no others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectune.core import checks
+from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.errors import UserError, entry_point
+from reflectune.core.outputs import hold
+from reflectune.models.names import encoder_name
+
+
+@dataclass
+class TitleMapConfig:
+    """Which pictures and models, and where to."""
+
+    pictures: str = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl", check=checks.file)
+    knowledge: str = setting(
+        "", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge", check=checks.folder
+    )
+    output: str = setting("", "the map to write, FILE.safetensors", check=checks.output_file)
+    vision: str = setting(
+        "pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id", check=encoder_name
+    )
+    text: str = setting(
+        "pocket/text", "a text model that declares its pooling: pocket/text, a folder, or a hub id", check=encoder_name
+    )
+    batch_size: int = setting(16, "pictures encoded together", low=1)
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("pictures", "knowledge", "output") if not getattr(self, name)]
+        if self.output and not self.output.endswith(".safetensors"):
+            issues.append(f"`output` must end in .safetensors, found {self.output}")
+        if Path(self.knowledge).is_dir() and self.knowledge and not Path(self.knowledge, "kb.json").is_file():
+            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
+        return issues + bound_problems(self, TitleMapConfig)
+
+
+def run(config: TitleMapConfig) -> dict[str, Any]:
+    """Encode the pictures that are for training and their titles, fit the map and write it.
+
+    Returns:
+        The map's record.
+
+    Raises:
+        UserError: A row is not as it should be, an image is bad, or fewer than two entities have pictures.
+    """
+    import numpy as np  # slow to import, as those below: after the config is right
+
+    from reflectune.core.devices import find_device
+    from reflectune.core.hashing import file_fingerprint
+    from reflectune.examples.pocket.mapped_encoder import ImageTower, TitleModel
+    from reflectune.examples.pocket.title_map import TitleMap, fit_title_map, write_title_map
+    from reflectune.examples.pocket.training_pictures import encode_pictures, training_pictures
+    from reflectune.formats.knowledge_base import KnowledgeBase
+    from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+
+    kb = KnowledgeBase(config.knowledge)
+    rows = training_pictures(Path(config.pictures))
+    titles = {entry.id: entry.title for entry in kb if entry.title.strip()}
+    places = {entry_id: place for place, entry_id in enumerate(titles)}
+    if unknown := [entity for _, entity in rows if entity not in places]:
+        raise UserError(f"{config.pictures} names {unknown[0]}, which {kb.folder} has no entry with a title of")
+    shown = np.array([places[entity] for _, entity in rows], dtype=np.int64)
+    if len(set(shown)) < 2:
+        raise UserError(f"{config.pictures} has training pictures of fewer than two entities: nothing can be held out")
+    vision, text = find_checkpoint(config.vision), find_checkpoint(config.text)
+    device = find_device(config.device)
+    folder, images = Path(config.pictures).parent, [image for image, _ in rows]
+    image_vectors = encode_pictures(ImageTower(vision, device), folder, images, config.batch_size)
+    title_vectors = TitleModel(text, device).encode(list(titles.values()))
+    weight, bias, fitted = fit_title_map(image_vectors, title_vectors, shown)
+    record = {
+        "vision": config.vision,
+        "vision_fingerprint": vision.fingerprint,
+        "text": config.text,
+        "text_fingerprint": text.fingerprint,
+        "kb": kb.name,
+        "kb_fingerprint": kb.fingerprint,
+        "pictures_fingerprint": file_fingerprint(config.pictures),
+        "use": "train",
+        "pictures": len(rows),
+        "entities": len(set(shown)),
+        **fitted,
+    }
+    write_title_map(Path(config.output), TitleMap(weight, bias, record))
+    return record
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, fit, and say how well."""
+    (config,) = parse_config(TitleMapConfig)
+    hold(config.output)
+    record = run(config)
+    print(f"{config.output}: fitted on {record['pictures']:,} pictures of {record['entities']:,} entities")
+    best = max(record["held_out_mrr"].values())
+    print(f"  penalty {record['penalty']:.3g}; mean reciprocal rank of the title, entities held out: {best:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Builds the gallery into a data set folder: pictures, knowledge base, questions, and pages to read them by."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.durable import write_atomically, write_json
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import open_image, save_jpeg
+from reflectune.core.progress import progress_bar
+from reflectune.core.types import Entry, Question
+from reflectune.examples.pocket.gallery.card import card
+from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
+from reflectune.examples.pocket.gallery.entities import Entity, Look, make_entities
+from reflectune.examples.pocket.gallery.facts import entry_of
+from reflectune.examples.pocket.gallery.linking import Links, link_pictures, read_reviewed
+from reflectune.examples.pocket.gallery.pages import write_contact_sheet, write_link_page
+from reflectune.examples.pocket.gallery.questions import Amounts, Interviewer, image_path
+from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
+from reflectune.examples.pocket.gallery.sources.pictures import Picture, Unusable, read_picture
+from reflectune.examples.pocket.gallery.two_hop import Chains
+from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, names_of, repeated, visuals
+from reflectune.formats.dataset import LOOK_ALIKES, MANIFEST, built_manifest, write_questions
+from reflectune.formats.knowledge_base import write_knowledge_base
+
+VERSION = 1
+"""Raised whenever the same settings and sources would give another gallery."""
+
+LINK_PAGE, CARD, PICTURES = "links.html", "README.md", "pictures.jsonl"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a gallery besides its sources.
+
+    Attributes:
+        seed: Of every draw.
+        amounts: How many questions to ask.
+        limit: Most entities of each kind of thing; 0: all.
+    """
+
+    seed: int = 0
+    amounts: Amounts = dataclasses.field(default_factory=Amounts)
+    limit: int = 0
+
+
+def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: bool = False) -> dict[str, Any]:
+    """Build a gallery, or find it built already.
+
+    Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
+    folder is whole.
+
+    Args:
+        folder: Where to write it.
+        sources: Pictures, articles and what facts come from.
+        settings: Seed and sizes.
+        quiet: Whether to show no progress.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: The folder holds another data set, or a source has a bad picture or article.
+    """
+    reviewed = read_reviewed()
+    key = fingerprint(
+        {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
+    )
+    if built := built_manifest(folder, key):
+        return built
+    return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet))
+
+
+@dataclass(frozen=True)
+class LinkedEntities:
+    """What the sources' pictures show.
+
+    Attributes:
+        links: Of pictures to articles.
+        looks: How each linked picture that can be used looks, by id.
+        entities: The subjects of linked articles.
+        unusable: Linked pictures that can't be used.
+    """
+
+    links: Links
+    looks: dict[str, Look]
+    entities: Sequence[Entity]
+    unusable: int
+
+
+def make_linked_entities(folder: Path, sources: Collection, settings: Settings, quiet: bool) -> LinkedEntities:
+    """Link the pictures, write those that aren't in the folder yet, and make entities of them."""
+    reviewed = read_reviewed()
+    links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
+    looks, unusable = read_pictures(folder, [link.picture for link in links.made], quiet)
+    entities = make_entities(links.made, sources.articles, reviewed, looks, settings.seed, settings.limit)
+    return LinkedEntities(links, looks, entities, len(unusable))
+
+
+def _write(folder: Path, key: str, sources: Collection, settings: Settings, linked: LinkedEntities) -> dict[str, Any]:
+    reviewed, links, entities = read_reviewed(), linked.links, linked.entities
+    facts = collect_facts(entities, sources, reviewed)
+    shown = {entity.article.title: (image_path(entity.shown),) for entity in entities}
+    entries = {
+        title: entry_of(article, facts.get(title, ()), shown.get(title, ()))
+        for title, article in sources.articles.items()
+    }
+    visual = {entity.article.title: list(_visuals(folder, entity, settings.seed)) for entity in entities}
+    chains = Chains(facts, entries, sources.articles)
+    two_hop = {
+        entity.article.title: chains.of(entity.article.title, CATEGORIES[entity.category].noun) for entity in entities
+    }
+    interviewer = Interviewer(entities, facts, entries, visual, two_hop, settings.amounts, settings.seed)
+    splits = interviewer.ask_all()
+    for split, questions in splits.items():
+        write_questions(folder, split, questions)
+    write_knowledge_base(folder / "knowledge", entries.values(), name=f"gallery-{settings.seed}", image_root="..")
+    _write_pictures(folder, entities)
+    look_alikes = _look_alikes(reviewed.look_alikes, entries)
+    write_json(folder / LOOK_ALIKES, look_alikes)
+    write_link_page(folder / LINK_PAGE, folder, links, entities)
+    write_contact_sheet(folder, [question for questions in splits.values() for question in questions], settings.seed)
+    counts = {split: dict(Counter(question.answer_type for question in asked)) for split, asked in splits.items()}
+    manifest = {
+        "name": f"gallery (seed {settings.seed})",
+        "metric": "infoseek",
+        "seed": settings.seed,
+        "settings": key,
+        "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
+        + file_fingerprint(*sorted((folder / "knowledge").glob("*.parquet")))[:8],
+        "files": {LOOK_ALIKES: file_fingerprint(folder / LOOK_ALIKES)},
+        "counts": counts,
+        "kinds": {split: _kinds(asked) for split, asked in splits.items()},
+        "entries": len(entries),
+        "entities": dict(Counter(entity.role for entity in entities)),
+        "links": {"made": len(links.made), "refused": len(links.refused), "unusable": linked.unusable},
+        "unstated": dict(interviewer.unstated),
+        "sources": sources.described,
+    }
+    write_atomically(folder / CARD, card(manifest, sources.names, entities))
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tuple[dict[str, Look], list[str]]:
+    """Write every picture that isn't in the folder yet.
+
+    Returns:
+        How each usable picture looks, by id; and the ids of those that are too small or not in their font.
+    """
+    usable: dict[str, Look] = {}
+    left_out: list[str] = []
+    for picture in progress_bar(pictures, desc="pictures", unit="picture", disable=quiet, mininterval=1.0):
+        path = folder / image_path(picture)
+        try:
+            if not path.exists():
+                save_jpeg(read_picture(picture), path)
+        except Unusable:
+            left_out.append(picture.id)
+            continue
+        content = path.read_bytes()
+        small = open_image(path).convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
+        usable[picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
+    return usable, left_out
+
+
+def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
+    """What looking at an entity's pictures answers; of an attribute, one picture's."""
+    if entity.role == "shown":
+        return
+    rng = random.Random(f"{seed}/looking/{entity.article.title}")
+    by_attribute: dict[str, list[Visual]] = {}
+    for picture in entity.asked:
+        image = open_image(folder / image_path(picture))
+        names = names_of(entity, picture)
+        for visual in visuals(entity.category, names, picture, image, image_path(picture), rng):
+            by_attribute.setdefault(visual.attribute, []).append(visual)
+    for same in by_attribute.values():
+        yield rng.choice(same)
+    if counted := count_question(entity.category, entity.asked, rng):
+        visual, count = counted
+        path = folder / visual.image
+        whole = repeated(read_picture(visual.picture), count, rng)
+        if not path.exists():
+            save_jpeg(whole, path)
+        yield visual
+
+
+def _write_pictures(folder: Path, entities: Sequence[Entity]) -> None:
+    """One line a picture: whose it is, where it comes from, and what it is for."""
+    lines = []
+    for entity in entities:
+        uses: list[tuple[Picture, str]] = [(entity.shown, "knowledge base")]
+        uses += [(picture, entity.role) for picture in entity.asked]
+        for picture, use in uses:
+            row = {
+                "image": image_path(picture),
+                "entity": entity.id,
+                "name": entity.names[0] if entity.category == "flag" else picture.name,
+                "kind": entity.category,
+                "source": picture.source,
+                "hand": picture.hand,
+                "style": picture.style,
+                "use": use,
+            }
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_atomically(folder / PICTURES, "".join(lines))
+
+
+def _look_alikes(groups: Sequence[Sequence[str]], entries: Mapping[str, Entry]) -> list[list[str]]:
+    """The reviewed groups as ids of entries that have a picture; those of one are left out."""
+    known = [[entries[title].id for title in group if title in entries and entries[title].images] for group in groups]
+    return [group for group in known if len(group) > 1]
+
+
+def _kinds(questions: Sequence[Question]) -> dict[str, int]:
+    """How many questions are of each sort: knowledge by kind of thing, visual by attribute."""
+    named = ("visual: " + q.meta["attribute"] if "attribute" in q.meta else q.meta["kind"] for q in questions)
+    return dict(sorted(Counter(named).items()))
+
+
+def _plain(reviewed: Any) -> dict[str, Any]:
+    return {field.name: _sorted(getattr(reviewed, field.name)) for field in dataclasses.fields(reviewed)}
+
+
+def _sorted(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else value

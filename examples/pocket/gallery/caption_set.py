@@ -1,0 +1,219 @@
+"""What stage 1 learns from, beside a gallery: captions and visual questions, none about what the gallery tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core.durable import write_json
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import open_image, save_jpeg
+from reflectune.core.types import Question
+from reflectune.examples.pocket.gallery.build import Settings, make_linked_entities, read_pictures
+from reflectune.examples.pocket.gallery.captions import (
+    FLAG_PROMPTS,
+    SENTENCE_PROMPTS,
+    WORD_PROMPTS,
+    Caption,
+    read_captions,
+)
+from reflectune.examples.pocket.gallery.collecting import Collection
+from reflectune.examples.pocket.gallery.entities import Look
+from reflectune.examples.pocket.gallery.linking import read_reviewed
+from reflectune.examples.pocket.gallery.questions import SPLITS, image_path
+from reflectune.examples.pocket.gallery.sources.pictures import Picture, read_picture
+from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, repeated, visuals
+from reflectune.formats.dataset import MANIFEST, Dataset, built_manifest, load_manifest, write_questions
+
+VERSION: Final = 2
+"""Raised whenever the same gallery would give other captions."""
+HELD_OUT: Final = 0.1
+"""Share of the captioned things that only validation shows."""
+WORDINGS: Final = {
+    **dict.fromkeys(("kind", "style"), 2),
+    **dict.fromkeys(("colour", "count", "top", "bottom", "left", "has"), 3),
+    "name": 1,
+}
+"""How many times what a picture answers is asked, each time in other words: flags are asked for their name alone."""
+TRAINED: Final = ("train", "two_hop_train")
+"""The gallery's splits whose pictures may be learned from."""
+
+
+def build_captions(
+    folder: Path, gallery: Path, sources: Collection, settings: Settings, quiet: bool = False
+) -> dict[str, Any]:
+    """Write a data set of captions beside a gallery, or find it written already.
+
+    Its splits: `train` has the captions, in a sentence and in a word; `visual` has what else looking at the same
+    pictures answers, in several wordings; `val` has the captions of things that neither of them shows. The pictures
+    lie in the gallery's folder. No picture of an entity of the gallery's validation or test is among them, and none
+    that a question of these splits is about, by the content of its file.
+
+    Args:
+        folder: Where to write it.
+        gallery: The folder of the gallery.
+        sources: What the gallery was built from.
+        settings: What it was built by.
+        quiet: Whether to show no progress.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: The folder holds another data set, or a source has a bad picture.
+    """
+    known = load_manifest(gallery)
+    key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
+    if built := built_manifest(folder, key):
+        return built
+    splits = _ask(gallery, sources, settings, quiet)
+    for split, questions in splits.items():
+        write_questions(folder, split, questions)
+    manifest = {
+        "name": f"captions of {known['name']}",
+        "metric": "exact_match",
+        "seed": settings.seed,
+        "settings": key,
+        "image_root": Path(os.path.relpath(gallery.resolve(), folder.resolve())).as_posix(),
+        "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet"))),
+        "counts": {split: dict(Counter(question.answer_type for question in q)) for split, q in splits.items()},
+        "pictures": {split: len({question.image for question in q}) for split, q in splits.items()},
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _ask(gallery: Path, sources: Collection, settings: Settings, quiet: bool) -> dict[str, list[Question]]:
+    linked = make_linked_entities(gallery, sources, settings, quiet)
+    captions = list(read_captions(sources.pictures, linked.links, linked.entities, sources.countries, read_reviewed()))
+    captions = [each for each in captions if each.entity is None or each.entity.role not in ("val", "test")]
+    known = {link.picture.id for link in linked.links.made}
+    others, _ = read_pictures(gallery, [each.picture for each in captions if each.picture.id not in known], quiet)
+    return _Splits(gallery, linked.looks | others, settings.seed).of(captions)
+
+
+class _Splits:
+    """Divides captions, and asks for them.
+
+    Args:
+        gallery: The folder of the gallery, which has the pictures.
+        looks: How each usable picture looks, by id.
+        seed: Of every draw.
+    """
+
+    def __init__(self, gallery: Path, looks: Mapping[str, Look], seed: int) -> None:
+        self._gallery, self._looks, self._seed = gallery, looks, seed
+        self._numbers = Counter[str]()
+        dataset = Dataset(gallery)
+        tested = {q.image for split in SPLITS if split not in TRAINED for q in dataset.questions(split)}
+        self._tested = {_content(gallery / image) for image in tested}
+
+    def of(self, captions: Sequence[Caption]) -> dict[str, list[Question]]:
+        """The questions of each split."""
+        captions = self._free(captions)
+        things = sorted({caption.thing for caption in captions})
+        rng = random.Random(f"{self._seed}/captions")
+        held_out = set(rng.sample(things, round(HELD_OUT * len(things))))
+        val = [caption for caption in captions if caption.thing in held_out]
+        kept = {name.lower() for caption in val for name in (caption.sentence, *caption.names)}
+        train = [
+            caption
+            for caption in captions
+            if caption.thing not in held_out and not kept & {caption.sentence.lower(), caption.names[0].lower()}
+        ]
+        return {
+            "train": [question for caption in train for question in self._caption(caption, "train")],
+            "visual": [question for caption in train for question in self._looking(caption)],
+            "val": [question for caption in val for question in self._caption(caption, "val")],
+        }
+
+    def _free(self, captions: Sequence[Caption]) -> list[Caption]:
+        """Those whose picture can be used, is no question of a test, and is no copy of an earlier one."""
+        seen = set(self._tested)
+        free = []
+        for caption in captions:
+            look = self._looks.get(caption.picture.id)
+            if look is not None and look.pixels not in seen:
+                seen.add(look.pixels)
+                free.append(caption)
+        return free
+
+    def _caption(self, caption: Caption, split: str) -> Iterator[Question]:
+        """A picture's caption, in a sentence and in a word."""
+        rng = random.Random(f"{self._seed}/caption/{caption.picture.id}")
+        sentence = rng.choice(SENTENCE_PROMPTS)
+        word = rng.choice(FLAG_PROMPTS if caption.picture.category == "flag" else WORD_PROMPTS)
+        base = Question(
+            id=self._next_id(split),
+            image=image_path(caption.picture),
+            text=sentence,
+            answers=(caption.sentence,),
+            answer_type="free_form",
+            split=split,
+            requires_retrieval=False,
+            entity_ids=(caption.entity.id,) if caption.entity else (),
+            meta={"attribute": "caption", **_about(caption)},
+        )
+        yield base
+        yield dataclasses.replace(
+            base, id=self._next_id(split), text=word, answers=caption.names, answer_type="string",
+            meta={"attribute": "name", **_about(caption)},
+        )  # fmt: skip
+
+    def _looking(self, caption: Caption) -> Iterator[Question]:
+        """What else a picture answers, in several wordings: all of it but the name, which is asked for already."""
+        picture = caption.picture
+        kind = caption.entity.category if caption.entity else picture.category
+        rng = random.Random(f"{self._seed}/looking/{picture.id}")
+        path = image_path(picture)
+        for visual in list(visuals(kind, caption.names, picture, open_image(self._gallery / path), path, rng)):
+            if visual.attribute != "name" or kind == "flag":
+                yield from self._visual(caption, visual, rng)
+        if counted := self._counted(kind, picture, rng):
+            yield from self._visual(caption, counted, rng)
+
+    def _counted(self, kind: str, picture: Picture, rng: random.Random) -> Visual | None:
+        """A question for how often the picture stands in a composed one, if no test asks it."""
+        counted = count_question(kind, [picture], rng)
+        if counted is None:
+            return None
+        visual, count = counted
+        path = self._gallery / visual.image
+        whole = repeated(read_picture(picture), count, rng)
+        if not path.exists():
+            save_jpeg(whole, path)
+        return None if _content(path) in self._tested else visual
+
+    def _visual(self, caption: Caption, visual: Visual, rng: random.Random) -> Iterator[Question]:
+        for text in visual.ask_variously(rng, WORDINGS[visual.attribute]):
+            yield Question(
+                id=self._next_id("visual"),
+                image=visual.image,
+                text=text,
+                answers=visual.answers,
+                split="visual",
+                requires_retrieval=False,
+                entity_ids=(caption.entity.id,) if caption.entity else (),
+                meta={"attribute": visual.attribute, **_about(caption)},
+            )
+
+    def _next_id(self, split: str) -> str:
+        number = self._numbers[split]
+        self._numbers[split] += 1
+        return f"captions_{split}_{number:06d}"
+
+
+def _content(path: Path) -> str:
+    """The hash of a file's content, as `Look.pixels` is."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _about(caption: Caption) -> dict[str, str]:
+    picture = caption.picture
+    return {"kind": picture.category, "thing": caption.thing, "source": picture.source, "style": picture.style}

@@ -1,0 +1,83 @@
+"""The card of a gallery: what it holds, how many, and whose work under which licence it is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.sources.packages import SOURCES
+
+
+def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence[Entity]) -> str:
+    """The text of README.md, with its YAML front matter.
+
+    Args:
+        manifest: The content of dataset.json.
+        sources: Keys of the sources that it was built from.
+        entities: The pictured articles.
+    """
+    front = {
+        "pretty_name": manifest["name"],
+        "language": ["en"],
+        "license": "other",
+        "task_categories": ["visual-question-answering"],
+        "tags": ["knowledge-based-vqa", "retrieval-augmented-generation", "reflectune"],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": split, "path": f"questions/{split}.parquet"} for split in manifest["counts"]],
+            }
+        ],
+    }
+    asked = [entity for entity in entities if entity.role != "shown"]
+    by_kind = Counter(entity.category for entity in asked)
+    used = Counter(picture.source for entity in entities for picture in (entity.shown, *entity.asked))
+    lines = [
+        "---",
+        yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
+        "",
+        f"# {manifest['name']}",
+        "",
+        "Knowledge-based visual questions about real pictures, with real encyclopedia articles. The picture in a "
+        "question is by another hand than the one in the knowledge base. Every knowledge question's answer is stated "
+        "by the article, in its summary or in a section of facts; questions of two hops name both articles.",
+        "",
+        f"{manifest['entries']:,} articles; {len(asked):,} of their subjects are asked about, "
+        f"{len(entities) - len(asked):,} more have a picture.",
+        "",
+        "| split | questions | by kind |",
+        "|---|---|---|",
+        *(
+            f"| {split} | {sum(manifest['counts'][split].values()):,} | "
+            f"{', '.join(f'{kind} {count}' for kind, count in kinds.items())} |"
+            for split, kinds in manifest["kinds"].items()
+        ),
+        "",
+        "`test_*` and `two_hop_test` are for final numbers: choose nothing by them. `look_alikes.json` lists articles "
+        "whose pictures are easily taken for each other, `pictures.jsonl` whose each picture is, `links.html` shows "
+        "all links for proof-reading.",
+        "",
+        "| asked about | entities |",
+        "|---|---|",
+        *(f"| {kind} | {count} |" for kind, count in by_kind.most_common()),
+        "",
+        "## Sources",
+        "",
+        "The pictures and texts stay under their own licences. Whoever passes this folder on has to keep to all of "
+        "them: some ask for attribution, some for the same licence.",
+        "",
+        "| source | what | licence | by | pictures |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {SOURCES[name].package} | {SOURCES[name].holds} | {SOURCES[name].package.licence} | "
+            f"{SOURCES[name].credit} | {used[name] or ''} |"
+            for name in sources
+        ),
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""Collects what a gallery is made of: the sources' pictures, articles and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from reflectune.core.errors import UserError
+from reflectune.examples.pocket.gallery.country_facts import country_facts
+from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.facts import Fact, by_title, without_doubles
+from reflectune.examples.pocket.gallery.linking import Reviewed
+from reflectune.examples.pocket.gallery.sources.emoji_and_flags import read_emoji, read_flags
+from reflectune.examples.pocket.gallery.sources.gcompris import read_activities
+from reflectune.examples.pocket.gallery.sources.packages import NEEDED, SOURCES, fetch_sources
+from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country, read_articles, read_countries
+from reflectune.examples.pocket.gallery.sources.stamps import read_stamps
+from reflectune.examples.pocket.gallery.sources.wordnet import WordNet
+from reflectune.examples.pocket.gallery.taxonomy_facts import kind_fact, taxonomy_facts
+from reflectune.examples.pocket.gallery.text_facts import reviewed_facts, text_facts
+from reflectune.examples.pocket.models.packages import Download
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The unpacked sources; nothing is read before it is asked for.
+
+    Attributes:
+        folders: Of each source, by key.
+    """
+
+    folders: Mapping[str, Path]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The sources' keys."""
+        return tuple(self.folders)
+
+    @property
+    def described(self) -> dict[str, str]:
+        """Of each source that is a package: which version, by its hash."""
+        return {name: f"{SOURCES[name].package}, sha256 {SOURCES[name].package.sha256}" for name in self.folders}
+
+    @cached_property
+    def articles(self) -> dict[str, Article]:
+        """By title."""
+        return read_articles(self.folders["wikipedia"])
+
+    @cached_property
+    def wordnet(self) -> WordNet:
+        """The nouns."""
+        return WordNet(self.folders["wordnet"])
+
+    @cached_property
+    def countries(self) -> list[Country]:
+        """The Factbook's pages; none without it."""
+        return list(read_countries(self.folders["factbook"])) if "factbook" in self.folders else []
+
+    @cached_property
+    def pictures(self) -> list[Picture]:
+        """Of all sources, in a fixed order.
+
+        Raises:
+            UserError: Two have one id.
+        """
+        folders = dict(self.folders)
+        pictures = [*read_emoji(folders), *read_flags(folders)]
+        pictures += read_stamps(folders["tuxpaint"]) if "tuxpaint" in folders else []
+        pictures += read_activities(folders["gcompris"]) if "gcompris" in folders else []
+        seen = set[str]()
+        for picture in pictures:
+            if picture.id in seen:
+                raise UserError(f"two pictures have the id {picture.id}; ids must be unique")
+            seen.add(picture.id)
+        return pictures
+
+
+def collect_sources(names: Sequence[str], cache: Path, download: Download | None = None) -> Collection:
+    """Unpack the named sources and those that every gallery needs.
+
+    Raises:
+        UserError: As `fetch_sources`.
+    """
+    return Collection(fetch_sources(list(dict.fromkeys([*NEEDED, *names])), cache, download))
+
+
+def collect_facts(entities: Sequence[Entity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
+    """The facts of each article that has any, by title: of countries, and of whatever is pictured.
+
+    Args:
+        entities: The pictured articles.
+        sources: Where facts come from.
+        reviewed: Denies facts that a pattern reads wrongly.
+    """
+    facts: list[Fact] = []
+    titles = {country.letters: reviewed.countries.get(country.letters, country.name) for country in sources.countries}
+    told = set[str]()
+    for country in sources.countries:
+        title = titles[country.letters]
+        if title in sources.articles and title not in told:
+            told.add(title)
+            facts += country_facts(country, title)
+    for entity in entities:
+        if entity.category != "flag":
+            facts += reviewed_facts(entity.article)
+            facts += text_facts(entity.article, entity.category)
+            facts += taxonomy_facts(entity.article, entity.names, entity.category, sources.wordnet)
+            facts += kind_fact(entity.article, entity.names[0], entity.category, sources.wordnet)
+    return dict(by_title(f for f in without_doubles(facts) if f"{f.title} {f.relation}" not in reviewed.denied_facts))

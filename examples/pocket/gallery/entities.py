@@ -1,0 +1,144 @@
+"""The gallery's entities: articles whose subject is shown by several hands, and which picture is for what."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reflectune.examples.pocket.gallery.linking import Link, Reviewed, category_of
+from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.reference_works import Article
+
+Role = Literal["train", "val", "test", "shown"]
+SHARES: Mapping[Role, float] = {"val": 0.2, "test": 0.2}
+"""Shares of the entities of each kind that training never sees."""
+
+
+NEARLY_EQUAL = 9.0
+"""Mean difference of grey levels, of 255, below which two pictures count as copies of one."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a picture looks like, in short.
+
+    Attributes:
+        pixels: Hash of its file.
+        small: Grey levels of a copy of 16 by 16 pixels.
+    """
+
+    pixels: str
+    small: bytes
+
+    def is_like(self, other: Look) -> bool:
+        """Whether two pictures are copies of one, perhaps in other sizes."""
+        return sum(abs(a - b) for a, b in zip(self.small, other.small, strict=True)) < NEARLY_EQUAL * len(self.small)
+
+
+@dataclass(frozen=True)
+class Entity:
+    """An article whose subject is pictured.
+
+    Attributes:
+        article: The article.
+        category: What kind of thing its subject is.
+        names: What it is called: by its article, then by its pictures.
+        shown: The picture in the knowledge base.
+        asked: The pictures that questions are asked about, by other hands; empty if there are none.
+        role: Which splits ask about it; `shown`: none, it stands in the knowledge base alone.
+    """
+
+    article: Article
+    category: str
+    names: tuple[str, ...]
+    shown: Picture
+    asked: tuple[Picture, ...]
+    role: Role
+
+    @property
+    def id(self) -> str:
+        """The article's."""
+        return self.article.id
+
+
+def make_entities(
+    links: Iterable[Link],
+    articles: Mapping[str, Article],
+    reviewed: Reviewed,
+    usable: Mapping[str, Look],
+    seed: int,
+    limit: int = 0,
+) -> list[Entity]:
+    """Group links by article, and draw each entity's picture for the knowledge base, and its role.
+
+    Args:
+        links: Of pictures to titles.
+        articles: By title.
+        reviewed: Says kinds of things better than sources do.
+        usable: How each picture that can be used looks, by id; of equal ones the first is kept.
+        seed: Of the draws.
+        limit: Most entities of each kind; 0: all.
+
+    Returns:
+        The entities, by title.
+    """
+    grouped: dict[str, list[Picture]] = {}
+    seen = set[str]()
+    for link in links:
+        look = usable.get(link.picture.id)
+        if look is not None and look.pixels not in seen:
+            seen.add(look.pixels)
+            grouped.setdefault(link.title, []).append(link.picture)
+    drawn = [_draw(articles[title], pictures, reviewed, usable, seed) for title, pictures in sorted(grouped.items())]
+    kinds: dict[str, list[Entity]] = {}
+    for entity in drawn:
+        kinds.setdefault(entity.category, []).append(entity)
+    return sorted(
+        (entity for kind, of_kind in kinds.items() for entity in _with_roles(kind, of_kind, seed, limit)),
+        key=lambda entity: entity.article.title,
+    )
+
+
+def _draw(
+    article: Article, pictures: Sequence[Picture], reviewed: Reviewed, usable: Mapping[str, Look], seed: int
+) -> Entity:
+    rng = random.Random(f"{seed}/picture/{article.title}")
+    shown = rng.choice([rng.choice(of_hand) for of_hand in _by_hand(pictures)])
+    asked = tuple(
+        picture
+        for picture in pictures
+        if picture.hand != shown.hand
+        and (picture.category == "flag" or not usable[picture.id].is_like(usable[shown.id]))
+    )
+    category = reviewed.categories.get(article.title) or category_of(pictures)
+    spoken = [] if category == "flag" else [picture.name.lower().split(",")[0] for picture in pictures]
+    names = tuple(dict.fromkeys([article.title.split(" (")[0], *(name.removesuffix(" face") for name in spoken)]))
+    return Entity(article, category, names, shown, asked, "shown")
+
+
+def _by_hand(pictures: Sequence[Picture]) -> list[list[Picture]]:
+    hands: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        hands.setdefault(picture.hand, []).append(picture)
+    return list(hands.values())
+
+
+def _with_roles(kind: str, entities: Sequence[Entity], seed: int, limit: int) -> Iterable[Entity]:
+    """The entities of one kind with roles drawn; those without a picture to ask about keep theirs."""
+    several = [entity for entity in entities if entity.asked]
+    random.Random(f"{seed}/roles/{kind}").shuffle(several)
+    if limit:
+        several = several[:limit]
+    roles: dict[str, Role] = {}
+    start = 0
+    for role, share in SHARES.items():
+        count = round(share * len(several))
+        roles |= {entity.article.title: role for entity in several[start : start + count]}
+        start += count
+    chosen = {entity.article.title for entity in several}
+    for entity in entities:
+        title = entity.article.title
+        role = roles.get(title, "train") if title in chosen else "shown"
+        yield Entity(entity.article, entity.category, entity.names, entity.shown, entity.asked, role)

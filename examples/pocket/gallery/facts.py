@@ -1,0 +1,113 @@
+"""A fact: what an article states about its subject, as a relation and its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
+from reflectune.data_builders.annotators.string import stated_answer
+from reflectune.examples.pocket.gallery.sources.reference_works import Article, summary_section
+from reflectune.formats.passages import split_passages
+
+TOLERANCE = 0.1
+"""A number is right within a tenth of the value, as most of InfoSeek's ranges have it."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact about an article's subject.
+
+    Attributes:
+        title: The article's.
+        relation: A key of `relations.RELATIONS`.
+        answers: The value and other accepted names of it; of a number, with its unit.
+        answer_type: How an answer is compared.
+        heading: The section of facts that it is written into; "" if the summary states it.
+        sentence: How that section states it; "" if the summary does.
+        asked: Its own questions, `(train, held out)`, for a relation that has none.
+    """
+
+    title: str
+    relation: str
+    answers: tuple[str, ...]
+    answer_type: AnswerType = "string"
+    heading: str = ""
+    sentence: str = ""
+    asked: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Lowest and highest accepted value of a number."""
+        if self.answer_type != "numerical":
+            return None
+        value = number(self.answers[0])
+        return min(value * (1 - TOLERANCE), value * (1 + TOLERANCE)), max(
+            value * (1 - TOLERANCE), value * (1 + TOLERANCE)
+        )
+
+
+def number(text: str) -> float:
+    """The first number in a text, thousands' commas left out, `million` and `billion` read.
+
+    Example:
+        >>> number("68.5 million people")
+        68500000.0
+    """
+    match = re.search(r"-?\d[\d,]*(?:\.\d+)?", text)
+    assert match is not None, text
+    scale = next((by for word, by in (("million", 1e6), ("billion", 1e9)) if word in text), 1.0)
+    return float(match[0].replace(",", "")) * scale
+
+
+def entry_of(article: Article, facts: Sequence[Fact], images: tuple[str, ...] = ()) -> Entry:
+    """An article as an entry: its summary as the first section, and then its facts, a section for each heading."""
+    sections = [summary_section(article)]
+    for heading in dict.fromkeys(fact.heading for fact in facts if fact.heading):
+        lines = dict.fromkeys(fact.sentence for fact in facts if fact.heading == heading)
+        sections.append(Section(heading, " ".join(lines)))
+    return Entry(article.id, article.title, article.url, article.summary, images, tuple(sections))
+
+
+def evidence_of(fact: Fact, entry: Entry, cue: str = "") -> tuple[Evidence, ...]:
+    """The sections that state a fact, none if the article doesn't.
+
+    The section that the fact comes from does if the project's own string matching finds an accepted answer in one of
+    its passages. Another one does if such a passage has a word of the relation's, too.
+
+    Args:
+        fact: About the entry's subject.
+        entry: The article, as `entry_of` made it.
+        cue: Pattern of the words that the relation is told by; "": no other section counts.
+    """
+    question = Question("", "", "", fact.answers, fact.range, fact.answer_type)
+    section_of_fact = next(
+        (i for i, section in enumerate(entry.sections) if section.title == (fact.heading or "Summary")), 0
+    )
+    stating = [passage for passage in split_passages(entry) if stated_answer(question, passage)]
+    if section_of_fact not in {passage.section for passage in stating}:
+        return ()
+    told = re.compile(rf"\b(?:{cue})", re.IGNORECASE) if cue else None
+    others = [passage.section for passage in stating if told and told.search(passage.text)]
+    return tuple(Evidence(entry.id, section) for section in dict.fromkeys([section_of_fact, *others]))
+
+
+def without_doubles(facts: Iterable[Fact]) -> list[Fact]:
+    """One fact of each relation of an article: the first."""
+    kept: dict[tuple[str, str], Fact] = {}
+    for fact in facts:
+        kept.setdefault((fact.title, fact.relation), fact)
+    return list(kept.values())
+
+
+Finder = Callable[[Article], Iterable[Fact]]
+"""Reads the facts that an article's summary states."""
+
+
+def by_title(facts: Iterable[Fact]) -> Mapping[str, list[Fact]]:
+    """Facts by their article's title, in order."""
+    grouped: dict[str, list[Fact]] = {}
+    for fact in facts:
+        grouped.setdefault(fact.title, []).append(fact)
+    return grouped

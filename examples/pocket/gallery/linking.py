@@ -1,0 +1,191 @@
+"""Which article tells of what a picture shows: strict names, senses by WordNet, and a list that a person reviewed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES, PREFERRED
+from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country
+from reflectune.examples.pocket.gallery.sources.wordnet import ANIMAL, ARTIFACT, FOOD, PLANT, Sense, WordNet, singulars
+
+_GROUP_WORDS = frozenset(
+    "species genus genera family families group groups order orders type types form kind class clade variety varieties "
+    "tribe subfamily superfamily suborder superorder subspecies informal common several part parts piece category "
+    "name collection set member members number phylum grouping classification breed taxonomic".split()
+)
+"""Words that say nothing of what a thing is: what follows their "of" does."""
+_HEAD_ENDS: Final = re.compile(
+    r"[,;(–]| (?:in|for|to|with|that|which|who|from|by|on|at|used|made|native|where|as|resulting|consisting|played|worn"
+    r"|covering|having|containing|built|based|growing|known|including|of) "
+)
+
+_TOPS = {"animal": ANIMAL, "plant": PLANT, "food": FOOD, "artifact": ARTIFACT}
+"""Names of whole kinds: WordNet has them in a file of their own."""
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """What a person decided: `reviewed.json`.
+
+    Attributes:
+        aliases: Names of pictures that are another title's.
+        countries: Titles of countries whose article has another name, by two letters.
+        denied: Names, or ids of pictures, that are not linked, with the reason.
+        allowed: Titles whose sense is right although WordNet can't tell.
+        look_alikes: Groups of titles that are easily taken for each other.
+        categories: What kind of thing an article's subject is, where its pictures' sources say it badly.
+        denied_facts: `TITLE RELATION` of facts that a pattern reads wrongly.
+    """
+
+    aliases: Mapping[str, str]
+    countries: Mapping[str, str]
+    denied: Mapping[str, str]
+    allowed: frozenset[str]
+    look_alikes: Sequence[Sequence[str]] = ()
+    categories: Mapping[str, str] = field(default_factory=dict)
+    denied_facts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Link:
+    """A picture and the article of what it shows; `rule` says how that was known."""
+
+    picture: Picture
+    title: str
+    rule: str
+
+
+@dataclass
+class Links:
+    """All links, and the pictures that were refused one, each with the reason."""
+
+    made: list[Link] = field(default_factory=list)
+    refused: list[tuple[Picture, str, str]] = field(default_factory=list)
+
+
+@cache
+def read_reviewed(path: Path | None = None) -> Reviewed:
+    """The reviewed list beside this module, or another one.
+
+    Raises:
+        UserError: It lacks a part.
+    """
+    path = path or Path(__file__).with_name("reviewed.json")
+    known: dict[str, Any] = read_json(path, "the reviewed list of links")
+    try:
+        return Reviewed(
+            known["aliases"],
+            known["countries"],
+            known["denied"],
+            frozenset(known["allowed"]),
+            known["look_alikes"],
+            known["categories"],
+            frozenset(known["denied_facts"]),
+        )
+    except KeyError as error:
+        raise UserError(f"{path} lacks {error}") from error
+
+
+def link_pictures(
+    pictures: Iterable[Picture],
+    articles: Mapping[str, Article],
+    wordnet: WordNet,
+    countries: Iterable[Country],
+    reviewed: Reviewed,
+) -> Links:
+    """Link each picture that names an article's subject.
+
+    Args:
+        pictures: Of all sources.
+        articles: By title.
+        wordnet: Tells senses apart.
+        countries: Lead from a flag's letters to a name.
+        reviewed: Goes before all rules.
+    """
+    by_letters = {country.letters: country.name for country in countries} | dict(reviewed.countries)
+    by_name: dict[str, str] = {}
+    for title in articles:
+        by_name.setdefault(title.lower(), title)
+    links = Links()
+    for picture in pictures:
+        name = plain_name(picture.name)
+        why = reviewed.denied.get(picture.id) or reviewed.denied.get(name)
+        if picture.category == "flag":
+            title, rule = by_letters.get(picture.name, ""), "country"
+        elif name in reviewed.aliases:
+            title, rule = reviewed.aliases[name], "reviewed"
+        else:
+            title, rule = next((by_name[form] for form in singulars(name) if form in by_name), ""), "name"
+        if title not in articles:
+            continue
+        if not why and rule == "name" and title not in reviewed.allowed:
+            why = sense_problem(articles[title], name, picture.category, wordnet)
+        if why:
+            links.refused.append((picture, title, why))
+        else:
+            links.made.append(Link(picture, title, rule))
+    return links
+
+
+def plain_name(name: str) -> str:
+    """A name in small letters, without an article before it, `face` behind it, or the country that it lies in."""
+    plain = re.sub(r"^(?:the|a|an) +", "", name.lower().split(",")[0])
+    return re.sub(r"(?<=[a-z]) face$", "", plain).strip()
+
+
+def sense_problem(article: Article, name: str, category: str, wordnet: WordNet) -> str:
+    """Why the article is of something else than what the picture shows, by WordNet; "" if it isn't.
+
+    The word that the article's description calls its subject must be of the picture's kind: a turkey in a picture is
+    an animal, and "Country in Southeastern Europe" is none.
+    """
+    files = CATEGORIES[category].files
+    if not any(sense.file in files for sense in wordnet.senses(name)):
+        return f"WordNet knows no {CATEGORIES[category].noun} called {name}"
+    heads = [head for text in (article.description, first_definition(article.summary)) if (head := head_noun(text))]
+    if any(_is_of(sense, files) for head in heads for sense in wordnet.senses(head)):
+        return ""
+    return f"the article's subject is a {heads[0] if heads else 'thing'}, not a {CATEGORIES[category].noun}"
+
+
+def _is_of(sense: Sense, files: frozenset[int]) -> bool:
+    """Whether a sense is of one of the kinds, or is the name of the kind itself (`animal`, which is in no kind)."""
+    return sense.file in files or any(_TOPS.get(word) in files for word in sense.words)
+
+
+def head_noun(description: str) -> str:
+    """The noun that a description says its subject is.
+
+    Example:
+        >>> head_noun("Species of large cat")
+        'cat'
+    """
+    text = f"{description.strip().lower().replace('/', ' ')} "
+    for _ in range(4):
+        start, found, rest = text.partition(" of ")
+        words = start.split()
+        if not found or not words or words[-1].strip("()") not in _GROUP_WORDS:
+            break
+        text = rest
+    phrase = _HEAD_ENDS.split(text, maxsplit=1)[0].split()
+    return phrase[-1].strip(".\"'") if phrase else ""
+
+
+def first_definition(summary: str) -> str:
+    """What stands behind the first `is a` of a summary."""
+    match = re.search(r"\b(?:is|are|was|were) (?:an?|the|any|one of)? ?(.+?)[.;]", summary)
+    return match[1] if match else ""
+
+
+def category_of(pictures: Sequence[Picture]) -> str:
+    """The kind of thing that an entity is, by its pictures'."""
+    named = [picture.category for picture in pictures if picture.category != "word"] or ["word"]
+    return next((kind for kind in PREFERRED if kind in named), named[0])

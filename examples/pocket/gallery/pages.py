@@ -1,0 +1,75 @@
+"""What a person reads a gallery by: a page with all links of pictures to articles, and a sheet of drawn questions."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from reflectune.core.durable import write_atomically
+from reflectune.core.html import render
+from reflectune.core.images import open_image
+from reflectune.core.types import Question
+from reflectune.data_builders.proofreading.page import picture, write_articles
+from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.linking import Links
+from reflectune.examples.pocket.gallery.questions import image_path
+from reflectune.formats.passages import first_sentence
+
+CONTACT_SHEET = "contact_sheet.png"
+_COLUMNS, _ROWS, _SIDE, _TEXT = 5, 4, 224, 96
+
+
+def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) -> None:
+    """Write 20 questions, drawn at random, each below its picture.
+
+    Args:
+        folder: The data set, in which the pictures lie; the sheet goes there.
+        questions: To draw from.
+        seed: Of the draw.
+    """
+    rng = random.Random(f"{seed}/contact sheet")
+    shown = rng.sample(list(questions), min(_COLUMNS * _ROWS, len(questions)))
+    sheet = Image.new("RGB", (_COLUMNS * _SIDE, _ROWS * (_SIDE + _TEXT)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for number, question in enumerate(shown):
+        left, top = number % _COLUMNS * _SIDE, number // _COLUMNS * (_SIDE + _TEXT)
+        picture = open_image(folder / question.image).resize((_SIDE - 8, _SIDE - 8))
+        sheet.paste(picture, (left + 4, top + 4))
+        lines = textwrap.wrap(question.text, 36) + textwrap.wrap("= " + " / ".join(question.answers[:3]), 36)
+        draw.multiline_text((left + 4, top + _SIDE), "\n".join(lines[:6]), fill="black", font=font)
+    partial = folder / f".{CONTACT_SHEET}"
+    sheet.save(partial, format="PNG")
+    write_atomically(folder / CONTACT_SHEET, partial.read_bytes())
+    partial.unlink()
+
+
+def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[Entity]) -> None:
+    """Write one HTML file: of each entity every picture, the title, and the article's first sentence.
+
+    Args:
+        path: The file to write.
+        folder: The data set, in which the pictures lie.
+        links: How each picture was linked.
+        entities: The pictured articles.
+    """
+    rules = {link.picture.id: link.rule for link in links.made}
+    articles = [
+        render(
+            "examples/pocket/gallery/templates/link.html",
+            picture=picture(image_path(one), folder, one.id),
+            one=one,
+            title=entity.article.title,
+            topic=entity.article.description or entity.article.topic,
+            rule=rules[one.id],
+            use="knowledge base" if one is entity.shown else entity.role,
+            sentence=first_sentence(entity.article.summary),
+        )
+        for entity in entities
+        for one in (entity.shown, *entity.asked)
+    ]
+    note = f"{len(articles):,} pictures of {len(entities):,} articles; {len(links.refused):,} pictures were refused."
+    write_articles(path, articles, "links of pictures to articles", note)

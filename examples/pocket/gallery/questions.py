@@ -1,0 +1,210 @@
+"""Questions about the gallery's entities, and which split each is in."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from reflectune.core.types import Entry, Evidence, Question
+from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.facts import Fact, evidence_of
+from reflectune.examples.pocket.gallery.relations import ask, cue_of
+from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.two_hop import TwoHop
+from reflectune.examples.pocket.gallery.visual_questions import Visual
+
+SPLITS = (
+    "train",
+    "val_unseen_question",
+    "val_unseen_entity",
+    "test_unseen_question",
+    "test_unseen_entity",
+    "two_hop_train",
+    "two_hop_val",
+    "two_hop_test",
+)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How many questions of each sort an entity gets.
+
+    Attributes:
+        facts: Most facts of an entity that are asked about; a country has some twenty.
+        repeats: How often training asks for the same fact, in other words or with another picture; for a country's,
+            once.
+        visual: Questions that looking answers, of each entity of training.
+        two_hop: Most two-hop questions of an entity.
+    """
+
+    facts: int = 12
+    repeats: int = 4
+    visual: int = 3
+    two_hop: int = 2
+
+
+class Interviewer:
+    """Asks the questions of a gallery.
+
+    Args:
+        entities: All of them.
+        facts: The facts of each article, by title.
+        entries: The knowledge base's entries, by title.
+        visual: What looking at an entity answers, by title.
+        chains: Two-hop questions, by the title of the entity in the picture.
+        amounts: How many to ask.
+        seed: Of phrasings, pictures and draws; each entity has its own.
+    """
+
+    def __init__(
+        self,
+        entities: Sequence[Entity],
+        facts: Mapping[str, Sequence[Fact]],
+        entries: Mapping[str, Entry],
+        visual: Mapping[str, Sequence[Visual]],
+        chains: Mapping[str, Sequence[TwoHop]],
+        amounts: Amounts,
+        seed: int,
+    ) -> None:
+        self._entities, self._facts, self._entries = entities, facts, entries
+        self._visual, self._chains, self._amounts, self._seed = visual, chains, amounts, seed
+        self._numbers = Counter[str]()
+        self.unstated = Counter[str]()
+        """Facts left out because no passage of the article states them, by relation."""
+
+    def ask_all(self) -> dict[str, list[Question]]:
+        """Every split's questions."""
+        splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
+        for number, entity in enumerate(entity for entity in self._entities if entity.role != "shown"):
+            rng = random.Random(f"{self._seed}/questions/{entity.article.title}")
+            asked = self._seen(entity, number, rng) if entity.role == "train" else self._unseen(entity, rng)
+            for question in asked:
+                splits[question.split].append(question)
+        return splits
+
+    def _seen(self, entity: Entity, number: int, rng: random.Random) -> Iterator[Question]:
+        """Training's questions, and those of its entities that are kept for validation and test."""
+        facts = self._stated(entity, rng)
+        kept = facts[: 0 if len(facts) < 2 else 1 if len(facts) < 5 else 2 if len(facts) < 8 else 4]
+        for place, (fact, evidence) in enumerate(kept):
+            split = "test_unseen_question" if (number + place) % 2 else "val_unseen_question"
+            yield self._knowledge(entity, fact, evidence, split, rng)
+        for fact, evidence in facts[len(kept) :]:
+            yield from self._repeated(entity, fact, evidence, rng)
+        visual = rng.sample(list(self._visual[entity.article.title]), len(self._visual[entity.article.title]))
+        for visual_fact in visual[: self._amounts.visual]:
+            yield self._looking(entity, visual_fact, "train", rng)
+        if len(visual) > self._amounts.visual:
+            split = "test_unseen_question" if number % 2 else "val_unseen_question"
+            yield self._looking(entity, visual[self._amounts.visual], split, rng)
+        yield from self._two_hop(entity, "two_hop_train", rng)
+
+    def _repeated(
+        self, entity: Entity, fact: Fact, evidence: tuple[Evidence, ...], rng: random.Random
+    ) -> Iterator[Question]:
+        """The same fact asked for some times, each time in other words or with another picture."""
+        seen = set[tuple[str, str]]()
+        for _ in range(1 if entity.category == "flag" else self._amounts.repeats):
+            question = self._knowledge(entity, fact, evidence, "train", rng)
+            if (question.text, question.image) not in seen:
+                seen.add((question.text, question.image))
+                yield question
+
+    def _unseen(self, entity: Entity, rng: random.Random) -> Iterator[Question]:
+        split = f"{entity.role}_unseen_entity"
+        for fact, evidence in self._stated(entity, rng)[: self._amounts.facts // 2]:
+            yield self._knowledge(entity, fact, evidence, split, rng)
+        visual = list(self._visual[entity.article.title])
+        for visual_fact in rng.sample(visual, min(2, len(visual))):
+            yield self._looking(entity, visual_fact, split, rng)
+        yield from self._two_hop(entity, f"two_hop_{entity.role}", rng)
+
+    def _stated(self, entity: Entity, rng: random.Random) -> list[tuple[Fact, tuple[Evidence, ...]]]:
+        """Some of the facts that the entity's article states, in a drawn order, each with its evidence."""
+        stated = []
+        for fact in self._facts.get(entity.article.title, ()):
+            if evidence := evidence_of(fact, self._entries[entity.article.title], cue_of(fact.relation)):
+                stated.append((fact, evidence))
+            else:
+                self.unstated[fact.relation] += 1
+        rng.shuffle(stated)
+        return stated[: self._amounts.facts]
+
+    def _knowledge(
+        self, entity: Entity, fact: Fact, evidence: tuple[Evidence, ...], split: str, rng: random.Random
+    ) -> Question:
+        picture = rng.choice(entity.asked)
+        held_out = split != "train"
+        return Question(
+            id=self._next_id(split),
+            image=image_path(picture),
+            text=ask(fact, entity.category, rng, held_out),
+            answers=fact.answers,
+            range=fact.range,
+            answer_type=fact.answer_type,
+            split=split,
+            requires_retrieval=True,
+            entity_ids=(entity.id,),
+            evidence=evidence,
+            meta={"relation": fact.relation, **_about(entity, picture, held_out)},
+        )
+
+    def _looking(self, entity: Entity, visual: Visual, split: str, rng: random.Random) -> Question:
+        held_out = split != "train"
+        return Question(
+            id=self._next_id(split),
+            image=visual.image,
+            text=visual.ask(rng, held_out),
+            answers=visual.answers,
+            split=split,
+            requires_retrieval=False,
+            entity_ids=(entity.id,),
+            meta={"attribute": visual.attribute, **_about(entity, visual.picture, held_out)},
+        )
+
+    def _two_hop(self, entity: Entity, split: str, rng: random.Random) -> Iterator[Question]:
+        held_out = not split.endswith("train")
+        bridges: dict[str, list[TwoHop]] = {}
+        for chain in self._chains.get(entity.article.title, ()):
+            bridges.setdefault(chain.first.relation, []).append(chain)
+        for bridge in rng.sample(list(bridges), min(self._amounts.two_hop, len(bridges))):
+            chain = rng.choice(bridges[bridge])
+            picture = rng.choice(entity.asked)
+            yield Question(
+                id=self._next_id(split),
+                image=image_path(picture),
+                text=chain.ask(entity.category, rng, held_out),
+                answers=chain.second.answers,
+                range=chain.second.range,
+                answer_type=chain.second.answer_type,
+                split=split,
+                requires_retrieval=True,
+                entity_ids=(entity.id, self._entries[chain.second.title].id),
+                evidence=chain.evidence,
+                meta={
+                    "relation": f"{chain.first.relation}/{chain.second.relation}",
+                    "two_hop": "yes",
+                    **_about(entity, picture, held_out),
+                },
+            )
+
+    def _next_id(self, split: str) -> str:
+        number = self._numbers[split]
+        self._numbers[split] += 1
+        return f"gallery_{split}_{number:06d}"
+
+
+def image_path(picture: Picture) -> str:
+    """Where a picture lies in the data set."""
+    return f"images/{picture.id}.jpg"
+
+
+def _about(entity: Entity, picture: Picture, held_out: bool) -> dict[str, str]:
+    return {
+        "kind": "country" if entity.category == "flag" else entity.category,
+        "phrasing": "held_out" if held_out else "seen",
+        "source": picture.source,
+        "style": picture.style,
+    }

@@ -1,0 +1,271 @@
+"""Kinds of facts, and how they are asked for: words that training may use, and words held out from it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from reflectune.examples.pocket.gallery.facts import Fact
+from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How one kind of fact is asked for.
+
+    Attributes:
+        train: Questions of the training split; `{it}` is the subject.
+        held_out: Questions that only validation and test ask.
+        cue: Pattern of words that a sentence telling the fact has; "": only the fact's own section is evidence.
+    """
+
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]
+    cue: str = ""
+
+
+def _of(thing: str, cue: str = "") -> Relation:
+    return Relation(
+        (f"What is the {thing} of {{it}}?", f"Tell me the {thing} of {{it}}.", f"Which is the {thing} of {{it}}?"),
+        (f"{{It}}: what is its {thing}?", f"What {thing} does {{it}} have?"),
+        cue,
+    )
+
+
+RELATIONS: dict[str, Relation] = {
+    "capital": Relation(
+        ("What is the capital of {it}?", "Which city is the capital of {it}?", "Name the capital of {it}."),
+        ("What city is the capital of {it}?", "Which capital city does {it} have?"),
+        "capital",
+    ),
+    "region": Relation(
+        ("In which part of the world is {it}?", "Where in the world does {it} lie?", "Which region is {it} in?"),
+        ("In what region of the world is {it} found?", "Which part of the world does {it} belong to?"),
+        "country in|located in|lies in|territory|nation in|island",
+    ),
+    "area": _of("total area"),
+    "highest_point": Relation(
+        (
+            "What is the highest point of {it}?",
+            "Which is the highest place in {it}?",
+            "What is the highest spot of {it}?",
+        ),
+        ("Which point of {it} is the highest?", "At which place is {it} highest?"),
+        "highest",
+    ),
+    "elevation": Relation(
+        ("How high is the highest point of {it}?", "What is the height of the highest point of {it}?"),
+        ("To what height does {it} rise at its highest point?", "What elevation does the top of {it} reach?"),
+    ),
+    "coastline": Relation(
+        ("How long is the coastline of {it}?", "What is the length of the coast of {it}?"),
+        ("How many kilometres of coastline does {it} have?", "What length does the coast of {it} have?"),
+    ),
+    "neighbours": Relation(
+        ("Which countries border {it}?", "Which countries are the neighbours of {it}?"),
+        ("What countries does {it} share a border with?", "Name the countries next to {it}."),
+        "border",
+    ),
+    "longest_border": Relation(
+        (
+            "With which country does {it} have its longest land border?",
+            "Which neighbour shares the longest border with {it}?",
+        ),
+        ("The longest land border of {it} is with which country?", "Which country has the longest border with {it}?"),
+    ),
+    "population": Relation(
+        ("How many people live in {it}?", "What is the population of {it}?", "How large is the population of {it}?"),
+        ("How many inhabitants does {it} have?", "What number of people live in {it}?"),
+    ),
+    "demonym": Relation(
+        ("What is something from {it} called?", "Which adjective is used for things from {it}?"),
+        ("What adjective describes things from {it}?", "How do you call something that comes from {it}?"),
+    ),
+    "language": Relation(
+        (
+            "What is the main language of {it}?",
+            "Which language is spoken in {it}?",
+            "What language do people speak in {it}?",
+        ),
+        ("Which is the main language in {it}?", "What is the chief tongue of {it}?"),
+        "language",
+    ),
+    "religion": Relation(
+        ("What is the most common religion in {it}?", "Which religion do most people of {it} have?"),
+        ("Which faith is the most common in {it}?", "What is the main religion of {it}?"),
+    ),
+    "median_age": Relation(
+        ("What is the median age in {it}?", "How old is the median person of {it}?"),
+        ("Which median age do the people of {it} have?", "What is the median age of the people in {it}?"),
+    ),
+    "government": Relation(
+        ("What form of government does {it} have?", "How is {it} governed?", "What is the form of government of {it}?"),
+        ("Which kind of government does {it} have?", "What type of state is {it}?"),
+    ),
+    "independence": Relation(
+        ("When did {it} become independent?", "In which year did {it} become independent?"),
+        ("What year brought independence to {it}?", "Since when is {it} independent?"),
+        "independen",
+    ),
+    "anthem": Relation(
+        ("What is the national anthem of {it}?", "Which song is the national anthem of {it}?"),
+        ("What is the anthem of {it} called?", "Name the anthem of {it}."),
+    ),
+    "holiday": Relation(
+        ("What is the national holiday of {it}?", "Which day is the national holiday of {it}?"),
+        ("What is the name of the national holiday of {it}?", "Which national holiday does {it} have?"),
+    ),
+    "symbol": Relation(
+        ("What is the national symbol of {it}?", "Which symbol stands for {it}?"),
+        ("What does {it} have as its national symbol?", "Name the national symbol of {it}."),
+    ),
+    "currency": Relation(
+        ("What is the currency of {it}?", "Which currency is used in {it}?", "What money do people use in {it}?"),
+        ("In what currency do people pay in {it}?", "What is the money of {it} called?"),
+        "currency",
+    ),
+    "export": Relation(
+        ("What is the most important export of {it}?", "Which product does {it} export most?"),
+        ("What does {it} export the most of?", "What is the main export of {it}?"),
+    ),
+    "partner": Relation(
+        ("Where do most exports of {it} go?", "Which country buys most of the exports of {it}?"),
+        ("To which country does {it} export most?", "Which country is the chief export market of {it}?"),
+    ),
+    "crop": Relation(
+        ("What is the main agricultural product of {it}?", "Which product do the farmers of {it} produce most?"),
+        ("What do the farms of {it} mainly produce?", "Which is the chief farm product of {it}?"),
+    ),
+    "genus": Relation(
+        ("To which genus does {it} belong?", "What is the genus of {it}?"),
+        ("Which genus is {it} a member of?", "In what genus is {it} placed?"),
+        "genus",
+    ),
+    "family": Relation(
+        ("To which family does {it} belong?", "What is the scientific family of {it}?"),
+        ("Which family is {it} a member of?", "In what family do scientists place {it}?"),
+        "family|member of",
+    ),
+    "subfamily": Relation(
+        ("To which subfamily does {it} belong?", "What is the subfamily of {it}?"),
+        ("Which subfamily is {it} a member of?", "In what subfamily is {it} placed?"),
+    ),
+    "order": Relation(
+        ("To which order does {it} belong?", "What is the scientific order of {it}?"),
+        ("Which order is {it} a member of?", "In what order do scientists place {it}?"),
+        "order",
+    ),
+    "class": Relation(
+        ("To which class does {it} belong?", "What is the scientific class of {it}?"),
+        ("Which class is {it} a member of?", "In what class do scientists place {it}?"),
+        "class",
+    ),
+    "kind": Relation(
+        ("What wider kind of thing is {it}?", "What sort of thing does {it} count as?"),
+        ("Among what sort of things is {it} counted?", "What wider sort of thing is {it} one of?"),
+    ),
+    "native_to": Relation(
+        ("Where is {it} native to?", "Which part of the world is {it} native to?", "Where does {it} come from?"),
+        ("In which region is {it} native?", "What is the native region of {it}?"),
+        "native|endemic|indigenous",
+    ),
+    "origin": Relation(
+        ("Where did {it} originate?", "Where does {it} originally come from?"),
+        ("In which part of the world did {it} originate?", "What is the place of origin of {it}?"),
+        "originat|domesticat",
+    ),
+    "species_count": Relation(
+        ("How many species of {it} are there?", "How many species are known of {it}?"),
+        ("What is the number of species of {it}?", "Into how many species is {it} divided?"),
+        "species",
+    ),
+    "diet": Relation(
+        ("What kind of eater is {it}?", "By its diet, what is {it}?"),
+        ("What is {it} called by what it eats?", "Which kind of diet does {it} have?"),
+    ),
+    "other_name": Relation(
+        ("What is another name of {it}?", "What else is {it} called?", "By what other name is {it} known?"),
+        ("Under which other name is {it} known?", "What other name does {it} have?"),
+        "called|known as|referred",
+    ),
+    "domesticated_when": Relation(
+        ("When was {it} domesticated?", "How long ago was {it} domesticated?"),
+        ("At what time did people domesticate {it}?", "Since when is {it} domesticated?"),
+    ),
+    "word_origin": Relation(
+        ("From which language does the name of {it} come?", "What language is the name of {it} from?"),
+        ("The name of {it} stems from which language?", "In which language does the word for {it} have its root?"),
+    ),
+    "inventor": Relation(("Who designed {it}?", "Who was the maker of {it}?"), ("By whom was {it} designed?",)),
+    "made_when": Relation(
+        ("When was {it} made?", "In which year was {it} made?"),
+        ("What year was {it} made in?", "In what year did {it} come into being?"),
+        "invented|built|completed|constructed",
+    ),
+    "strings": Relation(("How many strings does {it} have?",), ("What is the number of strings of {it}?",), "string"),
+    "players": Relation(
+        ("How many players are there on each side of {it}?", "How many players does a side have in {it}?"),
+        ("What number of players makes a side in {it}?",),
+        "player",
+    ),
+    "legs": Relation(
+        ("How many limbs does {it} have by its article?",), ("What number of limbs does {it} have?",), "legs|arms"
+    ),
+    "cuisine": Relation(
+        ("Which cuisine does {it} belong to?", "From which cuisine does {it} come?"),
+        ("Of what cuisine is {it} a part?", "Which national cuisine has {it} in it?"),
+    ),
+    "city": Relation(("In which city is {it}?", "Where does {it} stand?"), ("What city is {it} in?",), "in"),
+    "country": Relation(("In which country is {it}?",), ("What country is {it} in?",), "in"),
+    "planet_place": Relation(
+        (
+            "What number does {it} have among the planets, counted from the Sun?",
+            "Which place from the Sun does {it} have?",
+        ),
+        ("What is the place of {it} among the planets from the Sun?",),
+        "planet from",
+    ),
+    "height": Relation(("How tall is {it}?", "What is the height of {it}?"), ("What height does {it} have?",)),
+    "diameter": Relation(
+        ("What is the diameter of {it}?", "How large is {it} across?"), ("What diameter does {it} have?",)
+    ),
+}
+"""All relations, by key; a reviewed fact (`note`) brings its own questions."""
+
+SUBJECTS = {
+    "flag": (
+        ("the country with this flag", "the country that this flag belongs to", "the place with this flag"),
+        ("the country whose flag is shown", "the land of the flag in the picture"),
+    ),
+    "other": (
+        ("this {c}", "the {c} in the picture", "the {c} shown here"),
+        ("the {c} that is shown", "the pictured {c}"),
+    ),
+}
+"""How a question names its subject, of a flag and of other pictures: in training, and in held-out phrasings."""
+
+
+def ask(fact: Fact, category: str, rng: random.Random, held_out: bool) -> str:
+    """A question for a fact.
+
+    Args:
+        fact: What is asked for.
+        category: What kind of thing its subject is.
+        rng: Draws the words.
+        held_out: Whether the words are those that training never has.
+    """
+    noun = CATEGORIES[category].noun
+    subject = rng.choice(SUBJECTS["flag" if category == "flag" else "other"][held_out]).format(c=noun)
+    relation = RELATIONS.get(fact.relation)
+    texts = fact.asked if relation is None else (relation.train, relation.held_out)
+    return fill(rng.choice(texts[held_out]), subject)
+
+
+def fill(text: str, subject: str) -> str:
+    """A question with its subject put in."""
+    return text.format(it=subject, It=subject[:1].upper() + subject[1:])
+
+
+def cue_of(relation: str) -> str:
+    """The words that another section must have besides the answer to be evidence."""
+    return RELATIONS[relation].cue if relation in RELATIONS else ""

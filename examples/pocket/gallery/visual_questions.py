@@ -1,0 +1,223 @@
+"""Questions that looking at a picture answers: what it shows, of which kind and colour, how many, drawn or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageChops
+
+from reflectune.examples.pocket.gallery.colours import Edge, edge_colour, has_colour, main_colour
+from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
+from reflectune.examples.pocket.gallery.sources.pictures import Picture
+
+ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "name": (
+        ("What is shown in the picture?", "What is this?", "What does the picture show?", "What can be seen here?"),
+        ("Which thing is in this picture?", "What do you see in the picture?"),
+    ),
+    "kind": (
+        ("What kind of thing is this?", "What sort of thing does the picture show?", "What kind of thing is shown?"),
+        ("Of what kind is the thing in the picture?", "What type of thing can be seen?"),
+    ),
+    "colour": (
+        ("What is the main colour of this {c}?", "Which colour does this {c} mostly have?", "What colour is this {c}?"),
+        ("In what colour is the {c} in the picture?", "Which colour is the {c} that is shown?"),
+    ),
+    "style": (
+        ("Is this a drawing or a photograph?", "Is the picture a photograph or a drawing?"),
+        ("Was this picture drawn, or is it a photograph?", "Photograph or drawing: what is this picture?"),
+    ),
+    "count": (
+        ("How many {c}s are in the picture?", "How many {c}s can be seen?", "What is the number of {c}s shown?"),
+        ("Count the {c}s in the picture.", "What number of {c}s does the picture show?"),
+    ),
+    "top": (
+        ("What colour is the top of this flag?", "Which colour does the flag have at the top?"),
+        ("Which colour is at the upper edge of the flag?", "What colour runs along the top of the flag?"),
+    ),
+    "bottom": (
+        ("What colour is the bottom of this flag?", "Which colour does the flag have at the bottom?"),
+        ("Which colour is at the lower edge of the flag?", "What colour runs along the bottom of the flag?"),
+    ),
+    "left": (
+        ("What colour is the left side of this flag?", "Which colour does the flag have on the left?"),
+        ("Which colour is at the left edge of the flag?", "What colour runs along the left side of the flag?"),
+    ),
+    "has": (
+        ("Is there any {v} in this flag?", "Does this flag have {v} in it?"),
+        ("Can {v} be seen in the flag?", "Is {v} one of the colours of this flag?"),
+    ),
+}
+"""The words of a gallery's questions, by what they ask for: those of training, and those that are held out."""
+FURTHER: dict[str, tuple[str, ...]] = {
+    "name": ("What is it that the picture shows?", "Name the thing in the picture.", "What are we looking at?"),
+    "kind": (
+        "What kind of thing is in the picture?",
+        "What type of thing is this?",
+        "To which kind of things does this belong?",
+        "Name the kind of thing that is shown.",
+        "What sort of thing can you see here?",
+        "Which type of thing is in this picture?",
+    ),
+    "colour": (
+        "What colour does the {c} have?",
+        "Name the main colour of the {c}.",
+        "Which colour is this {c}?",
+        "What is the colour of the {c} in this picture?",
+        "In which colour is this {c} shown?",
+        "The {c} in the picture: what colour is it?",
+    ),
+    "style": (
+        "Is it a photograph, or is it drawn?",
+        "Drawing or photograph?",
+        "Has this picture been drawn or photographed?",
+        "What is this: a drawing or a photograph?",
+        "Was this photographed or drawn?",
+        "Say whether this is a photograph or a drawing.",
+    ),
+    "count": (
+        "How many {c}s does the picture show?",
+        "What number of {c}s can you see?",
+        "How many {c}s are shown here?",
+        "Count the {c}s.",
+        "Say how many {c}s there are.",
+        "The {c}s in the picture: how many are they?",
+    ),
+    "top": ("Which colour is the upper part of this flag?", "Name the colour at the top of the flag."),
+    "bottom": ("Which colour is the lower part of this flag?", "Name the colour at the bottom of the flag."),
+    "left": ("Which colour is the left part of this flag?", "Name the colour on the left of the flag."),
+    "has": ("Is {v} a colour of this flag?", "Can you see {v} in this flag?", "Is there {v} in the flag?"),
+}
+"""Words that neither training's nor the held-out questions of a gallery have: what a model is taught before either."""
+_FLAT = ("plain_flags",)
+"""Hands whose flags are rectangles without shading: their colours can be read off."""
+_COUNTED = frozenset("animal bird insect vehicle instrument tool device fruit vegetable".split())
+_HIGHEST = 5
+_NAMES = {
+    "grey": ("grey", "gray"),
+    "drawing": ("drawing", "a drawing", "drawn"),
+    "photograph": ("photograph", "a photograph", "photo"),
+}
+
+
+@dataclass(frozen=True)
+class Visual:
+    """One thing that looking at a picture answers.
+
+    Attributes:
+        attribute: What is asked for.
+        picture: The picture, or the one that it is composed of.
+        image: Path of the image in the data set.
+        answers: What is accepted.
+        noun: What the thing is called in the question.
+        value: What else the question names.
+    """
+
+    attribute: str
+    picture: Picture
+    image: str
+    answers: tuple[str, ...]
+    noun: str
+    value: str = ""
+
+    def ask(self, rng: random.Random, held_out: bool) -> str:
+        """The question, in words of training or in held-out ones."""
+        return self._in_words(rng.choice(ASKED[self.attribute][held_out]))
+
+    def ask_variously(self, rng: random.Random, count: int) -> list[str]:
+        """Some questions for the same thing, none in held-out words."""
+        known = (*ASKED[self.attribute][False], *FURTHER[self.attribute])
+        return [self._in_words(words) for words in rng.sample(known, count)]
+
+    def _in_words(self, words: str) -> str:
+        return words.format(c=self.noun, v=self.value)
+
+
+def visuals(
+    kind: str, names: tuple[str, ...], picture: Picture, image: Image.Image, path: str, rng: random.Random
+) -> Iterator[Visual]:
+    """What looking at one picture answers, but for counts.
+
+    Args:
+        kind: Of thing, a key of `CATEGORIES`.
+        names: What the picture's subject may be called.
+        picture: The picture.
+        image: Its pixels, as they lie in the data set.
+        path: Where it lies in the data set.
+        rng: Draws the colours that a flag is asked for.
+    """
+    category = CATEGORIES[kind]
+    if kind == "flag":
+        yield Visual("name", picture, path, ("flag", "a flag"), "flag")
+        if picture.hand in _FLAT:
+            yield from _of_flag(picture, image, path, rng)
+        return
+    yield Visual("name", picture, path, names, category.noun)
+    if category.kind:
+        yield Visual("kind", picture, path, category.kind, category.noun)
+    if picture.style in ("drawing", "photograph"):
+        yield Visual("style", picture, path, _NAMES[picture.style], category.noun)
+    if colour := main_colour(image):
+        yield Visual("colour", picture, path, _NAMES.get(colour, (colour,)), category.noun)
+
+
+def names_of(entity: Entity, picture: Picture) -> tuple[str, ...]:
+    """What a picture's subject may be called: as the picture's source calls it, then the other names."""
+    picture_name = picture.name.lower().split(",")[0].removesuffix(" face")
+    rest = [name.lower() for name in entity.names]
+    return tuple(dict.fromkeys([picture_name, *rest]))
+
+
+def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
+    image = _unframed(image)
+    edges: tuple[Edge, ...] = ("top", "bottom", "left")
+    for edge in edges:
+        if colour := edge_colour(image, edge):
+            yield Visual(edge, picture, path, (colour,), "flag")
+    colours = ["red", "blue", "green", "yellow", "black"]
+    known = {colour: has_colour(image, colour) for colour in colours}
+    for wanted, answer in ((True, "yes"), (False, "no")):
+        fitting = [colour for colour in colours if known[colour] is wanted]
+        if fitting:
+            yield Visual("has", picture, path, (answer,), "flag", rng.choice(fitting))
+
+
+def _unframed(image: Image.Image) -> Image.Image:
+    """A flag without its white border and grey edge."""
+    box = ImageChops.difference(image, Image.new("RGB", image.size, "white")).point(lambda level: level > 40 and 255)
+    left, top, right, bottom = box.getbbox() or (0, 0, *image.size)
+    return image.crop((left + 4, top + 4, right - 4, bottom - 4))
+
+
+def count_question(kind: str, pictures: Sequence[Picture], rng: random.Random) -> tuple[Visual, int] | None:
+    """How many copies of a thing stand in a composed picture, and how many those are; None if it can't be counted.
+
+    A picture can be counted if it is drawn, and its name is no plural.
+
+    Args:
+        kind: Of thing, a key of `CATEGORIES`.
+        pictures: Of the thing.
+        rng: Draws the picture and the number.
+    """
+    fitting = [
+        picture for picture in pictures if picture.style in ("drawing", "rendering") and not picture.name.endswith("s")
+    ]
+    if kind not in _COUNTED or not fitting:
+        return None
+    picture, count = rng.choice(fitting), rng.randint(1, _HIGHEST)
+    words = ("one", "two", "three", "four", "five")
+    path = f"images/counted/{picture.id.replace('/', '_')}_{count}.jpg"
+    return Visual("count", picture, path, (str(count), words[count - 1]), CATEGORIES[kind].noun), count
+
+
+def repeated(image: Image.Image, count: int, rng: random.Random) -> Image.Image:
+    """A picture with some copies of another one in it, in drawn places of a grid of three by two."""
+    side = 112
+    small = image.resize((side - 8, side - 8), Image.Resampling.LANCZOS)
+    whole = Image.new("RGB", (3 * side, 3 * side), "white")
+    for place in rng.sample(range(6), count):
+        whole.paste(small, (place % 3 * side + 4, place // 3 * side + side // 2 + 4))
+    return whole

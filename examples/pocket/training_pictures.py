@@ -1,0 +1,63 @@
+"""The pictures that a title map is fitted on: of training alone, and none that a held-out question is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from reflectune.core.durable import read_row
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.parquet import open_parquet, stream_rows
+from reflectune.core.progress import progress_bar
+from reflectune.examples.pocket.mapped_encoder import ImageTower
+from reflectune.examples.pocket.title_map import Vectors
+
+
+def training_pictures(path: Path) -> list[tuple[str, str]]:
+    """(image, entity) of each row whose use is `train`, without images that also have another use.
+
+    Images that a question of another split than training is about are left out too, as `questions/` beside the file
+    says: a question that training doesn't have may be about a picture that it has.
+
+    Raises:
+        UserError: The file is missing, or a row is not as it should be.
+    """
+    if not path.is_file():
+        raise UserError(f"`pictures`: there is no file {path}")
+    rows = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            row = read_row(line, f"{path}:{number}")
+            try:
+                image, entity, use = row["image"], row["entity"], row["use"]
+            except KeyError as error:
+                raise UserError(f"{path}:{number}: should be JSON with image, entity and use: {error!r}") from error
+            if not all(isinstance(value, str) for value in (image, entity, use)):
+                raise UserError(f"{path}:{number}: image, entity and use should be texts")
+            rows.append((image, entity, use))
+    elsewhere = {image for image, _, use in rows if use != "train"} | _asked_about(path.parent / "questions")
+    return [(image, entity) for image, entity, use in rows if use == "train" and image not in elsewhere]
+
+
+def _asked_about(folder: Path) -> set[str]:
+    """Images of the questions of every split whose name has no `train` in it."""
+    files = [file for file in folder.rglob("*.parquet") if "train" not in str(file.relative_to(folder))]
+    images: set[str] = set()
+    for path in files:
+        with open_parquet(path, "build the data set again") as file:
+            images.update(row["image"] for row in stream_rows(file, pa.schema([("image", pa.string())])))
+    return images
+
+
+def encode_pictures(tower: ImageTower, folder: Path, images: list[str], batch_size: int) -> Vectors:
+    """Vectors of the images of a folder, shape (n, dimensions)."""
+    vectors = []
+    with progress_bar(total=len(images), unit="picture", desc="encoding") as bar:
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            vectors.append(tower.encode_images([load_image(image, root=(folder,)) for image in batch]))
+            bar.update(len(batch))
+    return np.concatenate(vectors)

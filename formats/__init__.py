@@ -1,0 +1,1 @@
+"""Files that a person can open: data set folders, reflection data, knowledge bases, passages, hits."""

@@ -1,0 +1,60 @@
+"""What makes a question valid: one rule for the readers of public files and for the reader of our own data sets."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final, get_args
+
+from reflectune.core.types import AnswerType, Question
+
+ANSWER_TYPES: Final = get_args(AnswerType)
+_SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
+_LONGEST_SPLIT: Final = 100
+"""Letters of a split's name, which is part of many files' names."""
+
+
+Problem = tuple[str, str, str]
+"""Field, what was found, and what to do."""
+
+
+def malformed(question: Question) -> Problem | None:
+    """What makes a question unreadable; None if nothing does.
+
+    An empty text and a missing image don't: whoever asks the question stops there, or leaves it out and lists it. Nor
+    do missing answers: test sets have none (`reflectune.metrics.scoring.registry.has_truth`). Nor does a range whose ends
+    descend: InfoSeek has such ranges for numbers below zero, and its official score accepts no number for them.
+    """
+    for field, value, fix in (
+        ("id", question.id, "give the row an id"),
+        ("text", question.text, "give the row a question"),
+        ("image", question.image, "give the path of the image"),
+    ):
+        if not isinstance(value, str) or (field == "id" and not value.strip()):
+            return field, _found(value), fix
+    if question.answer_type not in ANSWER_TYPES:
+        return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
+    if not all(isinstance(answer, str) for answer in question.answers):
+        return "answers", "holds what is no text", "give texts"
+    if question.range is not None:
+        low, high = question.range
+        if not all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)):
+            return "range", f"is {low!r} to {high!r}", "it should be the lowest and the highest accepted number"
+    return None
+
+
+def unusable(question: Question) -> Problem | None:
+    """As `malformed`, and what else no data set should be made with: an empty question, a split that is no name."""
+    if problem := malformed(question):
+        return problem
+    if not question.text.strip():
+        return "text", "is empty", "give the row a question"
+    if not _SPLIT_NAME.fullmatch(question.split):
+        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
+    if len(question.split) > _LONGEST_SPLIT:
+        return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
+    return None
+
+
+def _found(value: object) -> str:
+    return "is empty" if isinstance(value, str) or value is None else f"is {type(value).__name__}"

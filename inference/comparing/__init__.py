@@ -1,0 +1,1 @@
+"""Comparison of evaluations: one table of scores and costs."""

@@ -1,1 +1,0 @@
-"""Which answer a product ranks first, and which documents a threshold keeps."""

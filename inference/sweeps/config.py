@@ -1,0 +1,105 @@
+"""The settings of `sweep.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from reflectune.core import checks
+from reflectune.core.config import bound_problems, setting
+from reflectune.core.strict_yaml import parse_json
+from reflectune.formats.dataset import split_issues
+from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.pipelines.registry import find_recipe, sweepable
+from reflectune.inference.sweeps.points import ELSEWHERE, Point, expand, problems
+from reflectune.metrics.config import MetricConfig
+
+WEIGHTS: Final = ("title_weight", "summary_share")
+"""Settings of the retriever: any can be searched with on one index."""
+
+
+class Grid(dict[str, Any]):
+    """Values by setting; a command line gives it as JSON."""
+
+    def __init__(self, values: Any = ()) -> None:
+        """Read a mapping, or JSON."""
+        super().__init__(parse_json(values) if isinstance(values, str) else values)
+
+
+@dataclass
+class SweepConfig(MetricConfig, ReadingConfig):
+    """Answer questions at every point of a grid of settings, from one set of forward passes."""
+
+    pipeline: str = setting("mr2ag", "whose settings to vary", choices=sweepable())
+    grid: Grid = setting(Grid(), "a list of values for each setting to vary")
+    product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
+    splits: list[str] = setting(
+        ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
+    )
+    output: str = setting("", "folder for sweep.json, sweep.html and the plots", check=checks.output_of())
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
+    batch_questions: int = setting(8, "questions kept in memory together", low=1)
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a question with a bad image or no text: stop, or count it as wrong"
+    )
+    seed: int = setting(0, "seed of sampling and of bootstrap intervals", low=0, high=checks.MOST_SEED)
+
+    def __post_init__(self) -> None:
+        """Ask for the pipeline's own scheme, if none is named."""
+        super().__post_init__()
+        self.scheme = self.scheme or self.pipeline
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = super().problems() + bound_problems(self, SweepConfig) + self.metric_issues(self.dataset)
+        issues += split_issues("splits", self.dataset, self.splits)
+        if not self.splits:
+            issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
+        if not self.grid:
+            issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
+        known = self.may_vary() if self.pipeline in sweepable() else tuple(self.grid)
+        idle = [name for name in self.grid if name not in known]
+        if idle:
+            issues.append(f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {', '.join(known)}")
+        varied = {name: values for name, values in self.grid.items() if name not in idle}
+        issues += problems(varied, self.reading())
+        issues += [f"`{name}` is needed" for name in ("output", "model") if not getattr(self, name)]
+        issues += [] if self.finds_entries else ["`index` is needed, or `ranked_entities`"]
+        if "base_model" in self.roles() and not self.base_model:
+            issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
+        return issues
+
+    def may_vary(self) -> tuple[str, ...]:
+        """The settings that make a difference to the pipeline."""
+        return (*WEIGHTS, *find_recipe(self.pipeline).varied)
+
+    def roles(self) -> list[ModelRole]:
+        """The models that its points need."""
+        return ["model", "base_model"] if find_recipe(self.pipeline).base_answers else ["model"]
+
+    def reading(self) -> ReadingConfig:
+        """The settings that points start from."""
+        reading_values = {item.name: getattr(self, item.name) for item in dataclasses.fields(ReadingConfig)}
+        return ReadingConfig(**reading_values)
+
+    def start(self) -> dict[str, Any]:
+        """The values that settings of the grid have in this config."""
+        home = {"relevance": True, "entries": "retrieved", "ranking": "full", "pipeline": self.pipeline}
+        return {name: home[name] if name in ELSEWHERE else getattr(self, name) for name in self.grid}
+
+    def points(self) -> list[Point]:
+        """The grid's points, the starting point first."""
+        reading = self.reading()
+        grid = {
+            name: values
+            if name in ELSEWHERE
+            else [getattr(dataclasses.replace(reading, **{name: value}), name) for value in values]
+            for name, values in self.grid.items()
+        }
+        return expand(grid, self.start(), product=self.product)
+
+    def log(self) -> Path:
+        """Where finished questions are kept."""
+        return Path(self.output, "questions.jsonl")

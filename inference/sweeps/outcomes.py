@@ -1,0 +1,146 @@
+"""What a grid point made of a question, small enough to keep for every point: right, looked up, passages read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.scoring.scores import Measure, Score, mean
+from reflectune.inference.trace import Trace
+from reflectune.metrics.reporting.breakdown import OVERALL
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question at one grid point.
+
+    Attributes:
+        right: Expected correctness by the data set's metric, in [0, 1]; of a metric that says right or wrong, between 0
+            and 1 only where a ranking ties. 0 where the data set does not know the answer; such questions are in no
+            score.
+        retrieved: Whether entries were looked up.
+        read: Passages that the model read, judged or answered from.
+        answer: The answer.
+        problem: Why it failed, what was wrong with MCT's reply, or how the pipeline fell back; "" if nothing was.
+    """
+
+    right: float
+    retrieved: bool
+    read: int
+    answer: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One probability that a reflection gave, and whether what it speaks of is so.
+
+    Attributes:
+        kind: `gate` or `relevance`.
+        probability: In [0, 1].
+        true: Whether retrieval is needed, or the passage states the answer.
+    """
+
+    kind: str
+    probability: float
+    true: bool
+
+
+def outcome(question: Question, trace: Trace, measure: Measure, ranking: str = "") -> Outcome:
+    """What a trace comes to by a metric; with a ranking, if its candidates were chosen among by that one."""
+    right = 0.0
+    if measure.has_truth(question):
+        ranked = measure.expected_correctness(question, trace, ranking) if ranking else None
+        right = measure.correctness(question, trace) if ranked is None else ranked
+    return Outcome(
+        right=right,
+        retrieved=trace.retrieved,
+        read=trace.tokens.get("passages_read", len(trace.passages)),
+        answer=trace.answer,
+        problem=trace.error or (trace.mct.problem if trace.mct else "") or trace.fallback,
+    )
+
+
+def to_row(outcomes: Mapping[str, Outcome], judgements: Sequence[Judgement]) -> Row:
+    """A question's outcomes by point, and its judgements, as JSON."""
+    return {
+        "points": {name: asdict(point_outcome) for name, point_outcome in outcomes.items()},
+        "judgements": [asdict(judgement) for judgement in judgements],
+    }
+
+
+@dataclass(frozen=True)
+class Results:
+    """The outcomes of a run: questions, and a row for each.
+
+    Attributes:
+        questions: Those that were asked, in order of id.
+        rows: What `to_row` wrote, by question id.
+        measure: The metric that rows were scored by.
+        source: The data set's fingerprint: two data sets may use the same ids.
+    """
+
+    questions: Sequence[Question]
+    rows: Mapping[str, Row]
+    measure: Measure
+    source: str = ""
+
+    @property
+    def official(self) -> list[Question]:
+        """The questions that the official score is over."""
+        return self.measure.official(self.questions)
+
+    def taken(self, point: str, questions: Sequence[Question]) -> list[Question]:
+        """Those of the questions that the point's pipeline takes."""
+        return [q for q in questions if point in self.rows[q.id]["points"]]
+
+    def right(self, point: str, questions: Sequence[Question]) -> np.ndarray:
+        """Correctness at a point, shape (questions,)."""
+        return np.array([self.rows[q.id]["points"][point]["right"] for q in questions], dtype=float)
+
+    def share(self, point: str, name: str, questions: Sequence[Question]) -> float | None:
+        """The mean of `retrieved` or `read` at a point; None if there is no question."""
+        values = [float(self.rows[q.id]["points"][point][name]) for q in questions]
+        return sum(values) / len(values) if values else None
+
+    def troubled(self, point: str, questions: Sequence[Question]) -> float | None:
+        """The share of questions where the pipeline failed or had to fall back; None if there is no question."""
+        values = [bool(self.rows[q.id]["points"][point]["problem"]) for q in questions]
+        return sum(values) / len(values) if values else None
+
+    def judgements(self, kind: str) -> list[Judgement]:
+        """All judgements of one kind."""
+        return [
+            Judgement(**judgement)
+            for row in self.rows.values()
+            for judgement in row["judgements"]
+            if judgement["kind"] == kind
+        ]
+
+
+def point_scores(results: Results, point: str, seed: int) -> dict[str, Score | float | None]:
+    """A point's scores with 95 % intervals, its retrieval rates, and the passages read per question.
+
+    `accuracy` is the metric's overall score, or the score of InfoSeek's one half that there is; the columns of the
+    metric's table follow.
+    """
+    measure = results.measure
+    every = results.taken(point, results.questions)
+    official, looked_at = measure.official(every), measure.visual(every)
+    table = measure.breakdown(official, results.right(point, official).tolist(), seed)
+    return {
+        "accuracy": table[measure.headline(official)],
+        **{name: score for name, score in table.items() if name != OVERALL},
+        "visual": mean(results.right(point, looked_at), seed),
+        "retrieval_rate": results.share(point, "retrieved", every),
+        "retrieval_rate_official": results.share(point, "retrieved", official),
+        "retrieval_rate_visual": results.share(point, "retrieved", looked_at),
+        "passages_read": results.share(point, "read", every),
+        "fell_back": results.troubled(point, every),
+    }

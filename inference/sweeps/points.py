@@ -1,0 +1,119 @@
+"""Grid points: settings of a pipeline by name, one at a time or in all combinations."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.reading.ranking import RANKINGS
+
+READ_ONLY = ("ranking",)
+"""Settings that re-read a finished trace; no pipeline is run anew for them."""
+
+ELSEWHERE = ("pipeline", "relevance", "entries", *READ_ONLY)
+"""Settings that are no field of a config."""
+
+START = "start"
+"""The name of the point that has the config's own values."""
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a grid.
+
+    Attributes:
+        name: Its name, unique in its grid.
+        settings: What differs from the config: fields of it, and `pipeline` (a name of `RECIPES`), `ranking` (of
+            Table 5 of mR²AG), `relevance` (False: answer from every passage, as if all were relevant), and `entries`
+            (`gold`: the question's own in place of retrieved ones).
+    """
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+
+    @property
+    def ranking(self) -> str:
+        """How an answer is chosen anew among the candidates of a finished trace; "": it is not."""
+        return str(self.settings.get("ranking", ""))
+
+    @property
+    def run_key(self) -> tuple[tuple[str, str], ...]:
+        """The same for points that one run of a pipeline serves."""
+        return tuple(sorted((key, repr(value)) for key, value in self.settings.items() if key not in READ_ONLY))
+
+    def config(self, base: ReadingConfig) -> ReadingConfig:
+        """The config with this point's settings."""
+        return dataclasses.replace(base, **{k: v for k, v in self.settings.items() if k not in ELSEWHERE})
+
+
+def expand(grid: Mapping[str, Sequence[Any]], start: Settings, *, product: bool) -> list[Point]:
+    """The points of a grid, each once: the starting point, then in the order of the grid.
+
+    Args:
+        grid: Values by setting.
+        start: The value that each of these settings has while another is varied.
+        product: Take all combinations, or vary one setting at a time.
+    """
+    if product:
+        named = {
+            label(settings): settings
+            for settings in (dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values()))
+        }
+        return [
+            Point(START, start),
+            *(Point(n, settings) for n, settings in named.items() if label(settings) != label(start)),
+        ]
+    varied = {label({name: value}): {**start, name: value} for name, values in grid.items() for value in values}
+    return [
+        Point(START, start),
+        *(Point(n, settings) for n, settings in varied.items() if label(settings) != label(start)),
+    ]
+
+
+def label(settings: Settings) -> str:
+    """Settings in words: `gamma=0.5 mct=filter`."""
+    return " ".join(f"{name}={show(value)}" for name, value in settings.items())
+
+
+def problems(grid: Mapping[str, Any], config: ReadingConfig) -> list[str]:
+    """What is wrong with a grid: no list, an unknown setting, a value that the config or a ranking refuses."""
+    issues = []
+    fields = {item.name for item in dataclasses.fields(config)}
+    accepted = set(config.problems())
+    for name, values in grid.items():
+        if not isinstance(values, list) or not values:
+            issues.append(f"`grid`: `{name}` should be a list of values, found {values!r}")
+        elif name == "ranking":
+            issues += [
+                f"`grid`: unknown ranking `{v}`; one of {', '.join(RANKINGS)}" for v in values if v not in RANKINGS
+            ]
+        elif name not in fields | set(ELSEWHERE):
+            issues.append(f"`grid`: `{name}` is no setting of a pipeline")
+        elif name in fields:
+            issues += [f"`grid`: {issue}" for value in values for issue in _refused(config, name, value, accepted)]
+    return issues
+
+
+def _refused(config: ReadingConfig, name: str, value: Any, accepted: set[str]) -> list[str]:
+    kind = typing.get_type_hints(type(config))[name]
+    if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+        return [f"`{name}` is one of {', '.join(map(str, typing.get_args(kind)))}; found `{value}`"]
+    if kind is bool and not isinstance(value, bool):
+        return [f"`{name}` should be true or false, found {value!r}"]
+    try:
+        issues = dataclasses.replace(config, **{name: value}).problems()
+    except (TypeError, ValueError) as error:
+        return [f"`{name}` can't be {value!r}: {error}"]
+    return [issue for issue in issues if issue not in accepted]
+
+
+def show(value: Any) -> str:
+    """A value in words: `on`, `off`, `auto`, a number."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,126 @@
+"""A sweep from its config to `sweep.json` and its plots."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.devices import find_device
+from reflectune.core.durable import write_json
+from reflectune.core.hashing import fingerprint
+from reflectune.core.resumable import launch_state
+from reflectune.formats.dataset import Dataset
+from reflectune.inference.reading.collaborators import require_models
+from reflectune.inference.running.experiment import select
+from reflectune.inference.scoring.scores import Measure, check_scorable
+from reflectune.inference.sweeps.config import SweepConfig
+from reflectune.inference.sweeps.grid import GridRun, run_grid
+from reflectune.inference.sweeps.judging import JUDGED
+from reflectune.inference.sweeps.outcomes import Results, point_scores
+from reflectune.inference.sweeps.page import write_page
+from reflectune.inference.sweeps.points import Point
+from reflectune.inference.sweeps.runner import GridRunner
+
+ELSEWHERE = frozenset(
+    "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
+    "product seed".split()
+)
+"""Settings that do not decide a question's row, or whose content is hashed."""
+
+
+def run(config: SweepConfig) -> dict[str, Any]:
+    """Run all points, then write `sweep.json`, `sweep.html` and one SVG a plot into the config's output folder.
+
+    Returns:
+        The content of sweep.json; of all processes only the first one scores the answers, the others return {}.
+    """
+    state = launch_state()
+    dataset = Dataset(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    points = config.points()
+    config.metric = config.scored_by(config.dataset)
+    require_models(getattr(config, role) for role in config.roles())
+    check_scorable(questions, config.metric)
+    measure = Measure(config.metric, config.open_bem(config.device))
+    runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
+    made = run_grid(
+        GridRun(
+            points=[*points, *JUDGED[config.pipeline].points],
+            measure=measure,
+            judge=JUDGED[config.pipeline].judge,
+            image_root=dataset.root,
+            path=config.log(),
+            fingerprint=_fingerprint(config, dataset, points, runner, measure),
+            batch_questions=config.batch_questions,
+            on_error=config.on_error,
+        ),
+        questions,
+        runner,
+    )
+    if not state.is_main_process:
+        return {}
+    results, stats = made.results, made.stats
+    record = {
+        "pipeline": config.pipeline,
+        "model": config.model,
+        "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
+        "metric": measure.facts(measure.official(questions)),
+        "questions": len(questions),
+        "seed": config.seed,
+        "start": {name: _plain(value) for name, value in config.start().items()},
+        "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
+        "points": [_record(results, point, config.seed) for point in points],
+    }
+    write_json(Path(config.output, "sweep.json"), record)
+    write_page(Path(config.output), config, results, record)
+    return record
+
+
+def describe(config: SweepConfig) -> str:
+    """What a run would do, for `--dry_run`; it loads no model."""
+    questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
+    points = config.points()
+    require_models(getattr(config, role) for role in config.roles())
+    find_device(config.device)
+    runs = len({point.run_key for point in points})
+    return "\n".join(
+        [
+            f"{len(questions)} questions at {len(points)} points of {config.pipeline}: {runs} runs of it over one set",
+            f"of forward passes, {config.batch_questions} questions at a time:",
+            *(f"  {point.name}" for point in points),
+            f"into {config.output}: sweep.json, sweep.html, one SVG a plot",
+        ]
+    )
+
+
+def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
+    settings = {name: _plain(value) for name, value in point.settings.items()}
+    return {"name": point.name, "settings": settings, **point_scores(results, point.name, seed)}
+
+
+def _fingerprint(
+    config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
+) -> str:
+    used = config.as_used(dataclasses.asdict(config))
+    settings = {name: str(value) for name, value in used.items() if name not in ELSEWHERE}
+    for name, usual in {"summary_share": "0.0", "fusion": "scores", "s_ret_temperature": "0.0"}.items():
+        if settings[name] == usual:
+            del settings[name]  # points that are older than the key go on
+    return fingerprint(
+        {
+            "settings": settings,
+            "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
+            "dataset": dataset.fingerprint,
+            **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),
+            "index": config.finder_fingerprint(),
+            "models": runner.fingerprints(config.roles()),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON: a number of documents as a number, `auto` as the word."""
+    if type(value) in (bool, int, float, str):
+        return value
+    return int(value) if isinstance(value, int) and value else str(value)

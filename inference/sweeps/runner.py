@@ -1,0 +1,129 @@
+"""The models, the retriever and the memory that grid points are run with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.formats.dataset import Dataset
+from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.inference.pipelines.oracle import GoldRetriever
+from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
+from reflectune.inference.reading.collaborators import open_model, open_reranker, open_retriever
+from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingRetriever
+from reflectune.inference.sweeps.points import Point
+from reflectune.inference.trace import Trace
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+
+
+class GridRunner:
+    """Runs the pipelines of grid points, all over the same remembering engines, one a model.
+
+    A model is loaded when the first point needs it.
+    """
+
+    def __init__(self, config: ReadingConfig, dataset: Dataset, pipeline: str, seed: int = 0) -> None:
+        """Bind what is the same for all points.
+
+        Args:
+            config: Names the models, the index, and the settings that points start from.
+            dataset: The data set.
+            pipeline: The pipeline of points that don't name one.
+            seed: Of what a diagnosis draws.
+        """
+        self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
+        self._engines: dict[str, CachingEngine] = {}
+        self._hashes: dict[str, str] = {}
+        self._entries = open_retriever(config, dataset.knowledge)
+        self._retrievers = {(config.title_weight, config.summary_share): CachingRetriever(self._entries)}
+        self._gold = GoldRetriever()
+        self._pipelines: dict[Any, Pipeline] = {}
+
+    def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
+        """The traces of those questions that the point's pipeline takes, by id."""
+        if point.run_key not in self._pipelines:
+            self._pipelines[point.run_key] = self._build(point)
+        takes = self._recipe(point).takes
+        taken = [(q, image) for q, image in zip(questions, images, strict=True) if takes(q)]
+        if not taken:
+            return {}
+        taken_questions, pictures = [q for q, _ in taken], [image for _, image in taken]
+        self._gold.expect(taken_questions, pictures)
+        traces = self._pipelines[point.run_key].run(taken_questions, pictures)
+        role = self._recipe(point).model
+        if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
+            self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
+        return {trace.question_id: trace for trace in traces}
+
+    def stats(self) -> CacheStats:
+        """What was asked of all models so far, and done."""
+        counts = [engine.stats for engine in self._engines.values()]
+        return CacheStats(sum(each.requested for each in counts), sum(each.done for each in counts))
+
+    def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
+        """What the models of these roles hash to; if a point has passages picked, the reranker too."""
+        for role in roles:
+            self.engine(role)
+        reranker = (
+            {"reranker": self._reranker.fingerprint} if any(self._recipe(point).reranks for point in points) else {}
+        )
+        return {**{role: self._hashes[role] for role in roles}, **reranker}
+
+    def forget(self) -> None:
+        """Drop what was read, said and found."""
+        for retriever in self._retrievers.values():
+            retriever.forget()
+        for engine in self._engines.values():
+            engine.forget()
+
+    def engine(self, role: ModelRole) -> CachingEngine:
+        """The engine of a role's model, which is loaded when it is first asked for."""
+        if role not in self._engines:
+            loaded = open_model(self._config, role)
+            self._hashes[role] = loaded.fingerprint
+            self._engines[role] = CachingEngine(loaded, self._config.token_budget, self._config.keep_images)
+        return self._engines[role]
+
+    def _name(self, point: Point) -> str:
+        return str(point.settings.get("pipeline", self._pipeline))
+
+    def _recipe(self, point: Point) -> Recipe:
+        return find_recipe(self._name(point))
+
+    def _build(self, point: Point) -> Pipeline:
+        recipe, config = self._recipe(point), point.config(self._config)
+        parts = Parts(
+            config=config,
+            knowledge=self._dataset.knowledge,
+            probes=DiagnosticPassages(
+                self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
+            ),
+            engine=self.engine(recipe.model) if recipe.model else None,
+            base=self.engine("base_model") if recipe.answered_by_base(config) else None,
+            retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),
+            reranker=self._reranker if recipe.reranks else None,
+            judging=bool(point.settings.get("relevance", True)),
+        )
+        return build_pipeline(self._name(point), parts)
+
+    def _weighted(self, config: ReadingConfig) -> CachingRetriever:
+        """The retriever with a point's weights of titles and summaries; a list of ranked entities has none."""
+        weights = config.title_weight, config.summary_share
+        if weights not in self._retrievers:
+            entries = self._entries
+            if isinstance(entries, EntryRetriever):
+                entries = entries.weighted(title_weight=weights[0], summary_share=weights[1])
+            self._retrievers[weights] = CachingRetriever(entries)
+        return self._retrievers[weights]
+
+    @functools.cached_property
+    def _reranker(self) -> Reranker:
+        return open_reranker(self._config)

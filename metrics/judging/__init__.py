@@ -1,0 +1,1 @@
+"""Answer judges: BEM, language models, ROUGE and cover match."""

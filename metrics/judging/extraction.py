@@ -1,0 +1,171 @@
+"""From a long reply to the short answer that exact match wants, by MI-RAG's few-shot prompt (appendix E, figure A12).
+
+Three demonstrations of the training split, those whose questions are most like the one asked, show the form. MI-RAG
+says "question similarity" and no more; here it is the overlap of word sets unless another measure is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reflectune.core.hashing import fingerprint
+from reflectune.metrics.judging.cover import spaced_tokens
+from reflectune.metrics.judging.judges import TEMPERATURE, Complete
+
+Similarity = Callable[[str, str], float]
+
+SHOTS = 3
+"""The template's number; §4.1 of MI-RAG says four."""
+
+EXTRACTION_START = """\
+Answer the knowledge-intensive question based on the provided image and context.
+Generate a concise and accurate answer grounded in the retrieved information.
+Use the context to support reasoning, and directly output the final answer.
+
+{count} examples are shown below:
+"""
+EXTRACTION_EXAMPLE = """
+##Example {number}:
+"""
+EXTRACTION_QUESTION = """
+Now, answer this question
+"""
+EXTRACTION_FIELDS = """
+##Context: {context}
+##Question: {question}
+##Best Answer:"""
+EXTRACTION_ANSWER = """ {answer}
+"""
+"""MI-RAG, figure A12; an image stands before each group of fields, and an answer behind those of an example."""
+
+_CUE = "##best answer:"
+_COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One question with its image, its context, and its answer where it is a demonstration.
+
+    Attributes:
+        question: The question.
+        context: What was found out: the reasoning records, or a reply to be shortened.
+        image: URL or data URL of the image; None leaves it out, for models that read no images.
+        answer: The short answer; "" for the question to be answered.
+    """
+
+    question: str
+    context: str
+    image: str | None = None
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The short answer (None if the reply holds none), the reply, and the whole prompt's hash."""
+
+    answer: str | None
+    reply: str
+    prompt_hash: str
+
+
+def extract_answer(query: Shot, demonstrations: Sequence[Shot], complete: Complete) -> Extracted:
+    """Ask a model for the short answer.
+
+    Args:
+        query: The question, with the context to answer from.
+        demonstrations: Usually `nearest(query, pool)`, in the order in which they are shown.
+        complete: Asks the model; it is called with one user turn.
+    """
+    messages = extraction_messages(query, demonstrations)
+    reply = complete(messages)
+    return Extracted(short_answer(reply), reply, fingerprint({"messages": messages, "temperature": TEMPERATURE}))
+
+
+def extraction_messages(query: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
+    """One user turn of text and image parts."""
+    first, *others = (_filled(piece, extraction_texts(query, demonstrations)) for piece in _pieces(len(demonstrations)))
+    parts = [_text(first)]
+    for shot, piece in zip([*demonstrations, query], others, strict=True):
+        image = [] if shot.image is None else [{"type": "image_url", "image_url": {"url": shot.image}}]
+        parts += [*image, _text(piece)]
+    return [{"role": "user", "content": _joined(parts)}]
+
+
+def extraction_template(demonstrations: int) -> str:
+    """The whole prompt without images, with slots for what `extraction_texts` names."""
+    return "".join(_pieces(demonstrations))
+
+
+def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, str]:
+    """What stands in the slots: `context` and `question`, and of each example, from 1, `context_1` and so on."""
+    texts = {"context": query.context, "question": query.question}
+    for number, shot in enumerate(demonstrations, start=1):
+        texts |= {
+            f"context_{number}": shot.context,
+            f"question_{number}": shot.question,
+            f"answer_{number}": shot.answer,
+        }
+    return texts
+
+
+def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS, similarity: Similarity | None = None) -> list[Shot]:
+    """The n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
+
+    The asked question itself is left out if it is in the pool with the same image.
+    """
+    measure = similarity or word_overlap
+    others = [shot for shot in pool if (shot.question, shot.image) != (query.question, query.image)]
+    return sorted(others, key=lambda shot: -measure(query.question, shot.question))[:n]
+
+
+def word_overlap(first: str, second: str) -> float:
+    """Intersection over union of two texts' word sets; 0 if both are empty."""
+    one, other = set(spaced_tokens(first).split()), set(spaced_tokens(second).split())
+    return len(one & other) / len(one | other) if one | other else 0.0
+
+
+def short_answer(reply: str) -> str | None:
+    """The reply's first line that is not empty, without the prompt's own cue; None if nothing is left."""
+    for line in reply.splitlines():
+        text = line.strip()
+        if text.lower().startswith(_CUE):
+            text = text[len(_CUE) :].strip()
+        if text:
+            return text
+    return None
+
+
+def _pieces(demonstrations: int) -> list[str]:
+    """The prompt in pieces, between which images stand: one behind each but the last."""
+    start = EXTRACTION_START.split("\n\n")[0] + "\n"
+    if demonstrations:
+        start = EXTRACTION_START.format(count=_COUNTS.get(demonstrations, str(demonstrations)))
+    pieces = [start]
+    for number in range(1, demonstrations + 1):
+        pieces[-1] += EXTRACTION_EXAMPLE.format(number=number)
+        pieces.append(re.sub(r"\{(\w+)\}", rf"{{\1_{number}}}", EXTRACTION_FIELDS + EXTRACTION_ANSWER))
+    pieces[-1] += EXTRACTION_QUESTION
+    return [*pieces, EXTRACTION_FIELDS]
+
+
+def _filled(piece: str, texts: Mapping[str, str]) -> str:
+    """A piece with its slots filled; what a text itself has in braces stays."""
+    return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], piece)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts with neighbouring texts as one."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if joined and part["type"] == joined[-1]["type"] == "text":
+            joined[-1] = _text(joined[-1]["text"] + part["text"])
+        else:
+            joined.append(part)
+    return joined

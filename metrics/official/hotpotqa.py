@@ -1,0 +1,40 @@
+"""HotpotQA's answer scores: exact match and F1 of words, after SQuAD's normalisation.
+
+Written after `hotpot_evaluate_v1.py` of hotpotqa/hotpot. What surprises, and is kept: of "yes", "no" and "noanswer" F1
+gives no partial credit, so that "yes, both" is worth 0 against "yes". Of several accepted answers the best one counts;
+HotpotQA has one. The scores of supporting facts are not here, since no pipeline names sentences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from reflectune.metrics.official.infoseek import normalize_answer
+
+_WHOLE = frozenset({"yes", "no", "noanswer"})
+"""Normalised answers that are right as a whole or not at all."""
+
+
+def exact_match(prediction: str, answers: Iterable[str]) -> float:
+    """1.0 if a prediction is an accepted answer after normalisation, else 0.0."""
+    said = normalize_answer(prediction)
+    return float(any(said == normalize_answer(answer) for answer in answers))
+
+
+def f1(prediction: str, answers: Iterable[str]) -> float:
+    """The highest F1 of a prediction's words against an accepted answer's, in [0, 1].
+
+    Example:
+        >>> f1("the Chief of Protocol of America", ["Chief of Protocol"])
+        0.75
+    """
+    return max((_f1(normalize_answer(prediction), normalize_answer(answer)) for answer in answers), default=0.0)
+
+
+def _f1(said: str, accepted: str) -> float:
+    if said != accepted and (said in _WHOLE or accepted in _WHOLE):
+        return 0.0
+    words, expected = said.split(), accepted.split()
+    same = (Counter(words) & Counter(expected)).total()
+    return 2 * same / (len(words) + len(expected)) if same else 0.0

@@ -1,0 +1,204 @@
+"""PMSR's entity-mention recall, quirks included: is the entity named anywhere in what was retrieved so far?
+
+This is what PMSR (Table 1, "cumulative") and MI-RAG report as recall. It is not article recall: a text that names the
+entity counts, whichever article it is of, and every iteration adds texts. Never set the two in one column.
+
+The rows are those that PMSR's program writes, and these functions give what its evaluation gives. Quirks kept: a name
+is a substring, so "Rome" is mentioned by "Romeo"; a name of which the normalisation leaves nothing ("The") is always
+mentioned; accents are taken off names that come in a list, and never off the text. A strict test is
+`reflectune.metrics.reporting.retrieval.entity_mentioned`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.metrics.official.vqa import DIGITS, VERDICTS
+
+Row = Mapping[str, Any]
+
+_DELETED = str.maketrans("", "", string.punctuation + "‘’´`")
+_LEFT_OUT = re.compile(r"\b(the answer is|a|an|the)\b")
+
+
+@dataclass(frozen=True)
+class IterationRecall:
+    """Recall after an iteration over all texts until then, as fractions of 1: by source, and over both."""
+
+    text: float
+    image: float
+    combined: float
+
+
+def entity_mention_recall(rows: Sequence[Row]) -> float:
+    """Share of rows in whose retrieved texts the entity is named; a row without any text counts as not named."""
+    return sum(map(row_mentions, rows)) / len(rows) if rows else 0.0
+
+
+def row_mentions(row: Row) -> bool:
+    """Whether a row's texts of all iterations name its `entity_text`; its answers, where it has no entity."""
+    known = normalise(knowledge(row))
+    return bool(knowledge(row)) and any(_holds(group, known) for group in _targets(row, keep_empty=True))
+
+
+def recall_by_iteration(rows: Sequence[Row]) -> list[IterationRecall]:
+    """Recall after each iteration, cumulative; a row that stopped earlier keeps what it had.
+
+    Raises:
+        UserError: A row has texts in one string and no texts by record, as PMSR's early versions wrote them.
+    """
+    steps = [[(normalise(text), normalise(image)) for text, image in _iterations(row)] for row in rows]
+    targets = [_targets(row, keep_empty=False) for row in rows]
+    return [_recall_until(count, steps, targets) for count in range(1, max(map(len, steps), default=0) + 1)]
+
+
+def names_in(names: Sequence[str], text: str) -> bool:
+    """Whether a text mentions any of the names, given as PMSR's lists of names are; of `A|B` it must mention both."""
+    known = normalise(text)
+    return bool(text) and any(_holds(group, known) for name in names for group in _listed(name))
+
+
+def knowledge(row: Row) -> str:
+    """All texts of a row as one: as the run put them together, else from its records."""
+    trajectory = _trajectory(row)
+    whole = trajectory.get("all_knowledge") or row.get("knowledge")
+    if whole:
+        return str(whole)
+    records = [record for record in trajectory.get("records") or [] if isinstance(record, Mapping)]
+    return "\n\n".join(part for record in records for part in (_text(record), _image(record)) if part)
+
+
+def normalise(text: str) -> str:
+    """E-VQA's `preprocess_answer` without its contractions, as PMSR has it."""
+    lowered = text.lower().replace("\n", " ").replace("\t", " ").strip().replace("<extra_id_0> ", "")
+    words = _LEFT_OUT.sub(" ", lowered.translate(_DELETED)).split()
+    return " ".join(DIGITS.get(word, VERDICTS.get(word, word)) for word in words)
+
+
+def literal(value: Any) -> Any:
+    """The list, tuple or mapping that a string spells (`"['A', 'B']"`), else the value itself."""
+    if not isinstance(value, str) or value.strip()[:1] not in tuple("[{("):
+        return value
+    try:
+        return ast.literal_eval(value.strip())
+    except (SyntaxError, ValueError):
+        return value
+
+
+def _recall_until(
+    count: int, steps: Sequence[Sequence[tuple[str, str]]], targets: Sequence[list[list[str]]]
+) -> IterationRecall:
+    hits = [0, 0, 0]
+    for row_steps, groups in zip(steps, targets, strict=True):
+        text = " ".join(part for part, _ in row_steps[:count] if part)
+        image = " ".join(part for _, part in row_steps[:count] if part)
+        both = " ".join(part for part in (text, image) if part)
+        for place, known in enumerate((text, image, both)):
+            hits[place] += bool(known) and any(_holds(group, known) for group in groups)
+    return IterationRecall(*(hit / len(steps) for hit in hits))
+
+
+def _targets(row: Row, keep_empty: bool) -> list[list[str]]:
+    """Groups of normalised names; a row is a hit if all names of any group are found."""
+    entity = literal(row.get("entity_text"))
+    if isinstance(entity, list):
+        return _kept([group for name in entity for group in _listed(str(name))], keep_empty)
+    if not _missing(entity):
+        return _kept([group for name in _as_list(entity) for group in _alone(name)], keep_empty)
+    groups = _kept([group for name in _references(row) for group in _alone(name)], keep_empty)
+    if groups and not keep_empty:
+        return groups
+    return groups + _kept([group for name in _as_list(row.get("answer")) for group in _alone(name)], keep_empty)
+
+
+def _kept(groups: list[list[str]], keep_empty: bool) -> list[list[str]]:
+    """Recall by iteration leaves out a name of which nothing is left; overall recall finds it everywhere."""
+    return groups if keep_empty else [group for group in groups if group not in ([""], [])]
+
+
+def _alone(name: Any) -> list[list[str]]:
+    """The one group of a name; none for a mapping (a numerical range) and for an empty name."""
+    text = "" if isinstance(name, Mapping) else str(name).strip()
+    if not text:
+        return []
+    return [[normalise(part) for part in text.split("|") if part.strip()] if "|" in text else [normalise(text)]]
+
+
+def _listed(name: str) -> list[list[str]]:
+    """The groups of a name in a list: itself, and itself without accents unless it is joined by `|`."""
+    return [group for group in _alone(name) if group] if "|" in name else _alone(name) + _alone(_without_accents(name))
+
+
+def _holds(group: Sequence[str], known: str) -> bool:
+    return all(name in known for name in group)
+
+
+def _without_accents(text: str) -> str:
+    return "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+
+
+def _references(row: Row) -> list[Any]:
+    given = row.get("input")
+    inner = given if isinstance(given, Mapping) else {}
+    candidates = (
+        row.get("answer_eval"),
+        row.get("gold_answer"),
+        row.get("answer"),
+        inner.get("answer_eval"),
+        inner.get("answer"),
+    )
+    for value in candidates:
+        if not isinstance(value, bool) and not _missing(value) and (names := _as_list(value)):
+            return names
+    return []
+
+
+def _iterations(row: Row) -> list[tuple[str, str]]:
+    """(texts of passages, captions of images) of each record."""
+    records = _trajectory(row).get("records")
+    if not isinstance(records, list) or not records:
+        return [(whole, "")] if (whole := knowledge(row)) else []
+    iterations = [(_text(record), _image(record)) for record in records if isinstance(record, Mapping)]
+    if any(text or image for text, image in iterations) or not knowledge(row):
+        return iterations
+    raise UserError(
+        f"row {row.get('record_id')!r} has `all_knowledge` but no `text_results` or `image_results` in its records: "
+        "recall by iteration can't be read from it; run PMSR's program again with a version that saves its records"
+    )
+
+
+def _trajectory(row: Row) -> Mapping[str, Any]:
+    trajectory = row.get("trajectory")
+    return trajectory if isinstance(trajectory, Mapping) else {}
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    parts = []
+    for passage in record.get("text_results") or []:
+        if isinstance(passage, Mapping):
+            title, text = (str(passage.get(key) or "").strip() for key in ("title", "text"))
+            parts.append(f"{title}\n{text}" if title and text and title != text else text or title)
+    return "\n\n".join(filter(None, parts))
+
+
+def _image(record: Mapping[str, Any]) -> str:
+    pairs = [pair for pair in record.get("image_results") or [] if isinstance(pair, Mapping)]
+    return "\n\n".join(filter(None, (str(pair.get("caption") or "").strip() for pair in pairs)))
+
+
+def _as_list(value: Any) -> list[Any]:
+    parsed = literal(value)
+    if parsed is None or parsed == "":
+        return []
+    return list(parsed) if isinstance(parsed, (list, tuple)) else [parsed]
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value == "" or str(value).strip().lower() == "nan"

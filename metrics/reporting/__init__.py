@@ -1,0 +1,1 @@
+"""Tables, intervals and breakdowns of scores."""

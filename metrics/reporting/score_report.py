@@ -1,0 +1,185 @@
+"""The whole of a scoring as one JSON value, and as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.types import Question
+from reflectune.metrics.judging.bem import Bem
+from reflectune.metrics.judging.judges import Judging, answer_to
+from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
+from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
+from reflectune.metrics.scoring.predictions import PredictionFile, read_predictions
+from reflectune.metrics.scoring.registry import Metric, Mode, evqa_candidate
+from reflectune.metrics.scoring.repair_table import repair_lines, repair_table, setting_lines, setting_table
+from reflectune.metrics.scoring.repairs import read_repairs
+from reflectune.metrics.scoring.scoring import Joined, Scored, join, score
+
+
+def score_files(
+    paths: Sequence[Path],
+    questions: Sequence[Question],
+    metric: Metric,
+    mode: Mode,
+    bem: Bem | None = None,
+    judging: Judging | None = None,
+    *,
+    touched: bool = False,
+    seed: int = 0,
+    repairs: Path | None = None,
+    asked_again: Path | None = None,
+) -> dict[str, Any]:
+    """Scores of one prediction file or two, and of two their difference.
+
+    Args:
+        paths: The file, and the one that it is compared with.
+        questions: The data set's questions.
+        metric: See `reflectune.metrics.scoring.scoring.score`; so are the other arguments.
+        mode: `official` or `strict`.
+        bem: For `evqa`.
+        judging: Adds a judge's verdicts to each file's scores.
+        touched: Leave out questions of splits that no prediction of the first file is of.
+        seed: Seed of the intervals and the paired test.
+        repairs: A file of repaired answers (`read_repairs`): the first file is scored against them too.
+        asked_again: Predictions for the repaired questions, set beside those.
+    """
+    report: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
+    if bem is not None:
+        report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
+    files = [read_predictions(path) for path in paths]
+    if touched:
+        questions = _of_touched_splits(files[0], questions)
+    report["splits"] = sorted({question.split for question in questions})
+    scored: list[Scored] = []
+    joins: list[Joined] = []
+    for path, file in zip(paths, files, strict=True):
+        joined = join(file.rows, questions, mode)
+        joins.append(joined)
+        run = {"predictions": str(path), "layout": file.layout, "counts": joined.counts, **_contents(file, joined)}
+        if file.layout != "echosight_retrieval":
+            scored.append(score(joined, metric, mode, bem))
+            run["scores"] = table(scored[-1], seed)
+            run["settings"] = setting_table(scored[-1], seed)
+            run["connected_lists"] = _connected_lists(joined, metric)
+            run["unmatchable"] = _unmatchable(joined, metric)
+            if judging is not None:
+                run["judge"] = _judged(joined, judging)
+        report["runs"].append(run)
+    if len(scored) == 2:
+        first, second = scored
+        report["difference"] = compare(first, second, seed=seed)
+    if repairs is not None:
+        again = join(read_predictions(asked_again).rows, questions, mode) if asked_again is not None else None
+        settings = (read_repairs(repairs, questions), metric, mode, bem, seed, again)
+        report["repairs"] = repair_table(joins[0], *settings)
+    return report
+
+
+def lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What a person reads: scores in %, intervals, coverage."""
+    yield f"splits: {', '.join(report['splits']) or '(none)'}"
+    for run in report["runs"]:
+        counts = run["counts"]
+        yield f"{run['predictions']} ({run['layout']}), {report['metric']}, {report['mode']} mode"
+        yield (
+            f"  coverage {_percent(counts['coverage'])}: {counts['questions']} questions, {counts['missing']} missing, "
+            f"{counts['doubled']} doubled, {counts['unknown']} of no known question, {counts['left_out']} left out "
+            "(they need no retrieval)"
+        )
+        yield from _score_lines(run.get("scores", {}))
+        yield from setting_lines(run.get("settings", []))
+        if run.get("connected_lists"):
+            yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
+        if run.get("unmatchable"):
+            yield f"  {run['unmatchable']} questions have {CANNOT_MATCH}"
+        yield from _judge_lines(run.get("judge"))
+        yield from _retrieval_lines(run["retrieval"])
+    if "repairs" in report:
+        yield from repair_lines(report["repairs"])
+    if "difference" in report:
+        yield _difference_line(report["difference"])
+
+
+def _contents(file: PredictionFile, joined: Joined) -> dict[str, Any]:
+    files = [file.path] if file.path.is_file() else sorted(file.path.glob("*.json*"))
+    return {"fingerprint": file_fingerprint(*files), "retrieval": retrieval_table(file, joined)}
+
+
+def _connected_lists(joined: Joined, metric: Metric) -> int:
+    """Answers in which `&&` is read as a comma before the official code is handed them."""
+    if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
+        return 0
+    return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
+
+
+def _unmatchable(joined: Joined, metric: Metric) -> int:
+    """Questions of which no prediction can be right."""
+    return sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
+
+
+def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> list[Question]:
+    splits = {question.split for question, _ in join(file.rows, questions, "official").pairs}
+    return [question for question in questions if question.split in splits]
+
+
+def _judged(joined: Joined, judging: Judging) -> dict[str, Any]:
+    answers = [answer_to(question, str(prediction.answer)) for question, prediction in joined.pairs]
+    return judging.judged(answers).summary(missing=len(joined.missing))
+
+
+def _judge_lines(verdicts: Mapping[str, Any] | None) -> Iterator[str]:
+    if verdicts is not None:
+        yield (
+            f"  judge {verdicts['judge']} by {verdicts['protocol']} (prompt {verdicts['prompt_hash']}, temperature 0): "
+            f"{_percent(verdicts['accuracy_strict'])} of all, {_percent(verdicts['accuracy_official'])} of replies "
+            f"read; {verdicts['correct']} correct, {verdicts['incorrect']} incorrect, "
+            f"{verdicts['unparsed']} replies not understood"
+        )
+
+
+def _score_lines(scores: Mapping[str, Any]) -> Iterator[str]:
+    rows = [("overall", scores["overall"])] if "overall" in scores else []
+    rows += [(title, scores[name]) for name, title in scores.get("columns", {}).items()]
+    parts = {**scores.get("by_split", {}), **scores.get("by_type", {})}
+    rows += [(name, value) for name, value in parts.items() if name not in scores["columns"].values()]
+    for name, value in rows:
+        yield f"  {name:<28}{_interval(value)}"
+    if (report := scores.get("official_report")) is not None:
+        halves = (report["unseen_question_score"]["score"], report["unseen_entity_score"]["score"])
+        yield (
+            f"  as the official script prints it: final {report['final_score']}, unseen question {halves[0]}, "
+            f"unseen entity {halves[1]}"
+        )
+    if (long := scores.get("too_long_for_bem")) is not None:
+        yield f"  counted wrong, too long for BEM: {len(long)} answers, e.g. of {long[0]}"
+
+
+def _retrieval_lines(recalls: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"  {name:<28}{_percent(value)}" for name, value in recalls.items() if isinstance(value, float))
+    for number, step in enumerate(recalls.get("entity_mention_recall_by_iteration", []), start=1):
+        parts = ", ".join(f"{name} {_percent(value)}" for name, value in step.items())
+        yield f"    until iteration {number}: {parts}"
+
+
+def _difference_line(delta: Mapping[str, Any]) -> str:
+    if delta["value"] is None:
+        return "difference: no question was answered by both"
+    points = ", ".join(f"{100 * delta[key]:+.2f}" for key in ("low", "high"))
+    return (
+        f"difference, first less second: {100 * delta['value']:+.2f} points, {delta['of'].replace('_', ' ')} (95 % "
+        f"interval {points}), paired test p = {delta['p']:.4f}; on {delta['n']} questions, "
+        f"better on {delta['better']}, worse on {delta['worse']}"
+    )
+
+
+def _interval(value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return "–  (no such questions, or of InfoSeek's halves only one)"
+    return f"{_percent(value['value'])}  [{_percent(value['low'])}, {_percent(value['high'])}]  n = {value['n']}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"

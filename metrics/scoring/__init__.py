@@ -1,0 +1,1 @@
+"""Prediction files, from reading to scores."""

@@ -1,0 +1,218 @@
+"""The metrics by name: what an answer is worth by each, which questions each can score, and what each needs.
+
+A data set says which one is its own (`metric` in dataset.json); every command that scores answers takes it from here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.metrics.judging.bem import RECORD, TooLongError
+from reflectune.metrics.judging.cover import cover_one
+from reflectune.metrics.judging.rouge import rouge_l
+from reflectune.metrics.official import evqa, hotpotqa, infoseek, vqa
+
+Mode = Literal["official", "strict"]
+Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "rouge_l"]
+MetricChoice = Literal["", Metric]
+"""A config's `metric`; "" stands for the data set's own."""
+
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+Worth = Callable[[str, Question], float]
+"""(answer, question) -> what the answer is worth, in [0, 1]."""
+
+
+def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits | None = None) -> Worth:
+    """What one answer to a question is worth by a metric.
+
+    Args:
+        metric: `infoseek`: exact match, the range of numbers, the overlap of lists; `evqa`: exact match or overlap of
+            lists, else BEM; `evqa_exact`: the part of it that needs no model, a lower bound that must not stand in for
+            it; `vqa`: soft accuracy over annotators; `exact_match`: see `exact_match`; `hotpotqa_f1`: F1 of words with
+            the answer; `cover_match`: an accepted answer stands in the reply; `rouge_l`: F-measure of the longest
+            common subsequence of words.
+        mode: Decides `cover_match`.
+        bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
+
+    Returns:
+        A function that raises ValueError or UserError for a question that lacks what the metric compares with, or
+        whose answer is free-form: of the metrics only `rouge_l` compares sentences.
+
+    Raises:
+        UserError: The metric is `evqa`, and there is no `bem`.
+    """
+    worth = _worth(metric, mode, bem)
+    if metric == "rouge_l":
+        return worth
+
+    def of_short_answers(answer: str, question: Question) -> float:
+        infoseek.refuse_free_form(question, metric)
+        return worth(answer, question)
+
+    return of_short_answers
+
+
+def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
+    if metric == "infoseek":
+        return infoseek.score_one
+    if metric == "evqa":
+        if bem is None:
+            raise UserError(NEEDS_BEM)
+        logits = _wrong_if_too_long(bem)
+        return lambda answer, question: evqa_score(answer, question, logits)
+    if metric == "evqa_exact":
+        return lambda answer, question: evqa_score(answer, question, never)
+    if metric == "cover_match":
+        return lambda answer, question: cover_one(answer, question, mode)
+    if metric == "exact_match":
+        return exact_match
+    if metric == "hotpotqa_f1":
+        return lambda answer, question: hotpotqa.f1(answer, references(question))
+    of_references = vqa.soft_accuracy if metric == "vqa" else rouge_l
+    return lambda answer, question: float(of_references(answer, references(question)))
+
+
+def has_truth(question: Question, metric: Metric) -> bool:
+    """Whether the data set gives what the metric compares an answer with."""
+    if question.answer_type == "free_form" and metric != "rouge_l":
+        return False
+    if question.answer_type == "numerical" and metric in ("infoseek", "cover_match"):
+        return question.range is not None
+    if question.answer_type == "numerical" and metric == "exact_match" and question.range is not None:
+        return True
+    return bool(question.answers)
+
+
+def metric_problems(metric: str, bem: str) -> list[str]:
+    """What a config lacks for a metric, one sentence each; nothing is loaded.
+
+    Args:
+        metric: A metric's name.
+        bem: The config's `bem`.
+    """
+    try:
+        find_metric_name(metric)
+    except UserError as error:
+        return [str(error)]
+    issues = []
+    if metric == "evqa" and not bem:
+        issues.append(NEEDS_BEM)
+    if metric != "evqa" and bem:
+        issues.append(f"`bem` is read by the metric evqa alone, and the metric is {metric}: leave one of them out")
+    if bem and Path(bem).is_absolute() and not Path(bem).is_dir():
+        issues.append(f"`bem`: {bem} is not there; `python -m reflectune.metrics.convert_bem` writes such a folder")
+    if bem and Path(bem).is_dir() and not Path(bem, RECORD).is_file():
+        issues.append(f"`bem`: {bem} has no {RECORD}; `python -m reflectune.metrics.convert_bem` writes such a folder")
+    if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:
+        issues.append("the metric `rouge_l` needs the library rouge-score: pip install 'reflectune[rouge]'")
+    return issues
+
+
+def find_metric_name(name: str) -> Metric:
+    """The metric that has this name; UserError if there is none."""
+    if name not in METRICS:
+        raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{name}`")
+    metric: Metric = name
+    return metric
+
+
+NEEDS_BEM = (
+    "the metric `evqa` needs `bem`, a converted checkpoint (`python -m reflectune.metrics.convert_bem` makes one); "
+    "`metric: evqa_exact` is the part of it without a model"
+)
+
+
+def exact_match(answer: str, question: Question) -> float:
+    """1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
+
+    A number must lie in the question's range, where it has one; a list (`multi_answer`) must have the same items,
+    parted at `&&` if it has one, else as E-VQA's code parts lists, or as a list of one.
+
+    Raises:
+        UserError: The question has no answers, and no range.
+    """
+    if question.answer_type == "numerical" and question.range is not None:
+        return float(infoseek.numerical(answer, question.range))
+    if question.answer_type == "multi_answer":
+        readings = [_normalized(items) for items in evqa.answer_readings(answer)]
+        return float(any(_normalized(reference.split("&&")) in readings for reference in references(question)))
+    return float(infoseek.exact_match(answer, references(question)))
+
+
+def evqa_type(question: Question) -> str:
+    """E-VQA's question type: as the data set says (`meta["question_type"]`), else from what it says otherwise."""
+    if (said := question.meta.get("question_type")) in evqa.QUESTION_TYPES:
+        return str(said)
+    if question.meta.get("two_hop") == "yes":
+        return "2_hop"
+    return "multi_answer" if question.answer_type == "multi_answer" else "templated"
+
+
+def evqa_candidate(answer: str, question: Question) -> str:
+    """The answer as E-VQA's official code is handed it: of a `multi_answer` question, a list with commas."""
+    return evqa.comma_list(answer) if evqa_type(question) == "multi_answer" else answer
+
+
+def evqa_score(answer: str, question: Question, logits: evqa.BemLogits) -> float:
+    """E-VQA's official score of an answer, BEM's logits given."""
+    infoseek.refuse_free_form(question, "evqa")
+    candidate = evqa_candidate(answer, question)
+    return evqa.evaluate_example(question.text, references(question), candidate, evqa_type(question), logits)
+
+
+def references(question: Question) -> Sequence[str]:
+    """The accepted answers; UserError if there is none."""
+    if not question.answers:
+        raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
+    return question.answers
+
+
+def never(*segments: str) -> tuple[float, float]:
+    """Logits of a model that finds nothing equivalent."""
+    return (1.0, 0.0)
+
+
+def _normalized(items: Sequence[str]) -> set[str]:
+    return {infoseek.normalize_answer(item) for item in items} - {""}
+
+
+def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:
+    def logits(candidate: str, reference: str, question: str) -> Sequence[float]:
+        try:
+            return bem(candidate, reference, question)
+        except TooLongError:
+            return never()
+
+    return logits
+
+
+def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
+    """The correctness of an answer by this metric; an answer without a word is wrong, whatever the metric.
+
+    Args:
+        name: One of `METRICS`.
+        bem: The answer-equivalence model, for `evqa`.
+
+    Returns:
+        A pure function. It raises UserError for a question that lacks what the metric compares with.
+
+    Raises:
+        UserError: No metric has this name, or it is `evqa` and there is no `bem`.
+    """
+    worth = metric_of_one(find_metric_name(name), bem=bem)
+
+    def correctness(answer: str, question: Question) -> float:
+        try:
+            value = worth(answer, question)
+        except ValueError as error:
+            raise UserError(f"question {question.id} can't be scored: {error}; mend its answers") from error
+        # Officially an empty answer to a numerical question reads as [0, 0], and can so be right.
+        return value if answer.strip() else 0.0
+
+    return correctness

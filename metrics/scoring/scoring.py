@@ -1,0 +1,271 @@
+"""Predictions of a file against the questions of a data set: which belong together, and what each is worth.
+
+In `official` mode a prediction counts as often as it is written, and a question without one does not count, as in the
+official programs. In `strict` mode a missing prediction is wrong, and a doubled or unknown one is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.metrics.judging.bem import LONGEST, Bem, Segments, TooLongError
+from reflectune.metrics.official import evqa, infoseek
+from reflectune.metrics.scoring.predictions import Prediction
+from reflectune.metrics.scoring.registry import (
+    NEEDS_BEM,
+    Metric,
+    Mode,
+    Worth,
+    evqa_candidate,
+    evqa_score,
+    evqa_type,
+    metric_of_one,
+    never,
+)
+
+_ECHOSIGHT_ROW = re.compile(r"E-VQA_(\d+)")
+_LAST_NUMBER = re.compile(r"(\d+)$")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Predictions with their questions.
+
+    Attributes:
+        pairs: Every prediction whose question is known, in the file's order.
+        missing: Questions without a prediction.
+        unknown: Predictions whose question is not in the data set.
+        doubled: Predictions whose question an earlier one has answered; they are in `pairs` too.
+        left_out: Predictions for questions that need no retrieval: official scores are over the others.
+    """
+
+    pairs: tuple[tuple[Question, Prediction], ...]
+    missing: tuple[Question, ...]
+    unknown: tuple[Prediction, ...]
+    doubled: tuple[Prediction, ...]
+    left_out: tuple[Prediction, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """How many of each, and `coverage`: the share of questions that have a prediction."""
+        answered = len(self.pairs) - len(self.doubled)
+        questions = answered + len(self.missing)
+        return {
+            "questions": questions,
+            "predictions": len(self.pairs) + len(self.unknown) + len(self.left_out),
+            "missing": len(self.missing),
+            "unknown": len(self.unknown),
+            "doubled": len(self.doubled),
+            "left_out": len(self.left_out),
+            "coverage": answered / questions if questions else None,
+        }
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What each scored row is worth.
+
+    Attributes:
+        metric: The metric's name.
+        mode: `official` or `strict`.
+        questions: One a scored row.
+        values: In [0, 1], shape (rows,).
+        too_long: Ids of questions whose answer BEM can't read; wrong in `strict` mode, an error in `official` mode.
+    """
+
+    metric: Metric
+    mode: Mode
+    questions: tuple[Question, ...]
+    values: np.ndarray
+    too_long: tuple[str, ...] = ()
+
+
+def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode: Mode) -> Joined:
+    """Find each prediction's question: by id, by EchoSight's row number, or by its text and references.
+
+    EchoSight calls the n-th row of E-VQA's CSV `E-VQA_n`, from 0: it is the question whose `meta["row"]` is n or, where
+    a data set has no such field, whose id ends in the number n.
+
+    Raises:
+        UserError: Two questions share an id, or EchoSight's row number is of several splits; in `strict` mode also an
+            unknown or doubled prediction.
+    """
+    questions_by_id = infoseek.by_id(questions)
+    find = _finder(questions_by_id)
+    matches = [(find(prediction), prediction) for prediction in predictions]
+    seen: dict[str, Prediction] = {}
+    doubled = []
+    for question, prediction in matches:
+        if question is not None and seen.setdefault(question.id, prediction) is not prediction and _counts(question):
+            doubled.append(prediction)
+            if mode == "strict":
+                first = seen[question.id].where
+                raise UserError(f"{prediction.where}: id {question.id} was answered at {first}; keep one of the two")
+    unknown = [prediction for question, prediction in matches if question is None]
+    if unknown and mode == "strict":
+        name = ", ".join(unknown[0].ids) or unknown[0].question
+        raise UserError(
+            f"{unknown[0].where}: no question is known as {name!r} (nor those of {len(unknown) - 1} more rows): is the "
+            "file of another data set or split? `mode: official` leaves them out"
+        )
+    scored = [(question, prediction) for question, prediction in matches if question is not None]
+    missing = [question for key, question in questions_by_id.items() if key not in seen and _counts(question)]
+    return Joined(
+        pairs=tuple(pair for pair in scored if _counts(pair[0])),
+        missing=tuple(missing),
+        unknown=tuple(unknown),
+        doubled=tuple(doubled),
+        left_out=tuple(prediction for question, prediction in scored if not _counts(question)),
+    )
+
+
+def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) -> Scored:
+    """What each prediction is worth; in `strict` mode, 0 for each question without one.
+
+    Args:
+        joined: Of `join`, in the same mode.
+        metric: `evqa` needs `bem`. `evqa_exact` is what of E-VQA's score needs no model: exact match and the overlap of
+            lists, a lower bound of `evqa` that must not stand in for it.
+        mode: Of the metric itself it decides `cover_match`.
+        bem: The answer-equivalence model.
+
+    Raises:
+        UserError: A question lacks what the metric compares with, or (`official`) an answer is too long for BEM.
+    """
+    for question, prediction in joined.pairs:
+        if prediction.answer is None:
+            raise UserError(f"{prediction.where}: id {question.id}: the file holds no answers, only what was retrieved")
+    answers = [Answered(q, str(p.answer), f"{p.where}: id {q.id}") for q, p in joined.pairs]
+    too_long_is: Literal["stop", "wrong"] = "wrong" if mode == "strict" else "stop"
+    values, too_long = score_answers(answers, metric, mode, bem, too_long=too_long_is)
+    if mode == "strict":
+        values = np.concatenate([values, np.zeros(len(joined.missing))])
+    questions = [question for question, _ in joined.pairs] + (list(joined.missing) if mode == "strict" else [])
+    return Scored(metric, mode, tuple(questions), values, too_long)
+
+
+def _counts(question: Question) -> bool:
+    """Whether official scores are over a question."""
+    return question.is_knowledge_based is not False
+
+
+def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Question | None]:
+    by_row: dict[int, Question] = {}
+    in_several: dict[int, Question] = {}
+    by_text: dict[tuple[str, tuple[str, ...]], deque[Question]] = defaultdict(deque)
+    for question in questions_by_id.values():
+        said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
+        if said and said.isdigit() and by_row.setdefault(int(said), question).split != question.split:
+            in_several[int(said)] = question
+        by_text[question.text, question.answers].append(question)
+
+    def find(prediction: Prediction) -> Question | None:
+        for name in prediction.ids:
+            if name in questions_by_id:
+                return questions_by_id[name]
+            if (row := _ECHOSIGHT_ROW.fullmatch(name)) is not None:
+                if (other := in_several.get(int(row[1]))) is not None:
+                    splits = f"{by_row[int(row[1])].split} and {other.split}"
+                    raise UserError(f"{prediction.where}: {name} is a row of {splits}; set `splits` to one of them")
+                return by_row.get(int(row[1]))
+        if prediction.ids:
+            return None
+        # Questions with the same text and answers differ in the image alone, so mixing them up changes no score.
+        same = by_text.get((prediction.question, prediction.references))
+        return same.popleft() if same else None
+
+    return find
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One answer to score.
+
+    Attributes:
+        question: What was asked.
+        answer: What was answered.
+        where: What the answer is called in an error, e.g. `p.jsonl:3: id q2`.
+    """
+
+    question: Question
+    answer: str
+    where: str
+
+
+def score_answers(
+    answers: Sequence[Answered], metric: Metric, mode: Mode, bem: Bem | None, *, too_long: Literal["stop", "wrong"]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """What answers are worth; BEM reads those that it is asked about in one go.
+
+    Args:
+        answers: The answers.
+        metric: `evqa` needs `bem`.
+        mode: Of the metric itself; it decides `cover_match`.
+        bem: The answer-equivalence model.
+        too_long: What to do with an answer that BEM can't read.
+
+    Returns:
+        Values in [0, 1], shape (answers,), and the ids of the questions whose answer BEM can't read.
+
+    Raises:
+        UserError: A question lacks what the metric compares with, or (`stop`) an answer is too long for BEM.
+    """
+    if metric == "evqa":
+        if bem is None:
+            raise UserError(NEEDS_BEM)
+        return _evqa_values(answers, bem, too_long)
+    return _values(answers, metric_of_one(metric, mode)), ()
+
+
+def _values(answers: Sequence[Answered], one: Worth) -> np.ndarray:
+    values = np.zeros(len(answers))
+    for place, answered in enumerate(answers):
+        try:
+            values[place] = one(answered.answer, answered.question)
+        except ValueError as error:
+            raise UserError(f"{answered.where}: {error}") from error
+    return values
+
+
+def _evqa_values(
+    answers: Sequence[Answered], bem: Bem, too_long: Literal["stop", "wrong"]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Run the official function twice: to collect what it asks BEM, then with all of BEM's answers from one call."""
+    triples: dict[Segments, None] = {}
+    long: set[Segments] = set()
+
+    def note(*segments: str) -> tuple[float, float]:
+        triple = (segments[0], segments[1], segments[2])
+        if (pieces := bem.length(triple)) <= LONGEST:
+            triples[triple] = None
+        elif too_long == "wrong":
+            long.add(triple)
+        else:
+            raise TooLongError(
+                f"the answer makes {pieces} word pieces, more than the {LONGEST} that BEM reads, where "
+                "the official program stops; shorten it, or score in `strict` mode"
+            )
+        return never()
+
+    _values(answers, lambda answer, question: evqa_score(answer, question, note))
+    known = dict(zip(triples, bem.logits(list(triples)).tolist(), strict=True)) if triples else {}
+
+    def recall(*segments: str) -> Sequence[float]:
+        return known.get((segments[0], segments[1], segments[2]), never())
+
+    values = _values(answers, lambda answer, question: evqa_score(answer, question, recall))
+    return values, tuple(answered.question.id for answered in answers if not long.isdisjoint(_triples(answered)))
+
+
+def _triples(answered: Answered) -> list[Segments]:
+    question, candidate = answered.question, evqa_candidate(answered.answer, answered.question)
+    kind = evqa_type(question)
+    return [evqa.bem_segments(question.text, reference, candidate, kind) for reference in question.answers]

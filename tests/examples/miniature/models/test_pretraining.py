@@ -1,0 +1,149 @@
+"""Lessons as trees must be what the same lessons are as rows of their own."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+
+from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.architecture import FAMILIES, build_model, build_processor, train_tokenizer
+from reflectune.examples.miniature.models.batches import Lesson, Turn
+from reflectune.examples.miniature.models.pretraining import Pretrainer, Stage, VisionStage, resume_or_train
+from reflectune.examples.miniature.world.drawing import draw
+from reflectune.examples.miniature.world.entities import make_entity, random_looks
+from reflectune.examples.miniature.world.lessons import Picture, Teacher, corpus
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
+    rng = random.Random(0)
+    processor: Any = build_processor(request.param, train_tokenizer(corpus(40, rng), 500, request.param))
+    famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
+    shown = [Picture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [Picture(famous[0].looks, 1)]
+    pixels = [
+        dict(processor.image_processor(images=[draw(p.looks, p.balloons, rng)], return_tensors="pt")) for p in shown
+    ]
+    model = build_model(request.param, processor.tokenizer, size="test", seed=1)
+    return Pretrainer(model, processor, pixels, lambda line: None), Teacher(shown, famous, rng), processor
+
+
+def lessons_of(teacher: Teacher) -> list[Lesson]:
+    return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(3), teacher.recall()]
+
+
+def test_a_tree_predicts_what_separate_rows_predict(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, teacher, _ = school
+    for lesson in lessons_of(teacher):
+        whole = trainer.collate([lesson])
+        logits = trainer.forward(whole)[0]
+        for number, turn in enumerate(lesson.turns):
+            alone = trainer.collate([Lesson(lesson.picture, lesson.question, (turn,))])
+            mine = logits[_targets_of(whole, number, lesson)]
+            assert torch.allclose(mine, trainer.forward(alone)[0], atol=1e-5)
+
+
+def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
+    """The rows of a batch's targets that belong to one turn: its answer's, then its text's if that counts."""
+    texts = [turn for turn in lesson.turns if turn.text_weight]
+    answer = batch.group == number
+    if lesson.turns[number] not in texts:
+        return answer.nonzero()[:, 0]
+    first = int(answer.nonzero()[0])
+    end = first + int(answer.sum())
+    while end < len(batch.group) and batch.group[end] < 0:
+        end += 1
+    return torch.arange(first, end)
+
+
+def test_a_batch_predicts_what_its_lessons_predict_alone(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, teacher, _ = school
+    lessons = lessons_of(teacher)
+    together = trainer.forward(trainer.collate(lessons))[0]
+    apart = torch.cat([trainer.forward(trainer.collate([lesson]))[0] for lesson in lessons])
+    assert torch.allclose(together, apart, atol=1e-5)
+
+
+def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, teacher, processor = school
+    lesson = teacher.read(with_picture=True)
+    turn = lesson.turns[0]
+    user = [{"type": "image"}, {"type": "text", "text": f"{lesson.question} {turn.text}"}]
+    reply = [{"type": "text", "text": turn.answer}]
+    messages = [{"role": "user", "content": user}, {"role": "assistant", "content": reply}]
+    text = processor.apply_chat_template(messages).replace(processor.image_token, processor.image_token * 16)
+    whole = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*trainer.encoder.prefix(lesson), *trainer.encoder.turn(lesson, turn).ids]
+    assert whole[: len(ids)] == ids
+    assert processor.tokenizer.decode(whole[len(ids) :]).strip() == ""
+
+
+def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them(
+    school: tuple[Pretrainer, Teacher, Any],
+) -> None:
+    trainer, _, processor = school
+    turn = Turn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
+    batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
+    ids = batch.inputs["input_ids"].flatten()
+    ends = [processor.tokenizer.decode(ids[: place + 1]) for place in batch.word.tolist()]
+    assert [text.rsplit(":", 1)[1] for text in ends] == [" a red", " a red tower"]
+    assert batch.is_shown.tolist() == [1.0, 0.0]
+
+
+def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    turn = Turn("a red tower", "no", "match", shown=((5, True), (11, False)))
+    batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
+    before = trainer.forward(batch)[1].item()
+    stage = Stage("test", 40, 2, 5e-3, [(1.0, lambda: Lesson(0, "Is it?", (turn,)))], warmup=1)
+    trainer.train(stage, random.Random(0))
+    assert trainer.forward(batch)[1].item() < before / 3
+
+
+def test_the_vision_stage_names_what_is_shown(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    trainer.log = (lines := []).append  # type: ignore[var-annotated]
+    labels = torch.tensor([[row % 2] for row in range(7)])
+    trainer.train_vision(VisionStage("vision", 200, 7, 3e-3, labels, [["red", "blue"]]))
+    assert float(lines[-1].split()[-1]) > 0.9
+
+
+def test_a_few_steps_lower_the_loss(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
+    before = trainer.accuracy([lesson])["visual_kind"]
+    trainer.train(Stage("test", 40, 4, 5e-3, [(1.0, lambda: lesson)], warmup=1), random.Random(0))
+    assert before == 0.0
+    assert trainer.accuracy([lesson])["visual_kind"] == 1.0
+
+
+def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    lines: list[str] = []
+    trainer.log = lines.append
+    lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
+    stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
+    trainer.train(stage, random.Random(0))
+    assert int(lines[-1].split("step ")[1].split("/")[0]) < 200
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_kept_stage_that_is_damaged_is_one_error(
+    school: tuple[Pretrainer, Teacher, Any], tmp_path: Path, damage: str
+) -> None:
+    trainer, teacher, _ = school
+    stage = Stage("words", 1, 1, 1e-3, [(1.0, teacher.look)])
+    kept = tmp_path / "00-words.safetensors"
+    save_model(trainer.model, str(kept))
+    resume_or_train(trainer, tmp_path, [stage], random.Random(0))
+    if damage == "other":
+        save_file({"weight": torch.ones(2)}, kept)
+    else:
+        kept.write_bytes(kept.read_bytes()[:-100] if damage == "cut" else b"")
+    with pytest.raises(UserError, match=r"00-words\.safetensors can't be gone on from .*; delete it") as caught:
+        resume_or_train(trainer, tmp_path, [stage], random.Random(0))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,216 @@
+"""Truths about a whole world: what is held out, where answers stand, and that a seed decides everything."""
+
+from __future__ import annotations
+
+import filecmp
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.examples.miniature.world.build import build_world
+from reflectune.examples.miniature.world.entities import (
+    ALL_LOOKS,
+    ATTRIBUTES,
+    Looks,
+    famous_entities,
+    look_alike,
+    make_entity,
+    random_looks,
+)
+from reflectune.examples.miniature.world.facts import RELATIONS, state
+from reflectune.examples.miniature.world.population import constructed_look_alike
+from reflectune.formats.dataset import Dataset, splits
+
+UNSEEN = ("val_unseen_question", "val_unseen_entity", "test_unseen_question", "test_unseen_entity")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    build_world(folder, size="tiny", seed=3, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def manifest(folder: Path) -> dict[str, Any]:
+    return Dataset(folder).manifest
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_same_seed_gives_the_same_bytes_also_after_a_cut(folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    (again / "dataset.json").unlink()
+    for path in sorted((again / "images").rglob("*.jpg"))[::2]:
+        path.unlink()
+    build_world(again, size="tiny", seed=3, quiet=True)
+    assert files(again) == files(folder)
+    _, different, failed = filecmp.cmpfiles(folder, again, files(folder), shallow=False)
+    assert (different, failed) == ([], [])
+
+
+def test_another_seed_gives_another_world_with_the_same_famous_entities(folder: Path, tmp_path: Path) -> None:
+    build_world(tmp_path, size="tiny", seed=4, quiet=True)
+    one, two = Dataset(folder).knowledge, Dataset(tmp_path).knowledge
+    assert one.get("val-00000").title != two.get("val-00000").title
+    for entity in famous_entities():
+        assert [s.text for s in one.get(entity.id).sections[:4]] == [s.text for s in two.get(entity.id).sections[:4]]
+
+
+def test_a_folder_with_another_world_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="holds another data set"):
+        build_world(folder, size="tiny", seed=5, quiet=True)
+
+
+def test_traffic_asks_what_other_splits_ask_of_famous_entities_most_and_leaves_them_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Pictures that are its own, the words of training or not, and the rest of the world to the byte."""
+    build_world(tmp_path, size="tiny", seed=3, traffic=300, quiet=True)
+    plain, world = Dataset(folder), Dataset(tmp_path)
+    for split in splits(folder):
+        assert world.questions(split) == plain.questions(split)
+    assert (tmp_path / "knowledge").exists()
+    assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
+
+    def facts(names: tuple[str, ...]) -> set[tuple[str, str]]:
+        knowledge_based = [q for name in names for q in world.questions(name) if q.requires_retrieval]
+        return {(q.entity_ids[0], q.meta["relation"]) for q in knowledge_based}
+
+    assert facts(("traffic",)) <= facts(("train",))
+    assert facts(("traffic_val",)) <= facts(("val_unseen_question", "val_unseen_entity"))
+    assert facts(("traffic",)).isdisjoint(facts(UNSEEN))
+    traffic = world.questions("traffic")
+    assert (len(traffic), len(world.questions("traffic_val"))) == (300, 30)
+    known = [q for q in traffic if q.requires_retrieval]
+    assert sum(q.meta["famous"] == "yes" for q in known) == pytest.approx(0.4 * len(known), rel=0.2)
+    assert len(traffic) - len(known) == pytest.approx(300 / 6, rel=0.3)
+    others = {q.image for split in splits(folder) for q in plain.questions(split)}
+    assert others.isdisjoint(q.image for q in traffic)
+    assert all((tmp_path / q.image).exists() for q in traffic)
+    with pytest.raises(UserError, match="holds another data set"):
+        build_world(tmp_path, size="tiny", seed=3, quiet=True)
+
+
+def test_unseen_entities_have_held_out_looks_and_seen_ones_do_not(manifest: dict[str, Any]) -> None:
+    for entity_id, looks in manifest["looks"].items():
+        if "-like-" not in entity_id:
+            assert Looks(**looks).held_out == entity_id.startswith(("val", "test")), entity_id
+
+
+def test_no_two_entities_look_the_same(manifest: dict[str, Any]) -> None:
+    looks = [tuple(sorted(value.items())) for value in manifest["looks"].values()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_every_answer_stands_in_its_evidence(folder: Path) -> None:
+    dataset = Dataset(folder)
+    for split in splits(folder):
+        for question in dataset.questions(split):
+            if not question.requires_retrieval:
+                assert not question.evidence
+                continue
+            hops = question.evidence[1:] if "two_hop" in question.meta else question.evidence
+            assert hops
+            for evidence in hops:
+                text = dataset.knowledge.get(evidence.entry_id).sections[evidence.section].text
+                assert all(part in text for part in question.answers[0].split(" && ")), question
+
+
+def test_training_shares_no_phrasing_and_no_fact_with_validation_and_test(folder: Path) -> None:
+    dataset = Dataset(folder)
+    train = dataset.questions("train")
+    phrasings = {question.text for question in train}
+    facts = {(question.entity_ids, question.meta.get("relation")) for question in train}
+    for split in UNSEEN:
+        for question in dataset.questions(split):
+            assert question.text not in phrasings
+            if question.requires_retrieval:
+                assert (question.entity_ids, question.meta["relation"]) not in facts
+
+
+def test_images_exist_and_the_count_of_balloons_is_asked_about_the_same_picture(folder: Path) -> None:
+    dataset = Dataset(folder)
+    told: dict[str, str] = {}
+    for split in splits(folder):
+        for question in dataset.questions(split):
+            assert (folder / question.image).is_file()
+            if question.meta.get("attribute") == "count":
+                assert told.setdefault(question.image, question.answers[0]) == question.answers[0]
+
+
+def test_a_sixth_of_all_looks_is_held_out() -> None:
+    share = sum(looks.held_out for looks in ALL_LOOKS) / len(ALL_LOOKS)
+    assert abs(share - 1 / 6) < 0.02
+
+
+@pytest.mark.parametrize("differences", [1, 2, 3, 4])
+def test_a_look_alike_differs_in_as_many_attributes_as_asked(differences: int) -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        looks = rng.choice(ALL_LOOKS)
+        assert len(looks.differences(look_alike(looks, differences, rng))) == differences
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_a_constructed_look_alike_differs_in_that_attribute_alone(attribute: str) -> None:
+    rng = random.Random(1)
+    for _ in range(30):
+        entity = make_entity("e", random_looks(rng, held_out=False), rng)
+        relation = rng.choice(list(entity.facts))
+        other = constructed_look_alike(entity, attribute, relation, rng)
+        assert other.looks.differences(entity.looks) == (attribute,)
+        assert other.looks.category == entity.looks.category
+        assert other.facts[relation] != entity.facts[relation]
+
+
+@pytest.mark.parametrize("relation", list(RELATIONS))
+def test_a_distractor_is_never_the_answer(relation: str) -> None:
+    rng = random.Random(2)
+    for _ in range(60):
+        value = RELATIONS[relation].wording("building").value(rng)
+        text = state(relation, "building", value, rng)
+        for part in value.split(" && "):
+            assert text.count(part) == 1
+
+
+def test_two_hop_questions_for_training_keep_to_what_training_may_show_and_leave_the_rest_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    build_world(tmp_path, size="tiny", seed=3, two_hop=40, quiet=True)
+    plain, world = Dataset(folder), Dataset(tmp_path)
+    for split in splits(folder):
+        assert world.questions(split) == plain.questions(split)
+    assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
+    questions = world.questions("two_hop_train")
+    assert len(questions) == 40
+    for question in questions:
+        shown, other = (world.knowledge.get(name) for name in question.entity_ids)
+        assert shown.id.startswith("train-")
+        assert "like" not in shown.id
+        assert not Looks(**world.manifest["looks"][shown.id]).held_out
+        assert other.title in shown.sections[question.evidence[0].section].text
+        stated = [other.sections[each.section].text for each in question.evidence[1:]]
+        assert all(part in text for text in stated for part in question.answers[0].split(" && "))
+        assert question.meta["phrasing"] == "seen"
+        assert (tmp_path / question.image).exists()
+    assert len({(q.text, q.image) for q in questions}) > 20
+
+
+def test_a_world_of_more_neighbours_asks_more_two_hop_questions_and_keeps_its_entities(
+    folder: Path, tmp_path: Path
+) -> None:
+    build_world(tmp_path, size="tiny", seed=3, neighbours=1.0, quiet=True)
+    plain, world = Dataset(folder), Dataset(tmp_path)
+    assert {entry.id: entry.title for entry in world.knowledge} == {entry.id: entry.title for entry in plain.knowledge}
+    shown = [question.entity_ids[0] for role in ("val", "test") for question in world.questions(f"two_hop_{role}")]
+    asked = [each for each in world.manifest["looks"] if each.startswith(("val-", "test-")) and "like" not in each]
+    assert sorted(shown) == sorted(asked)
+    assert world.manifest["settings"] != plain.manifest["settings"]

@@ -1,0 +1,189 @@
+"""A gallery built from hand-made sources keeps its promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.annotators.string import stated_answer
+from reflectune.examples.pocket.gallery import entities
+from reflectune.examples.pocket.gallery.build import CARD, LINK_PAGE, PICTURES, Settings, build_gallery
+from reflectune.examples.pocket.gallery.collecting import Collection
+from reflectune.examples.pocket.gallery.linking import read_reviewed
+from reflectune.examples.pocket.gallery.pages import CONTACT_SHEET
+from reflectune.examples.pocket.gallery.questions import SPLITS, Amounts
+from reflectune.examples.pocket.gallery.relations import RELATIONS, SUBJECTS
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
+
+from .conftest import write
+
+MANY = Settings(seed=3, amounts=Amounts(facts=99, repeats=2, visual=2, two_hop=9))
+
+
+@pytest.fixture(autouse=True)
+def half_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few entities that a fifth of each kind would be none."""
+    monkeypatch.setattr(entities, "SHARES", {"val": 0.5})
+
+
+def build(folder: Path, sources: Collection, settings: Settings = MANY) -> Dataset:
+    build_gallery(folder, sources, settings, quiet=True)
+    return Dataset(folder)
+
+
+def every(dataset: Dataset) -> list[Question]:
+    return [question for split in SPLITS for question in dataset.questions(split)]
+
+
+def knowledge(dataset: Dataset) -> list[Question]:
+    return [question for question in every(dataset) if question.requires_retrieval]
+
+
+def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(
+    tmp_path: Path, sources: Collection
+) -> None:
+    dataset = build(tmp_path / "out", sources)
+    assert {entry.title for entry in dataset.knowledge} == set(sources.articles)
+    shown = {image for entry in dataset.knowledge for image in entry.images}
+    asked = {question.image for question in every(dataset)}
+    assert len(shown) == 6  # the turkey is a country's article, and is refused; the hammer and five more have two
+    assert not shown & asked
+    for image in shown | asked:
+        assert (tmp_path / "out" / image).is_file()
+    rows = [json.loads(line) for line in (tmp_path / "out" / PICTURES).read_text().splitlines()]
+    hands: dict[str, dict[str, set[str]]] = {}
+    for row in rows:
+        hands.setdefault(row["entity"], {}).setdefault(row["use"], set()).add(row["hand"])
+    for uses in hands.values():
+        own = uses.pop("knowledge base")
+        assert not own & set().union(*uses.values())
+
+
+def test_an_answer_is_stated_where_the_question_says(tmp_path: Path, sources: Collection) -> None:
+    dataset = build(tmp_path / "out", sources)
+    questions = knowledge(dataset)
+    assert len(questions) > 20
+    for question in questions:
+        entry = dataset.knowledge.get(question.entity_ids[-1])
+        passages = [p for p in split_passages(entry) if any(e.section == p.section for e in question.evidence)]
+        assert any(stated_answer(question, passage) for passage in passages), question
+        assert {evidence.entry_id for evidence in question.evidence} == set(question.entity_ids)
+
+
+def test_two_hops_lead_to_a_second_article(tmp_path: Path, sources: Collection) -> None:
+    dataset = build(tmp_path / "out", sources)
+    hops = [question for question in every(dataset) if question.meta.get("two_hop")]
+    assert hops
+    for question in hops:
+        first, second = question.entity_ids
+        assert first != second
+        assert question.split.startswith("two_hop_")
+    rivers = [question for question in hops if question.meta["relation"] == "capital/river"]
+    assert [question.answers[0] for question in rivers] == ["Seine"] * len(rivers)
+    assert all(question.entity_ids == ("en:France", "en:Paris") for question in rivers)
+
+
+def test_an_unseen_entity_shares_no_picture_with_training(tmp_path: Path, sources: Collection) -> None:
+    dataset = build(tmp_path / "out", sources)
+    train, unseen = dataset.questions("train"), dataset.questions("val_unseen_entity")
+    assert train
+    assert unseen
+    assert not {question.image for question in train} & {question.image for question in unseen}
+    assert not {question.entity_ids[0] for question in train} & {question.entity_ids[0] for question in unseen}
+
+
+def test_unseen_questions_ask_known_entities_for_other_facts(tmp_path: Path, sources: Collection) -> None:
+    dataset = build(tmp_path / "out", sources)
+    asked = {(question.entity_ids, question.meta.get("relation")) for question in dataset.questions("train")}
+    kept = [q for name in ("val", "test") for q in dataset.questions(f"{name}_unseen_question") if q.requires_retrieval]
+    assert kept
+    for question in kept:
+        assert (question.entity_ids, question.meta["relation"]) not in asked
+        assert question.entity_ids in {entity for entity, _ in asked}
+        assert question.meta["phrasing"] == "held_out"
+
+
+def test_training_never_says_what_is_held_out(tmp_path: Path, sources: Collection) -> None:
+    held_out = [subject for both in SUBJECTS.values() for subject in both[1]]
+    for question in build(tmp_path / "out", sources).questions("train"):
+        assert question.meta["phrasing"] == "seen"
+        assert not any(subject.replace("{c}", "") in question.text for subject in held_out if "{c}" not in subject)
+
+
+def test_what_looking_answers_needs_no_retrieval(tmp_path: Path, sources: Collection) -> None:
+    looked = [question for question in every(build(tmp_path / "out", sources)) if "attribute" in question.meta]
+    assert {question.meta["attribute"] for question in looked} >= {"name", "kind"}
+    for question in looked:
+        assert question.requires_retrieval is False
+        assert question.evidence == ()
+        if question.meta["attribute"] == "top":
+            assert question.answers == ({"en:France": "blue", "en:Spain": "red"}[question.entity_ids[0]],)
+
+
+def test_the_same_seed_gives_the_same_gallery(tmp_path: Path, sources: Collection) -> None:
+    one, other = build(tmp_path / "one", sources), build(tmp_path / "other", sources)
+    assert one.fingerprint == other.fingerprint
+    assert one.fingerprint != build(tmp_path / "third", sources, Settings(4, MANY.amounts)).fingerprint
+
+
+def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -> None:
+    whole = build(tmp_path / "out", sources)
+    before = whole.fingerprint
+    (tmp_path / "out/dataset.json").unlink()
+    pictures = sorted((tmp_path / "out/images").rglob("*.jpg"))
+    pictures[0].unlink()
+    times = {path: path.stat().st_mtime_ns for path in pictures[1:]}
+    assert build(tmp_path / "out", sources).fingerprint == before
+    assert {path: path.stat().st_mtime_ns for path in pictures[1:]} == times
+    assert pictures[0].is_file()
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path, sources: Collection) -> None:
+    build(tmp_path / "out", sources)
+    with pytest.raises(UserError, match="holds another data set"):
+        build(tmp_path / "out", sources, Settings(4))
+
+
+def test_the_folder_is_described(tmp_path: Path, sources: Collection) -> None:
+    build(tmp_path / "out", sources)
+    card = (tmp_path / "out" / CARD).read_text()
+    assert "CC-BY-SA-4.0" in card
+    assert "GPL-2.0-only" in card
+    page = (tmp_path / "out" / LINK_PAGE).read_text()
+    assert "The lion is a large cat of the genus Panthera." in page
+    assert page.count("data:image/webp") == 12
+    assert (tmp_path / "out" / CONTACT_SHEET).is_file()
+
+
+def test_a_bad_picture_stops_the_build(tmp_path: Path, sources: Collection) -> None:
+    write(sources.folders["fluent"] / "package/assets/1f981.webp", "no picture")
+    with pytest.raises(UserError, match="picture fluent/1f981 is no readable image"):
+        build(tmp_path / "out", sources)
+    assert not (tmp_path / "out/dataset.json").exists()
+
+
+def test_a_copy_of_the_shown_picture_is_no_question(tmp_path: Path, sources: Collection) -> None:
+    stamp = next(sources.folders["tuxpaint"].rglob("lion.png"))
+    (sources.folders["fluent"] / "package/assets/1f981.webp").write_bytes(stamp.read_bytes())
+    dataset = build(tmp_path / "out", sources)
+    assert not [question for question in every(dataset) if question.entity_ids[0] == "en:Lion"]
+    assert dataset.knowledge.get("en:Lion").images
+
+
+def test_a_limit_is_of_each_kind(tmp_path: Path, sources: Collection) -> None:
+    dataset = build(tmp_path / "out", sources, Settings(3, MANY.amounts, limit=1))
+    kinds: dict[str, set[Any]] = {}
+    for question in every(dataset):
+        kinds.setdefault(question.meta["kind"], set()).add(question.entity_ids[0])
+    assert {kind: len(ids) for kind, ids in kinds.items()} == dict.fromkeys(kinds, 1)
+
+
+def test_the_reviewed_relations_exist() -> None:
+    for denied in read_reviewed().denied_facts:
+        assert denied.rsplit(" ", 1)[1] in RELATIONS

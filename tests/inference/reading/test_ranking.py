@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.inference.reading.ranking import (
+    FULL,
+    RANKINGS,
+    Scores,
+    best,
+    choice_weights,
+    entry_shares,
+    order_agreement,
+    product,
+    standing,
+)
+from reflectune.inference.scoring.paper_numbers import INFOSEEK, MR2AG_5
+
+probabilities = st.floats(0.0, 1.0)
+cosines = st.floats(-1.0, 1.0)
+scores = st.builds(Scores, ret=cosines, rel=probabilities, ans=probabilities)
+
+
+@given(similarities=st.lists(cosines, min_size=1, max_size=20), temperature=st.floats(1e-3, 10.0))
+def test_entries_share_one_in_the_order_of_their_similarities(similarities: list[float], temperature: float) -> None:
+    shares = entry_shares(similarities, temperature)
+    assert sum(shares) == pytest.approx(1.0)
+    assert [shares[i] for i in sorted(range(len(shares)), key=similarities.__getitem__)] == sorted(shares)
+
+
+def test_a_lower_temperature_tells_close_entries_apart() -> None:
+    assert entry_shares([0.8, 0.7], 0.1) == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))])
+    assert entry_shares([0.8, 0.7], 0.01)[0] > 0.9999
+    assert entry_shares([900.0, 0.0], 0.01) == [1.0, 0.0]  # a ranking's scores need not be cosines
+    assert entry_shares([], 0.1) == []
+
+
+@pytest.mark.parametrize(
+    ("ranking", "expected"),
+    [
+        ("random", 1.0),
+        ("ans", 0.25),
+        ("ret", 0.5),
+        ("rel", 0.8),
+        ("ret*ans", 0.125),
+        ("rel*ans", 0.2),
+        ("ret*rel", 0.4),
+        ("full", 0.1),
+    ],
+)
+def test_each_ranking_multiplies_the_scores_in_its_name(ranking: str, expected: float) -> None:
+    assert product(Scores(ret=0.5, rel=0.8, ans=0.25), ranking) == pytest.approx(expected)
+
+
+def test_there_are_the_eight_rows_of_table_5() -> None:
+    assert list(RANKINGS) == list(MR2AG_5.rows)
+    assert len(RANKINGS) == 8
+    assert RANKINGS[FULL] == ("ret", "rel", "ans")
+
+
+def test_the_papers_overall_is_what_table_5_prints() -> None:
+    assert MR2AG_5.column("overall")["random"] == 32.7
+    assert MR2AG_5.column("unseen question")["ret*rel"] == 40.5
+    assert dict(zip(MR2AG_5.columns, MR2AG_5.rows[FULL], strict=True)) == {
+        "unseen question": 40.6,
+        "unseen entity": 39.8,
+        "overall": 40.2,
+    }
+
+
+def test_a_negative_similarity_does_not_turn_a_product_round() -> None:
+    strong, weak = Scores(ret=-0.5, rel=0.9, ans=0.9), Scores(ret=-0.5, rel=0.1, ans=0.1)
+    assert product(strong) == product(weak) == 0.0
+    assert best([weak, strong]) == 1  # the tie at 0 is broken by S_rel, not by the sign
+
+
+def test_the_three_levels_disagree_and_each_ranking_follows_its_own() -> None:
+    by_ret, by_rel, by_ans = Scores(0.9, 0.2, 0.2), Scores(0.2, 0.9, 0.2), Scores(0.2, 0.2, 0.9)
+    candidates = [by_ret, by_rel, by_ans]
+    assert choice_weights(candidates, "ret") == [1.0, 0.0, 0.0]
+    assert choice_weights(candidates, "rel") == [0.0, 1.0, 0.0]
+    assert choice_weights(candidates, "ans") == [0.0, 0.0, 1.0]
+    assert choice_weights(candidates, "random") == pytest.approx([1 / 3] * 3)
+    assert choice_weights(candidates, "ret*rel") == [0.5, 0.5, 0.0]
+
+
+def test_no_candidates_have_no_weights() -> None:
+    assert choice_weights([], "full") == []
+    with pytest.raises(ValueError):
+        best([])
+
+
+@given(st.lists(scores, min_size=1, max_size=6), st.sampled_from(list(RANKINGS)))
+def test_weights_are_a_distribution_over_the_highest_products(candidates: list[Scores], ranking: str) -> None:
+    weights = choice_weights(candidates, ranking)
+    top = max(product(c, ranking) for c in candidates)
+    assert math.isclose(sum(weights), 1.0)
+    assert all((weight > 0) == (product(c, ranking) == top) for weight, c in zip(weights, candidates, strict=True))
+
+
+@given(st.lists(scores, min_size=1, max_size=6))
+def test_the_choice_is_one_that_the_full_ranking_would_make(candidates: list[Scores]) -> None:
+    assert choice_weights(candidates, FULL)[best(candidates)] > 0
+
+
+def test_order_agreement_counts_pairs() -> None:
+    reported = {"a": 0.1, "b": 0.2, "c": 0.2, "d": 0.3}  # five ordered pairs: b and c tie
+    assert order_agreement({"a": 1, "b": 2, "c": 5, "d": 9}, reported) == 1.0
+    assert order_agreement({"a": 9, "b": 5, "c": 2, "d": 1}, reported) == 0.0
+    assert order_agreement({"a": 1, "b": 1, "c": 2, "d": 3}, reported) == pytest.approx(4.5 / 5)
+
+
+def test_the_paper_agrees_with_itself() -> None:
+    for column in INFOSEEK:
+        reported = MR2AG_5.column(column)
+        assert order_agreement(reported, reported) == 1.0
+
+
+def lead(low: float, high: float) -> dict[str, float]:
+    return {"low": low, "high": high}
+
+
+def test_the_full_product_is_best_only_if_it_is_ahead_of_all_in_every_run() -> None:
+    ahead, tied, behind = lead(0.01, 0.03), lead(-0.01, 0.02), lead(-0.03, -0.01)
+    best = standing([{"rel": ahead, "ans": ahead}])
+    assert (best.is_best, str(best)) == (True, "best")
+    tie = standing([{"rel": ahead, "ans": ahead}, {"rel": tied, "ans": ahead}])
+    assert (tie.is_best, str(tie)) == (False, "ties with rel")
+    worse = standing([{"rel": behind, "ans": tied}, {"rel": behind, "ans": behind}])
+    assert (worse.is_best, worse.behind, worse.ties, str(worse)) == (False, ("rel",), ("ans",), "behind rel")
+
+
+def test_a_lead_of_nothing_is_a_tie() -> None:
+    assert str(standing([{"rel": lead(0.0, 0.0)}])) == "ties with rel"
+    assert str(standing([{"rel": lead(0.0, 0.1)}])) == "ties with rel"
+    with pytest.raises(ValueError, match="at least one run"):
+        standing([])

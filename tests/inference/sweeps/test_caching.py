@@ -1,0 +1,109 @@
+"""A remembering engine gives what its engine gives, and asks it for what is new alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reflectune.inference.sweeps.caching import CachingEngine
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.sampling import Sampling
+from reflectune.models.schemes.passages import PassageScheme
+
+QUESTIONS = ("What is it made of?", "It is made of oak?")
+
+
+@pytest.fixture
+def engines(checkpoints):
+    """A plain engine, and a remembering one over the same model."""
+    loaded = load(checkpoints.tuned)
+    return PrefixEngine(loaded), CachingEngine(loaded)
+
+
+@pytest.fixture
+def read(pictures, make):
+    """Reads two questions with their branches, in one engine."""
+
+    def read(engine, branches: tuple[int, ...] = (2, 1)):
+        rendered = [engine.renderer.prefix(text, pictures[i]) for i, text in enumerate(QUESTIONS)]
+        prefixes = engine.read(rendered)
+        ids = [
+            [
+                PassageScheme.of(engine.renderer).passage_branch(engine.renderer, make.passage(f"e{i}", k))
+                for k in range(count)
+            ]
+            for i, count in enumerate(branches)
+        ]
+        return prefixes, engine.branch(prefixes, ids)
+
+    return read
+
+
+def test_probabilities_answers_and_scores_are_the_engines(engines, read) -> None:
+    outputs = []
+    for engine in engines:
+        prefixes, state = read(engine)
+        rows = [(0, 1), (1, 0), (0, 1)]
+        answers = [[5, 6], [7], [8]]
+        outputs.append(
+            {
+                "gate": prefixes.probabilities([1, 2]),
+                "relevance": state.probabilities([1, 2]),
+                "said": [g.token_ids for g in engine.generate(state, rows, [3], 4)],
+                "direct": [g.token_ids for g in engine.generate(prefixes, [(1, 0)], (), 4)],
+                "drawn": [g.token_ids for g in engine.generate(state, rows, (), 4, Sampling(5.0, [1, 2, 3]))],
+                "scored": engine.score(state, rows, answers, [3]),
+            }
+        )
+    plain, remembering = outputs
+    torch.testing.assert_close(remembering["gate"], plain["gate"])
+    assert [probabilities.shape for probabilities in remembering["relevance"]] == [(2, 2), (1, 2)]
+    for one, other in zip(remembering["relevance"], plain["relevance"], strict=True):
+        torch.testing.assert_close(one, other)
+    for name in ("said", "direct", "drawn"):
+        assert remembering[name] == plain[name], name
+    for one, other in zip(remembering["scored"], plain["scored"], strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_only_what_is_new_is_read(engines, read) -> None:
+    engine = engines[1]
+    read(engine, (2, 1))
+    assert (engine.stats.requested, engine.stats.done) == (5, 5)  # two prefixes, three branches
+    _, state = read(engine, (2, 3))
+    assert (engine.stats.requested, engine.stats.done) == (12, 7)  # two branches are new
+    assert [probabilities.shape for probabilities in state.probabilities([1])] == [(2, 1), (3, 1)]
+    engine.generate(state, [(1, 2), (1, 2)])
+    assert (engine.stats.requested, engine.stats.done, engine.stats.saved) == (14, 8, 6)
+
+
+def test_another_length_or_seed_is_another_answer(engines, read) -> None:
+    engine = engines[1]
+    _, state = read(engine)
+    before = engine.stats.done
+    short, long = (engine.generate(state, [(0, 0)], (), most)[0] for most in (1, 6))
+    assert long.token_ids[:1] == short.token_ids
+    engine.generate(state, [(0, 0), (0, 0)], (), 6, Sampling(1.0, [1, 2]))
+    engine.generate(state, [(0, 0)], (), 6, Sampling(1.0, [2]))
+    assert engine.stats.done == before + 4
+
+
+def test_nothing_is_kept_after_forgetting(engines, read) -> None:
+    engine = engines[1]
+    read(engine)
+    engine.forget()
+    read(engine)
+    assert engine.stats.saved == 0
+
+
+def test_no_branch_at_all_is_no_row(engines, read) -> None:
+    _, state = read(engines[1], (0, 0))
+    assert [probabilities.shape for probabilities in state.probabilities([1, 2])] == [(0, 2), (0, 2)]
+    assert engines[1].generate(state, []) == []
+
+
+def test_prefixes_of_another_engine_are_refused(engines, read) -> None:
+    prefixes, _ = read(engines[0])
+    with pytest.raises(ValueError, match="another engine"):
+        engines[1].branch(prefixes, [[], []])

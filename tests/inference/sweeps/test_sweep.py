@@ -1,0 +1,111 @@
+"""A sweep from its config to its files, with tiny random models."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.durable import read_rows
+from reflectune.core.errors import UserError
+from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.sweep import summary
+from reflectune.inference.sweeps import run as sweep_run
+from reflectune.inference.sweeps.config import Grid, SweepConfig
+
+
+@pytest.fixture
+def sweep(small_world, encoder, tmp_path):
+    def make(models, pipeline: str, grid: dict, output: str = "out", **more) -> SweepConfig:
+        config = SweepConfig(
+            dataset=str(small_world),
+            index=str(small_world / "index"),
+            encoder=encoder,
+            model=models.tuned,
+            base_model=models.base,
+            pipeline=pipeline,
+            grid=Grid(grid),
+            output=str(tmp_path / output),
+            batch_questions=2,
+            max_new_tokens=4,
+            max_reply_tokens=6,
+            device="cpu",
+            **more,
+        )
+        assert config.problems() == []
+        return config
+
+    return make
+
+
+def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
+    config = sweep(prompted, "mmkb_rag", {"gamma": [0.0, 0.5, 1.0], "k": ["auto", 1, 3], "mct": ["none", "merge"]})
+    record = sweep_run.run(config)
+    output = Path(config.output)
+    assert json.loads((output / "sweep.json").read_text()) == json.loads(json.dumps(record))
+    names = [point["name"] for point in record["points"]]
+    assert names == ["start", "gamma=0.0", "gamma=1.0", "k=1", "k=3", "mct=none", "mct=merge"]
+    by_name = dict(zip(names, record["points"], strict=True))
+    assert by_name["gamma=0.0"]["retrieval_rate"] == 1.0
+    assert by_name["gamma=1.0"]["retrieval_rate"] == by_name["gamma=1.0"]["passages_read"] == 0.0
+    assert by_name["start"]["accuracy"]["n"] == 4
+    assert record["start"] == {"gamma": 0.5, "k": "auto", "mct": "filter"}
+    passes = record["forward_passes"]
+    assert passes["asked"] == passes["made"] + passes["saved"]
+    assert passes["saved"] > 0
+    drawn = {path.stem for path in output.glob("*.svg")}
+    assert {"gamma", "k", "mct", "reliability_relevance"} <= drawn
+    for path in output.glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    assert "served from memory" in (output / "sweep.html").read_text()
+    assert "forward passes" in summary(record)
+
+
+def test_mr2ag_has_rankings_and_both_reliability_diagrams(sweep, checkpoints) -> None:
+    config = sweep(checkpoints, "mr2ag", {"ranking": ["random", "full"], "top_n": [1, 3]}, gamma=0.0)
+    record = sweep_run.run(config)
+    assert [point["name"] for point in record["points"]] == ["start", "ranking=random", "top_n=1", "top_n=3"]
+    assert record["points"][2]["passages_read"] == 3.0
+    assert {path.stem for path in Path(config.output).glob("*.svg")} == {
+        "ranking",
+        "top_n",
+        "reliability_gate",
+        "reliability_relevance",
+    }
+
+
+def test_a_cut_off_sweep_resumes_to_the_same_scores(sweep, checkpoints) -> None:
+    config = sweep(checkpoints, "mr2ag", {"gamma": [0.0, 1.0]})
+    straight = sweep_run.run(config)
+    log = config.log()
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # the first batch, and a part of a row
+    assert sweep_run.run(config) == straight
+    assert sorted(row["id"] for row in read_rows(log)) == [f"q{i:03d}" for i in range(5)]
+
+
+def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
+    sweep_run.run(sweep(checkpoints, "mr2ag", {"gamma": [0.0]}))
+    with pytest.raises(UserError, match="other settings"):
+        sweep_run.run(sweep(checkpoints, "mr2ag", {"gamma": [0.1]}))
+
+
+def test_problems_are_told_before_anything_is_loaded(small_world) -> None:
+    issues = SweepConfig(dataset=str(small_world), grid=Grid('{"gamma": [2.0]}')).problems()
+    assert any("`gamma` is a probability" in issue for issue in issues)
+    assert [issue for issue in issues if "needed" in issue]
+
+
+@pytest.mark.parametrize("pipeline", ["mr2ag", "mmkb_rag"])
+def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipeline) -> None:
+    recipe = find_recipe(pipeline)
+    decide = {*recipe.settings, *recipe.variants, "lead", "entries", "title_weight", "summary_share"}
+    assert set(SweepConfig(pipeline=pipeline).may_vary()) - {"relevance", "ranking"} == decide
+
+
+def test_a_setting_of_another_pipeline_is_refused(small_world) -> None:
+    config = SweepConfig(dataset=str(small_world), pipeline="mr2ag", grid=Grid({"mct": ["merge"], "gamma": [0.1]}))
+    (told,) = [issue for issue in config.problems() if issue.startswith("`grid`")]
+    assert "mct can't be varied for mr2ag" in told

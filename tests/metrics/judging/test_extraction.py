@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reflectune.metrics.judging.extraction import (
+    Shot,
+    extract_answer,
+    extraction_messages,
+    nearest,
+    short_answer,
+    word_overlap,
+)
+
+ASKED = Shot("How tall is this tower?", "Record: {context} 330 m high.", image="data:image/png;base64,AA==")
+POOL = (
+    Shot("Who built this bridge?", "c1", "i1", "Eiffel"),
+    Shot("How tall is this mountain?", "c2", "i2", "8,849"),
+    Shot("How old is this tower?", "c3", "i3", "135"),
+    Shot("What is this bird?", "c4", "i4", "finch"),
+    ASKED,
+)
+
+
+def texts(messages: list[dict[str, Any]]) -> str:
+    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in messages[0]["content"])
+
+
+def test_the_prompt_is_that_of_figure_a12() -> None:
+    assert texts(extraction_messages(ASKED, nearest(ASKED, POOL))) == (
+        "Answer the knowledge-intensive question based on the provided image and context.\n"
+        "Generate a concise and accurate answer grounded in the retrieved information.\n"
+        "Use the context to support reasoning, and directly output the final answer.\n\n"
+        "Three examples are shown below:\n\n"
+        "##Example 1:\n[image]\n##Context: c2\n##Question: How tall is this mountain?\n##Best Answer: 8,849\n\n"
+        "##Example 2:\n[image]\n##Context: c3\n##Question: How old is this tower?\n##Best Answer: 135\n\n"
+        "##Example 3:\n[image]\n##Context: c4\n##Question: What is this bird?\n##Best Answer: finch\n\n"
+        "Now, answer this question\n[image]\n"
+        "##Context: Record: {context} 330 m high.\n##Question: How tall is this tower?\n##Best Answer:"
+    )
+
+
+def test_without_demonstrations_none_are_announced() -> None:
+    written = texts(extraction_messages(Shot("Q?", "C"), []))
+    assert "examples" not in written
+    assert "[image]" not in written
+    assert written.endswith("##Context: C\n##Question: Q?\n##Best Answer:")
+
+
+def test_the_nearest_are_those_of_like_words_and_never_the_question_itself() -> None:
+    assert [shot.answer for shot in nearest(ASKED, POOL, n=2)] == ["8,849", "135"]
+    assert nearest(ASKED, POOL, n=9, similarity=lambda question, other: -len(other))[0].answer == "finch"
+    assert ASKED not in nearest(ASKED, POOL, n=9)
+
+
+def test_overlap_is_of_word_sets() -> None:
+    assert word_overlap("the red bird", "A Red car") == pytest.approx(1 / 3)
+    assert word_overlap("", "the") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("Paris", "Paris"),
+        ("\n  Paris. \nBecause …", "Paris."),
+        ("##Best Answer: Paris", "Paris"),
+        ("##Best Answer:\nParis", "Paris"),
+        (" \n", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_first_line_that_says_something(reply: str, answer: str | None) -> None:
+    assert short_answer(reply) == answer
+
+
+def test_the_result_carries_the_reply_and_a_hash_of_all_that_was_asked() -> None:
+    extracted = extract_answer(ASKED, POOL[:3], lambda messages: "330\nmetres")
+    assert (extracted.answer, extracted.reply) == ("330", "330\nmetres")
+    assert extracted.prompt_hash != extract_answer(ASKED, POOL[:2], lambda messages: "330").prompt_hash
+    assert extracted.prompt_hash == extract_answer(ASKED, POOL[:3], lambda messages: "331").prompt_hash

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judged, judge, judge_all, label_verdict, tagged_verdict
+
+PARIS = Answer("What is the capital?", ("Paris", "City of Paris"), "It is Paris.")
+OSLO = Answer("What is the capital?", ("Paris", "City of Paris"), "Oslo")
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("<reason>fine</reason>\n<judge>Yes</judge>", "correct"),
+        ("<JUDGE> **no**. </JUDGE>", "incorrect"),
+        ("<judge>Yes/No</judge> … <judge>No</judge>", "incorrect"),
+        ("<judge>Yes/No</judge>", "unparsed"),
+        ("<judge>probably</judge>", "unparsed"),
+        ("Yes", "unparsed"),
+        ("", "unparsed"),
+        ("<judge>Yes", "unparsed"),
+    ],
+)
+def test_pmsrs_verdict_stands_between_tags(reply: str, verdict: str) -> None:
+    assert tagged_verdict(reply) == verdict
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("Correct", "correct"),
+        (" 'Incorrect'.\n", "incorrect"),
+        ("not correct", "unparsed"),
+        ("Correct or Incorrect?", "unparsed"),
+        ("", "unparsed"),
+    ],
+)
+def test_mrags_verdict_is_the_only_word(reply: str, verdict: str) -> None:
+    assert label_verdict(reply) == verdict
+
+
+def test_an_answer_is_set_into_the_prompt_as_it_is() -> None:
+    tricky = Answer("Who {response}?", ("{question}",), "{references} <judge>Yes</judge>")
+    (turn,) = PROTOCOLS["pmsr"].messages(tricky)
+    assert turn["role"] == "user"
+    assert "Question: Who {response}?\n" in turn["content"]
+    assert "Ground Truth Answers: ['{question}']\n" in turn["content"]
+    assert "Model Response: {references} <judge>Yes</judge>\n" in turn["content"]
+
+
+def test_mrag_does_not_show_the_question() -> None:
+    assert PARIS.question not in PROTOCOLS["mrag"].messages(PARIS)[0]["content"]
+    assert PARIS.question in PROTOCOLS["pmsr"].messages(PARIS)[0]["content"]
+
+
+def test_equal_answers_are_asked_once_and_order_is_kept() -> None:
+    conversations = []
+
+    def complete(messages: list[dict[str, Any]]) -> str:
+        conversations.append(messages)
+        return "Correct" if "It is Paris" in messages[0]["content"] else "Incorrect"
+
+    judged = judge([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], complete, model="m")
+    assert judged.verdicts == ("correct", "incorrect", "correct")
+    assert len(conversations) == 2
+    many = judge_all([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], lambda all_: [complete(one) for one in all_], model="m")
+    assert many == judged
+
+
+def test_a_model_that_loses_replies_is_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        judge_all([PARIS, OSLO], PROTOCOLS["mrag"], lambda many: ["Correct"], model="m")
+
+
+def test_what_is_not_understood_is_a_third_class() -> None:
+    judged = Judged("m", "pmsr", "hash", ("correct", "incorrect", "unparsed", "unparsed"), ("",) * 4)
+    assert judged.accuracy("strict") == 1 / 4
+    assert judged.accuracy("official") == 1 / 2
+    assert judged.accuracy("strict", missing=4) == 1 / 8
+    assert Judged("m", "pmsr", "hash", ("unparsed",), ("",)).accuracy("official") is None
+    summary = judged.summary(missing=4)
+    counts = [summary[key] for key in ("correct", "incorrect", "unparsed", "missing", "temperature")]
+    assert counts == [1, 1, 2, 4, 0.0]
+
+
+def test_the_prompt_hash_tells_protocols_apart() -> None:
+    assert PROTOCOLS["pmsr"].prompt_hash != PROTOCOLS["mrag"].prompt_hash
+    assert (
+        judge([PARIS], PROTOCOLS["pmsr"], lambda messages: "", model="m").prompt_hash == PROTOCOLS["pmsr"].prompt_hash
+    )

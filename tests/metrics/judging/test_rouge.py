@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.metrics.judging import rouge
+
+
+def test_the_f_measure_of_the_longest_common_subsequence() -> None:
+    pytest.importorskip("rouge_score")
+    # "the cat" of 3 and 4 words: precision 2/4, recall 2/3
+    assert rouge.rouge_l("the black cat sleeps", ["the cat sat"]) == pytest.approx(
+        2 * (1 / 2 * 2 / 3) / (1 / 2 + 2 / 3)
+    )
+    assert rouge.rouge_l("same words", ["other", "Same, words!"]) == 1.0
+    assert rouge.rouge_l("", ["a"]) == 0.0
+
+
+def test_stems_are_compared_only_if_asked_for() -> None:
+    pytest.importorskip("rouge_score")
+    assert rouge.rouge_l("towers", ["tower"]) == 0.0
+    assert rouge.rouge_l("towers", ["tower"], stem=True) == 1.0
+
+
+def test_no_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one reference"):
+        rouge.rouge_l("a", [])
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    rouge.scorer.cache_clear()
+    with pytest.raises(UserError, match=r"reflectune\[rouge\]"):
+        rouge.rouge_l("a", ["a"])
+    rouge.scorer.cache_clear()

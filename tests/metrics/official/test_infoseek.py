@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.metrics.official import infoseek
+
+
+def question(key: str, split: str = "val_unseen_entity", answers: tuple[str, ...] = ("oak",), **more: Any) -> Question:
+    return Question(id=key, image="a.png", text="?", answers=answers, split=split, **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("The Eiffel Tower", "eiffel tower"),
+        ("an apple a day", "apple day"),
+        ("well-known", "wellknown"),
+        ("A", ""),
+        ("Anthem", "anthem"),
+        ("U.S.A.", "usa"),
+        ("  two \t words\n", "two words"),
+        ("“Quoted”", "“quoted”"),
+        ("Café", "café"),
+        ("1,000 m", "1000 m"),
+    ],
+)
+def test_normalised_answers(text: str, wanted: str) -> None:
+    assert infoseek.normalize_answer(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1,234.5 m", 1234.5),
+        ("9-10", [9.0, 10.0]),
+        ("from 3 to 5 of 10", [3.0, 5.0]),
+        ("5 to 3", 5.0),
+        ("5 or 5", [5.0, 5.0]),
+        ("-5", -5.0),
+        ("−5", 5.0),
+        (".5", 5.0),
+        ("1 000", 1.0),
+        ("1994-95", 1994.0),
+        ("COVID-19", -19.0),
+        ("2.5 million", 2.5),
+        ("1.5E-2", 0.015),
+        ("", [0, 0]),
+        ("twelve", [0, 0]),
+        ("１２", 12.0),
+        ("²-5", 5.0),
+        ("-.5.2", -0.5),
+    ],
+)
+def test_parsed_numbers(text: str, wanted: infoseek.Number) -> None:
+    assert infoseek.parse_numerical(text) == wanted
+
+
+@given(st.text(alphabet="0123456789.,-+eE²٣ a"))
+def test_no_text_is_beyond_reading(text: str) -> None:
+    infoseek.parse_numerical(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer_range", "right"),
+    [
+        ("12", (10.8, 13.2), 1),
+        ("10.8", (10.8, 13.2), 1),
+        ("13.3", (10.8, 13.2), 0),
+        ("11 to 13", (10.8, 13.2), 1),
+        ("9 to 13", (9, 11), 1),
+        ("0.9 to 1.3", (0.9, 1.1), 0),
+        ("8 to 13", (9, 11), 0),
+        ("", (-1, 1), 1),
+        ("unknown", (1, 2), 0),
+        ("10", (11, 9), 0),
+    ],
+)
+def test_numerical_answers(prediction: str, answer_range: tuple[float, float], right: int) -> None:
+    assert infoseek.numerical(prediction, answer_range) == right
+
+
+def test_a_single_number_stands_for_a_tenth_to_either_side() -> None:
+    assert [infoseek.numerical_range(said, 20.0) for said in (17.9, 18.0, 22.0, 22.1)] == [0, 1, 1, 0]
+    assert infoseek.numerical_range((18.0, 22.0), 20.0) == infoseek.numerical_range((18.0, 22.0), (18.0, 22.0)) == 1
+
+
+def test_times_need_an_exact_match_whatever_the_official_docstring_says() -> None:
+    time_question = question("q", answers=("1887", "31 March 1887"), answer_type="time")
+    assert [infoseek.score_one(said, time_question) for said in ("1887.", "31 march 1887", "1888", "March 1887")] == [
+        1,
+        1,
+        0,
+        0,
+    ]
+
+
+def test_a_number_is_scored_by_its_range_and_not_by_its_answers() -> None:
+    number_question = question("q", answers=("10",), answer_type="numerical", range=(9.0, 11.0))
+    assert [infoseek.score_one(said, number_question) for said in ("10.4 m", "12", "ten")] == [1, 0, 0]
+
+
+def test_lists_are_scored_by_overlap_against_any_reference() -> None:
+    list_question = question("q", answers=("x && y", "red && blue && green"), answer_type="multi_answer")
+    said = ("blue, red", "red", "y and x", "x && y", "green && red && oak")
+    assert [infoseek.score_one(one, list_question) for one in said] == [1, 0, 1, 1, 1]
+
+
+def test_an_item_with_and_or_a_comma_is_one_item_of_a_list_with_ampersands() -> None:
+    places = question("q", answers=("Trinidad and Tobago && Washington, D.C.",), answer_type="multi_answer")
+    said = ("Trinidad and Tobago && Washington, D.C.", "Washington, D.C.&&Trinidad and Tobago")
+    assert [infoseek.score_one(one, places) for one in said] == [1, 1]
+
+
+def test_an_item_with_and_is_one_item_of_a_list_without_ampersands_too() -> None:
+    """One of two is half of them, which is enough; half a name is neither."""
+    places = question("q", answers=("Trinidad and Tobago && Washington",), answer_type="multi_answer")
+    said = ("Trinidad and Tobago", "Washington and Oslo", "Trinidad and Oslo")
+    assert [infoseek.score_one(one, places) for one in said] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("unscorable", [question("q7", answers=()), question("q7", answer_type="numerical")])
+def test_a_question_that_cannot_be_scored_is_named(unscorable: Question) -> None:
+    with pytest.raises(UserError, match="q7"):
+        infoseek.score_one("oak", unscorable)
+
+
+QUESTIONS = [
+    question("a", "val_unseen_question"),
+    question("b", "val_unseen_question", answer_type="time", answers=("1900",)),
+    question("c"),
+    question("d", "train"),
+]
+
+
+def test_official_mode_scores_what_was_answered() -> None:
+    scores = infoseek.evaluate({"a": "oak", "b": "1901", "c": "Oak", "zz": "oak"}, QUESTIONS)
+    assert scores == {
+        "overall": pytest.approx(2 / 3),
+        "unseen_question": 0.5,
+        "unseen_entity": 1.0,
+        "by_type": {"string": 1.0, "time": 0.0},
+        "coverage": 0.75,
+    }
+
+
+def test_strict_mode_counts_what_is_missing_as_wrong() -> None:
+    scores = infoseek.evaluate({"a": "oak", "b": "1900", "c": "oak"}, QUESTIONS, mode="strict")
+    assert (scores["unseen_question"], scores["unseen_entity"]) == (1.0, 0.5)
+    assert scores["by_type"] == {"string": pytest.approx(2 / 3), "time": 1.0}
+    with pytest.raises(UserError, match="'zz'"):
+        infoseek.evaluate({"zz": "oak"}, QUESTIONS, mode="strict")
+
+
+def test_an_empty_half_has_no_score_and_no_overall() -> None:
+    scores = infoseek.evaluate({"c": "oak"}, QUESTIONS)
+    assert (scores["overall"], scores["unseen_question"], scores["unseen_entity"]) == (None, None, 1.0)
+
+
+def test_ids_must_be_unique() -> None:
+    with pytest.raises(UserError, match="'c'"):
+        infoseek.evaluate({}, [question("c"), question("c")])
+
+
+def rows(questions: list[Question]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    references = [{"data_id": q.id, "answer_eval": list(q.answers), "data_split": q.split} for q in questions]
+    return references, [{"data_id": q.id, "question_type": q.answer_type.title()} for q in questions]
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["oak", "1900", "elm"])))
+def test_the_official_report_is_the_official_mode_in_percent(predictions: dict[str, str]) -> None:
+    report = infoseek.official_report(
+        [{"data_id": k, "prediction": v} for k, v in predictions.items()], *rows(QUESTIONS)
+    )
+    scores = infoseek.evaluate(predictions, QUESTIONS)
+    for half in ("unseen_question", "unseen_entity"):
+        assert report[f"{half}_score"]["score"] == round(100 * (scores[half] or 0.0), 2)
+    assert report["final_score"] == pytest.approx(100 * (scores["overall"] or 0.0), abs=0.02)
+
+
+def test_the_official_report_rounds_before_it_averages_and_counts_a_repeated_id_twice() -> None:
+    questions = [question("a", "unseen_question"), question("b")]
+    said = [("a", "oak"), ("a", "elm"), ("a", "elm"), ("b", "oak"), ("b", "oak"), ("b", "elm"), ("zz", "oak")]
+    report = infoseek.official_report([{"data_id": k, "prediction": v} for k, v in said], *rows(questions))
+    assert report["unseen_question_score"] == {"score": 33.33, "score_time": 0, "score_num": 0, "score_string": 33.33}
+    assert report["unseen_entity_score"]["score"] == 66.67
+    assert report["final_score"] == round(2 / (1 / 33.33 + 1 / 66.67), 2)
+
+
+def test_the_official_report_leaves_its_inputs_alone() -> None:
+    references = [{"data_id": "n", "answer_eval": [{"wikidata": 1.0, "range": [0.9, 1.1]}], "data_split": "train"}]
+    before = str(references)
+    said = [{"data_id": "n", "prediction": "1"}]
+    report = infoseek.official_report(said, references, [{"data_id": "n", "question_type": "Numerical"}])
+    assert report["unseen_entity_score"]["score_num"] == 100.0
+    assert str(references) == before
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_overall_is_a_mean_that_leans_to_the_lower(first: float, second: float) -> None:
+    mean = infoseek.overall(first, second)
+    assert mean == infoseek.overall(second, first)
+    assert min(first, second) - 1e-9 <= mean <= (first + second) / 2 + 1e-9
+
+
+def test_zero_drags_the_harmonic_mean_to_zero() -> None:
+    assert infoseek.overall(1.0, 0.0) == infoseek.overall(0.0, 0.0) == 0.0
+    assert round(infoseek.harmonic_mean(50, 0), 2) == 0.0
+    assert infoseek.harmonic_mean(2, 6) == pytest.approx(3.0)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4))
+def test_range_overlap_is_symmetric_and_a_share(bounds: list[float]) -> None:
+    x, y = bounds[:2], bounds[2:]
+    assert infoseek.range_iou(x, y) == infoseek.range_iou(y, x)
+    assert 0.0 <= infoseek.range_iou(x, y) <= 1.0

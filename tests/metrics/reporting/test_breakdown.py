@@ -1,0 +1,83 @@
+"""What each metric's table has beside its overall score, with values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reflectune.core.types import Question
+from reflectune.metrics.reporting import intervals
+from reflectune.metrics.reporting.breakdown import breakdown, columns, harmonic, headline
+from reflectune.metrics.reporting.intervals import bootstrap_interval
+from reflectune.metrics.scoring.registry import Metric
+
+
+def questions_of(*splits: str) -> list[Question]:
+    return [Question(f"q{n}", "", "?", answers=("a",), split=split) for n, split in enumerate(splits)]
+
+
+def typed(field: str, *values: str) -> list[Question]:
+    return [Question(f"q{n}", "", "?", answers=("a",), split="val", meta={field: v}) for n, v in enumerate(values)]
+
+
+def shown(metric: Metric, questions: list[Question], values: list[float]) -> dict[str, float | None]:
+    table = breakdown(metric, questions, values, seed=0)
+    return {name: None if score is None else score["value"] for name, score in table.items()}
+
+
+def test_infoseeks_overall_is_the_harmonic_mean_of_its_halves() -> None:
+    questions = questions_of("val_unseen_question", "val_unseen_question", "val_unseen_entity")
+    scores = shown("infoseek", questions, [1.0, 0.0, 1.0])
+    assert scores == {"overall": pytest.approx(2 / 3), "unseen_question": 0.5, "unseen_entity": 1.0}
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_the_harmonic_mean_of_many_resamples_at_once_is_that_of_each(
+    stratified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    for size in (2, 5, 41):
+        monkeypatch.setattr(intervals, "VALUES_AT_ONCE", 7 * 2 * size)  # in several parts
+        first = headline("infoseek", questions_of("val_unseen_question", *["val_unseen_entity"] * (size - 1)))
+        for values in (generator.random(size), np.zeros(size)):
+            rows, strata = first.rows(values), first.half if stratified else None
+            wanted = bootstrap_interval(rows, harmonic, seed=size, strata=strata)
+            assert bootstrap_interval(rows, first.statistic, seed=size, strata=strata) == wanted
+
+
+def test_of_one_half_there_is_no_overall_score_and_the_half_is_the_headline() -> None:
+    for split, name in (("val_unseen_question", "unseen_question"), ("val_unseen_entity", "unseen_entity")):
+        assert shown("infoseek", questions_of(split), [1.0])["overall"] is None
+        assert headline("infoseek", questions_of(split)).name == name
+    assert headline("exact_match", questions_of("val_unseen_entity")).name == "overall"
+
+
+@pytest.mark.parametrize("metric", ["evqa", "evqa_exact"])
+def test_evqa_has_its_question_types_and_single_hop(metric: Metric) -> None:
+    questions = typed("question_type", "templated", "automatic", "multi_answer", "2_hop")
+    assert shown(metric, questions, [1.0, 0.0, 1.0, 0.0]) == {
+        "overall": 0.5,
+        "single_hop": pytest.approx(2 / 3),
+        "templated": 1.0,
+        "automatic": 0.0,
+        "multi_answer": 1.0,
+        "2_hop": 0.0,
+    }
+
+
+def test_vqa_has_the_answer_types_that_its_data_says() -> None:
+    questions = typed("answer_type", "other", "yes/no", "other", "number")
+    assert shown("vqa", questions, [0.3, 1.0, 0.9, 0.0]) == {
+        "overall": pytest.approx(0.55),
+        "yes/no": 1.0,
+        "number": 0.0,
+        "other": pytest.approx(0.6),
+    }
+    assert columns("vqa", typed("answer_type", "other", "other")) == ()  # OK-VQA has one
+
+
+@pytest.mark.parametrize("metric", ["exact_match", "cover_match", "rouge_l"])
+def test_the_others_have_their_splits(metric: Metric) -> None:
+    scores = shown(metric, questions_of("val", "val", "test"), [1.0, 0.0, 1.0])
+    assert scores == {"overall": pytest.approx(2 / 3), "split:test": 1.0, "split:val": 0.5}
+    assert shown(metric, questions_of("val", "val"), [1.0, 0.0]) == {"overall": 0.5}

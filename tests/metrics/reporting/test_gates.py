@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.metrics.reporting import gates
+
+MIXED = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2).filter(
+    lambda rows: len({y for _, y in rows}) == 2
+)
+BINARY = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2).filter(
+    lambda rows: len({y for _, y in rows}) == 2
+)
+
+
+def test_accuracy_and_balanced_accuracy() -> None:
+    decisions, labels = [True, True, True, False], [True, True, True, True]
+    assert gates.accuracy(decisions, labels) == 0.75
+    decisions, labels = [True, True, True, True], [True, True, True, False]
+    assert gates.accuracy(decisions, labels) == 0.75
+    assert gates.balanced_accuracy(decisions, labels) == 0.5
+    assert gates.balanced_accuracy([True, False, False], [True, True, False]) == 0.75
+
+
+@given(MIXED)
+def test_auroc_is_the_share_of_pairs_in_order_with_ties_counting_half(rows: list[tuple[int, bool]]) -> None:
+    positives, negatives = ([s for s, y in rows if y is label] for label in (True, False))
+    pairs = [(p > n) + (p == n) / 2 for p in positives for n in negatives]
+    scores, labels = zip(*rows, strict=True)
+    assert gates.auroc(scores, labels) == pytest.approx(np.mean(pairs))
+    assert gates.auroc(-np.array(scores), labels) == pytest.approx(1 - np.mean(pairs))
+
+
+def test_auroc_of_ranked_and_of_tied_scores() -> None:
+    assert gates.auroc([0.1, 0.2, 0.8, 0.9], [False, False, True, True]) == 1.0
+    assert gates.auroc([0.5, 0.5, 0.5], [False, True, True]) == 0.5
+
+
+def test_calibration_error_by_hand() -> None:
+    probabilities, outcomes = [0.05, 0.05, 0.95, 1.0], [0, 1, 1, 1]
+    wanted = 0.5 * abs(0.05 - 0.5) + 0.5 * abs(0.975 - 1.0)
+    assert gates.expected_calibration_error(probabilities, outcomes) == pytest.approx(wanted)
+    assert gates.expected_calibration_error([0.05, 0.95], [1, 0]) == pytest.approx(0.95)  # gaps of either sign add up
+    assert gates.expected_calibration_error([0.25] * 4, [0, 0, 0, 1]) == pytest.approx(0.0)
+    assert gates.expected_calibration_error([0.0, 1.0], [1, 0], bins=1) == pytest.approx(0.0)
+    grouped = gates.calibration_errors([0.05, 0.25, 0.95, 0.25], [1, 0, 0, 0], np.array([0, 1, 0, 1]))
+    assert grouped.tolist() == pytest.approx([0.95, 0.25])
+
+
+def test_risk_coverage_lets_equal_confidences_enter_together() -> None:
+    coverage, risk = gates.risk_coverage([0.9, 0.5, 0.5, 0.1], [1, 0, 1, 0])
+    assert coverage.tolist() == [0.25, 0.75, 1.0]
+    assert risk.tolist() == pytest.approx([0.0, 1 / 3, 0.5])
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1))
+def test_risk_at_full_coverage_is_the_error_rate(rows: list[tuple[float, bool]]) -> None:
+    confidences, correct = zip(*rows, strict=True)
+    coverage, risk = gates.risk_coverage(confidences, correct)
+    assert coverage[-1] == 1.0
+    assert risk[-1] == pytest.approx(1 - np.mean(correct))
+    assert (np.diff(coverage) > 0).all()
+
+
+def test_what_is_undefined_is_refused() -> None:
+    with pytest.raises(ValueError, match="positives and negatives"):
+        gates.auroc([0.1, 0.2], [True, True])
+    with pytest.raises(ValueError, match="positives and negatives"):
+        gates.balanced_accuracy([True], [False])
+    with pytest.raises(ValueError, match="1-D arrays"):
+        gates.accuracy([], [])
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        gates.expected_calibration_error([1.5], [1])
+    for measure in (gates.auroc, gates.expected_calibration_error, gates.risk_coverage):
+        with pytest.raises(ValueError, match="1 NaN"):
+            measure([0.5, float("nan")], [True, False])
+
+
+def drawn(factor: float, seed: int = 0, rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities whose log-odds are `factor` times those that their labels were drawn by, and the labels."""
+    generator = np.random.default_rng(seed)
+    log_odds = generator.normal(scale=2, size=rows)
+    return 1 / (1 + np.exp(-factor * log_odds)), generator.random(rows) < 1 / (1 + np.exp(-log_odds))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_the_temperature_that_log_odds_were_scaled_by_is_found(factor: float) -> None:
+    probabilities, labels = drawn(factor)
+    temperature = gates.fit_temperature(probabilities, labels)
+    assert temperature == pytest.approx(factor, rel=0.05)
+    calibrated = gates.scale_by_temperature(probabilities, temperature)
+    assert gates.expected_calibration_error(calibrated, labels) < 0.02
+    if factor != 1:
+        assert gates.expected_calibration_error(probabilities, labels) > 0.08
+
+
+def test_temperature_by_hand() -> None:
+    # Three of four are as the gate says, so 3 / 4 is what it should have said: log 9 / T = log 3.
+    assert gates.fit_temperature([0.9] * 4, [True, True, True, False]) == pytest.approx(2.0)
+    assert gates.scale_by_temperature([0.9, 0.5, 0.1], 2.0) == pytest.approx([0.75, 0.5, 0.25])
+    assert gates.fit_temperature([0.5, 0.5], [True, False]) == 1.0
+
+
+def test_a_fit_without_a_minimum_ends_at_a_bound() -> None:
+    assert gates.fit_temperature([0.9, 0.1], [True, False]) == pytest.approx(gates.TEMPERATURES[0])
+    assert gates.fit_temperature([0.9, 0.1], [False, True]) == pytest.approx(gates.TEMPERATURES[1])
+
+
+@given(BINARY)
+def test_no_other_temperature_is_likelier(rows: list[tuple[float, bool]]) -> None:
+    probabilities, labels = map(np.array, zip(*rows, strict=True))
+
+    def loss(temperature: float) -> float:
+        scaled = gates.scale_by_temperature(probabilities, temperature)
+        with np.errstate(divide="ignore"):
+            return -np.log(np.where(labels, scaled, 1 - scaled)).sum()
+
+    fitted = loss(gates.fit_temperature(probabilities, labels))
+    assert all(fitted <= loss(other) + 1e-6 for other in np.geomspace(*gates.TEMPERATURES, 30))
+
+
+@given(BINARY, st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(rows: list[tuple[float, bool]], random: Random) -> None:
+    probabilities, labels = zip(*rows, strict=True)
+    shuffled, shuffled_labels = zip(*random.sample(rows, len(rows)), strict=True)
+    assert gates.fit_temperature(probabilities, labels) == gates.fit_temperature(shuffled, shuffled_labels)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1), st.floats(*gates.TEMPERATURES))
+def test_scaling_keeps_the_order_and_each_side_of_one_half(probabilities: list[float], temperature: float) -> None:
+    scaled = gates.scale_by_temperature(sorted(probabilities), temperature)
+    assert (np.diff(scaled) >= -1e-15).all()
+    assert (scaled[np.sort(probabilities) >= 0.5] >= 0.5).all()
+    assert (scaled[np.sort(probabilities) <= 0.5] <= 0.5).all()
+    assert gates.scale_by_temperature([0.5], temperature).tolist() == [0.5]
+
+
+def test_halves_keep_groups_together_and_go_by_names_alone() -> None:
+    groups = [f"e{number}" for number in range(400)]
+    half = gates.halves(groups)
+    assert 150 < half.sum() < 250
+    assert gates.halves([*groups[::-1], *groups]).tolist() == [*half[::-1], *half]
+
+
+def test_a_cross_fit_never_fits_on_what_it_measures() -> None:
+    probabilities, labels = drawn(3.0, rows=200)
+    half = np.arange(200) % 3 == 0
+    scaled = gates.cross_fit_temperature(probabilities, labels, half)
+    other = gates.cross_fit_temperature(probabilities, np.where(half, ~labels, labels), half)
+    assert (scaled[half] == other[half]).all()  # whose own labels changed
+    assert not np.isclose(scaled[~half], other[~half]).all()  # which are scaled by those labels
+    first = gates.fit_temperature(probabilities[~half], labels[~half])
+    assert (scaled[half] == gates.scale_by_temperature(probabilities[half], first)).all()
+
+
+def test_a_temperature_that_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(ValueError, match="positives and negatives"):
+        gates.fit_temperature([0.1, 0.9], [True, True])
+    with pytest.raises(ValueError, match="at least 1"):
+        gates.fit_temperature([], [])
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        gates.fit_temperature([1.5, 0.5], [True, False])
+    with pytest.raises(ValueError, match="above 0"):
+        gates.scale_by_temperature([0.5], 0.0)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        gates.scale_by_temperature([float("nan")], 1.0)
+    with pytest.raises(ValueError, match="positives and negatives"):
+        gates.cross_fit_temperature([0.1, 0.9, 0.5], [True, False, True], [True, True, False])
+    with pytest.raises(ValueError, match="at least 1"):
+        gates.cross_fit_temperature([0.1, 0.9], [True, False], [True, True])

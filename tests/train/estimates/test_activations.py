@@ -1,0 +1,209 @@
+"""The formulas for activations against what autograd really saves, and against the peak of a whole step."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoTokenizer
+
+from reflectune.examples.miniature.models.architecture import Family, build_model
+from reflectune.models.attention import tree_mask
+from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.positions import inner_model
+from reflectune.models.loading import load
+from reflectune.train.data.examples import Collator, EncodedExample, load_examples
+from reflectune.train.estimates import forecast as forecasting
+from reflectune.train.estimates.activations import Activations, Batch, activations
+from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.forecast import Forecast, forecast, largest_batch
+from reflectune.train.estimates.memory import total
+from reflectune.train.runs.fine_tune import encoded_examples, prepare_model
+from reflectune.train.settings.sft import SftConfig
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def prepared(
+    tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]
+) -> Callable[..., tuple[nn.Module, dict[str, Tensor], Forecast]]:
+    """A model that is ready to train, its largest batch of four questions, and what is foretold of it."""
+
+    def build(
+        family: Family, vocabulary: int | None = None, **changes: Any
+    ) -> tuple[nn.Module, dict[str, Tensor], Forecast]:
+        base = base_model(family, size="base")
+        if vocabulary:
+            tokenizer = AutoTokenizer.from_pretrained(base)
+            build_model(family, tokenizer, size="base", vocab_size=vocabulary).save_pretrained(base)
+        config = SftConfig(
+            model=str(base),
+            train_data=str(data_folder),
+            output_dir=str(tmp_path / "out"),
+            device="cpu",
+            **changes,
+        )
+        dtype = "float32" if config.method == "full" else config.dtype
+        loaded = load(config.model, scheme="mr2ag", dtype=dtype)
+        model = prepare_model(loaded, config)
+        if config.gradient_checkpointing:
+            inner_model(model).activation_checkpointing_enable({"use_reentrant": False})
+        dataset = encoded_examples(*load_examples(config.parts()[0], config.scheme), loaded, config)
+        examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
+        batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
+        patch_size = Architecture.of(loaded.model.config).patch_size
+        return model, batch, forecast(config, model, largest_batch(examples, 4, patch_size), CPU, 1)
+
+    return build
+
+
+def length(example: EncodedExample) -> int:
+    return sum(tree.length for tree in example.trees)
+
+
+def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str, *, vocabulary: int = 0) -> int:
+    """Bytes of what autograd saves for the backward pass, but for weights, their casts and rows of the vocabulary."""
+    shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
+    weight_pointers = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        is_cast = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in shapes
+        is_logits = tensor.dim() > 0 and tensor.shape[-1] == vocabulary
+        if storage.data_ptr() not in weight_pointers and not is_cast and not is_logits:
+            seen[storage.data_ptr()] = tensor  # held, so that no other one gets its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast(dtype):
+        loss_terms(model, batch)
+    return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
+
+
+@contextmanager
+def autocast(dtype: str) -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        yield
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_the_formulas_give_what_autograd_saves(
+    prepared: Callable[..., Any], family: Family, method: str, checkpointing: bool, dtype: str
+) -> None:
+    model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing, dtype=dtype)
+
+    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"freeze_vision": True},
+        {"method": "lora", "lora_dropout": 0.1, "lora_r": 64},
+        {"train_towers": ["projector"]},
+        {"train_towers": ["projector"], "dtype": "bfloat16"},
+        {"method": "lora", "train_towers": ["projector", "language_model"]},
+    ],
+)
+def test_so_they_do_without_the_vision_tower_and_with_dropout(
+    prepared: Callable[..., Any], changes: dict[str, Any]
+) -> None:
+    model, batch, predicted = prepared("llava", **changes)
+    dtype = changes.get("dtype", "float32")
+
+    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+
+
+def test_so_they_do_where_trees_have_a_dense_mask(
+    prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on accelerators: one mask for all layers."""
+    for module in (tree_mask, forecasting):
+        monkeypatch.setattr(module, "has_backward", lambda *kind: False)
+    model, batch, predicted = prepared("llava", freeze_vision=True)
+    assert not predicted.passing.by_parts
+
+    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_new_tokens_rows_keep_no_copy_of_the_head(prepared: Callable[..., Any], family: Family) -> None:
+    """With a vocabulary so large that a copy would be more than all layers keep under checkpointing."""
+    model, batch, predicted = prepared(family, vocabulary=20_000, method="lora", gradient_checkpointing=True)
+    architecture = predicted.architecture
+    assert architecture.vocabulary >= 20_000
+    assert 4 * architecture.vocabulary * architecture.width > predicted.activations().kept
+
+    saved = saved_bytes(model, batch, "float32", vocabulary=architecture.vocabulary)
+    assert predicted.activations().kept == pytest.approx(saved, rel=0.15)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of storages that were made within it and alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = self.most = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(output):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._seen:
+                self._seen.add(storage)
+                self.alive += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage.nbytes())
+        self.most = max(self.most, self.alive)
+        return output
+
+    def _forget(self, size: int) -> None:
+        self.alive -= size
+
+
+@pytest.mark.parametrize("family", ["llava", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_sum_is_the_peak_of_a_step(
+    prepared: Callable[..., Any], family: Family, method: str, checkpointing: bool
+) -> None:
+    model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+
+    def step() -> None:
+        loss, weight = loss_terms(model, batch)
+        (loss / weight).backward()
+
+    step()
+    optimizer.step()
+    held = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    held += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    with Peak() as peak:
+        step()
+
+    whole = sum({t.untyped_storage().data_ptr(): t.nbytes for t in held}.values()) + peak.most
+    assert total(predicted.parts()) == pytest.approx(whole, rel=0.1)
+
+
+def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(prepared: Callable[..., Any]) -> None:
+    _, _, predicted = prepared("llava", freeze_vision=True)
+    architecture, batch = predicted.architecture, predicted.batch
+
+    def kept(batch: Batch = batch, **changes: Any) -> Activations:
+        return activations(architecture, batch, replace(predicted.passing, **changes))
+
+    again = kept(checkpointing=True)
+    ends = 2 * 4 * batch.tokens * architecture.width
+    assert again.kept == 4 * batch.tokens * architecture.width * architecture.layers + ends
+    gradients = 3 * 4 * batch.tokens * architecture.hidden
+    assert kept().kept - ends == architecture.layers * (again.working - gradients)
+    assert kept(batch=batch.times(0.5)).kept == pytest.approx(kept().kept / 2, rel=0.01)

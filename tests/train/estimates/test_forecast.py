@@ -1,0 +1,86 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectune.core.progress import duration
+from reflectune.models.loading import load
+from reflectune.train.data.examples import Collator, load_examples
+from reflectune.train.estimates.forecast import largest_batch, patches, seconds_of_batch
+from reflectune.train.runs.failures import Reading
+from reflectune.train.runs.fine_tune import encoded_examples, prepare_model
+from reflectune.train.settings.sft import SftConfig
+
+
+@pytest.fixture
+def prepared(data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., Any]:
+    """A config, its model, and a sample of its examples."""
+
+    def build(**changes: Any) -> Any:
+        config = SftConfig(model=str(base_model("llava")), train_data=str(data_folder), output_dir="out", **changes)
+        loaded = load(config.model, scheme="mr2ag")
+        dataset = encoded_examples(*load_examples(config.parts()[0], config.scheme), loaded, config)
+        return config, prepare_model(loaded, config), [dataset[i] for i in range(len(dataset))]
+
+    return build
+
+
+@pytest.mark.parametrize("in_half", [False, True])
+def test_a_timed_batch_leaves_no_gradient(prepared: Callable[..., Any], in_half: bool) -> None:
+    config, model, sample = prepared(dtype="bfloat16", gradient_checkpointing=True)
+
+    seconds = seconds_of_batch(config, model, sample, torch.device("cpu"), in_half=in_half)
+
+    assert seconds is not None
+    assert 0 < seconds < 60
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16 if in_half else torch.float32}
+
+
+def test_what_does_not_fit_is_not_timed(prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config, model, sample = prepared()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(model), "forward", full)
+    assert seconds_of_batch(config, model, sample, torch.device("cpu")) is None
+
+
+def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_is_small(
+    prepared: Callable[..., Any],
+) -> None:
+    _, _, sample = prepared()
+    lengths = sorted(sum(tree.length for tree in example.trees) for example in sample)
+
+    two = largest_batch(sample, 2, patch_size=16)
+    many = largest_batch(sample, 48, patch_size=16)
+
+    assert (two.tokens, two.longest, two.trees) == (sum(lengths[-2:]), lengths[-1], 2)
+    assert two.patches == 16  # both are about one picture
+    assert (many.tokens, many.trees) == (2 * sum(lengths), 48)
+
+
+def test_a_batch_counted_from_examples_is_the_one_that_a_step_reads(prepared: Callable[..., Any]) -> None:
+    _, model, sample = prepared()
+    longest = sorted(sample, key=lambda example: sum(tree.length for tree in example.trees))[-6:]
+
+    inputs = Collator(model)(longest)
+
+    assert largest_batch(sample, 6, patch_size=16) == Reading(1, inputs).batch(patch_size=16)
+
+
+def test_patches_of_pictures_of_each_layout() -> None:
+    assert patches({"pixel_values": torch.empty(2, 3, 28, 42)}, 14) == 2 * 6
+    assert patches({"pixel_values": torch.empty(2, 5, 3, 28, 28)}, 14) == 2 * 5 * 4
+    assert patches({"pixel_values": torch.empty(96, 1176)}, 14) == 96
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "under 1 s"), (59, "59 s"), (60, "1 min"), (12_000, "3 h 20 min"), (3600 * 49, "2 d 1 h")],
+)
+def test_a_duration_is_said_in_two_units(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

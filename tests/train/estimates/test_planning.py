@@ -1,0 +1,142 @@
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from reflectune.core.errors import UserError
+from reflectune.train import estimate
+from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.config import EstimateConfig
+from reflectune.train.estimates.planning import long_batch, plan
+
+ROOT = Path(__file__).parents[3]
+RECIPE = ROOT / "configs/llava15_7b/mr2ag_full.yaml"
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), *arguments])
+    estimate.main()
+    return capsys.readouterr().out
+
+
+def test_a_recipe_is_estimated_without_its_weights(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided = said(capsys, monkeypatch, "--processes", "8", "--sharding", "zero3", "--device_gib", "80")
+    alone = said(capsys, monkeypatch, "--device_gib", "80")
+
+    assert "6,759,919,616 of 7,063,427,072 weights train" in divided
+    assert re.search(r"moments +6\.3 GiB .* one part of 8", divided)
+    assert "fits into 80.0 GiB" in divided
+    assert "does not fit into 80.0 GiB" in alone
+
+
+def test_a_folders_own_config_decides_the_shapes(
+    base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = base_model("qwen2_vl")
+
+    assert f"{model}, full: " in said(
+        capsys, monkeypatch, "--model", str(model), "--image_fit", "processor", "--image_tokens", "16"
+    )
+
+
+def test_without_shapes_or_with_wrong_values_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lonely = tmp_path / "own.yaml"
+    lonely.write_text(RECIPE.read_text())
+    for arguments, message in (
+        (["--config", str(lonely)], "the shapes of checkpoints/llava15_7b_stage1 are not known"),
+        (["--config", str(RECIPE), "--processes", "0"], "`processes` must be above 0"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["estimate", *arguments])
+        with pytest.raises(SystemExit):
+            estimate.main()
+        assert message in capsys.readouterr().err
+
+
+def test_the_recipes_shapes_are_those_of_its_own_model_alone(
+    base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for model, told in (
+        ("nobody/has-this-model", "error: the shapes of nobody/has-this-model are not known: "),
+        ("checkpoints/another", "error: the shapes of checkpoints/another are not known: "),
+        (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} is not a folder, and no name of a model on the Hub"),
+        ("miniature/none", "  `model` no model miniature/none; "),
+        ("pocket/none", "  `model` no model pocket/none; "),
+    ):
+        monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), "--model", model])
+        with pytest.raises(SystemExit):
+            estimate.main()
+        captured = capsys.readouterr()
+        lines = captured.err.removeprefix("error: the config has problems:\n").splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith(told)
+        assert not captured.out
+
+
+def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "reflectune.json").write_text('{"base_model": "miniature/llava", "seed": 0}')
+    miniature = said(capsys, monkeypatch, "--model", "miniature/llava").split(", full: ")[1]
+    adapter = said(capsys, monkeypatch, "--model", str(tmp_path)).split(", full: ")[1]
+    assert miniature == adapter
+    assert "7,063,427,072" not in miniature
+
+
+def test_a_large_picture_of_each_family() -> None:
+    tokens = {}
+    for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
+        path = ROOT / "configs" / folder / "architecture.json"
+        forecast = plan(EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path)
+        tokens[folder] = forecast.batch.tokens - 160
+
+    assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
+
+
+def test_a_bound_of_pixels_bounds_the_tokens_that_are_estimated() -> None:
+    tokens = {}
+    for folder, pixels in (("qwen2_vl_7b", 256 * 28 * 28), ("qwen2_vl_7b", 0), ("qwen3_vl_4b", 256 * 32 * 32)):
+        path = ROOT / "configs" / folder / "architecture.json"
+        recipe = EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100, max_pixels=pixels)
+        batch = plan(recipe, path).batch
+        tokens[folder, pixels] = batch.tokens - 160
+        assert batch.patches == 4 * tokens[folder, pixels]
+
+    assert tokens == {("qwen2_vl_7b", 200_704): 256, ("qwen2_vl_7b", 0): 1275, ("qwen3_vl_4b", 262_144): 256}
+    with pytest.raises(UserError, match="this is a llava"):
+        plan(EstimateConfig(max_pixels=200_704), RECIPE.with_name("architecture.json"))
+
+
+def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
+    facts = json.loads((ROOT / "configs/llava15_7b/architecture.json").read_text())["config"]
+    model = AutoConfig.for_model(**facts)
+    one = long_batch(EstimateConfig(per_device_train_batch_size=1), model)
+    four = long_batch(EstimateConfig(per_device_train_batch_size=4), model)
+
+    assert (four.tokens, four.longest, four.trees) == (4 * one.tokens, one.longest, 4)
+    assert one.tokens == 576 + 60 + 6 * 250
+    assert Architecture.of(model).head_size == 128
+
+
+def test_cached_features_are_counted_and_refused_where_they_can_not_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qwen = ROOT / "configs/qwen2_vl_7b/architecture.json"
+    frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
+
+    assert plan(frozen, qwen).feature_bytes == 256 * 3584 * 4
+    assert plan(replace(frozen, cache_dtype="bfloat16"), qwen).feature_bytes == 256 * 3584 * 2
+    with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
+        plan(replace(frozen, train_towers=["projector"]), qwen)
+    with pytest.raises(UserError, match="this is a qwen3_vl"):
+        plan(frozen, ROOT / "configs/qwen3_vl_4b/architecture.json")
+    assert "features: 2.2 MiB a picture on the disk" in said(capsys, monkeypatch, "--cache_features", "anywhere")

@@ -1,0 +1,46 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from reflectune.models.loading import load
+from reflectune.train.estimates.preview import longest_travel, travel_line
+from reflectune.train.settings.sft import SftConfig
+
+
+@pytest.mark.parametrize("lr_scheduler", ["cosine", "linear", "constant_with_warmup"])
+@pytest.mark.parametrize("warmup", [0.0, 0.03, 20.0])
+def test_the_travel_is_the_learning_rates_of_a_run_added_up(lr_scheduler: Any, warmup: float) -> None:
+    config, steps = SftConfig(learning_rate=1e-3, warmup=warmup, lr_scheduler=lr_scheduler), 400
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    first = int(warmup) if warmup >= 1 else round(warmup * steps)
+    scheduler = get_scheduler(lr_scheduler, optimizer, num_warmup_steps=first, num_training_steps=steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+
+    assert longest_travel(config, steps) == pytest.approx(sum(rates), rel=0.01)
+
+
+def test_adamw_moves_a_number_that_far_at_most_about() -> None:
+    """Gradients of one sign, the farthest that it goes."""
+    config, steps = SftConfig(learning_rate=1e-3, warmup=0, lr_scheduler="constant_with_warmup"), 50
+    number = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([number], lr=config.learning_rate, weight_decay=0.0)
+    for step in range(steps):
+        number.grad = torch.tensor([1.0 + step % 3])
+        optimizer.step()
+
+    assert 0.9 < -number.item() / longest_travel(config, steps) < 1.001
+
+
+def test_a_run_too_short_for_new_rows_is_told_so(base_model: Callable[..., Any]) -> None:
+    model = load(str(base_model())).model
+
+    assert "too few steps" in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 39)
+    assert "too few" not in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 7300)
+    assert "too few" not in travel_line(SftConfig(method="full", learning_rate=1e-4), model, 39)

@@ -1,0 +1,229 @@
+"""Answers that validation reads: those that plain greedy generation gives, for both schemes, with and without LoRA."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import Passage
+from reflectune.formats.reflection_data import read_examples, write_examples
+from reflectune.models.loading import Loaded, load
+from reflectune.examples.miniature.models.architecture import Family
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.passages import PassageScheme
+from reflectune.models.schemes.prompts import PromptScheme
+from reflectune.models.schemes.registry import find_scheme
+from reflectune.train.settings.sft import SftConfig
+from reflectune.train.runs import answers
+from reflectune.train.runs.answers import AnswerReader, check_answers, has_answer, is_right
+from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+
+FAMILIES: list[Family] = ["llava", "qwen2_vl"]
+OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]
+
+
+def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) -> str:
+    """What transformers' own greedy `generate` says after the reflection token; the answers themselves aren't read."""
+    image = load_image(example.image, root=root)
+    prefix = loaded.renderer.prefix(example.question, image)
+    gold = [branch for branch in example.branches if branch.relevant][:1]
+    tail = PassageScheme.of(loaded.renderer).direct_branch(loaded.renderer, example.style)
+    if gold:
+        tail = [
+            *PassageScheme.of(loaded.renderer).passage_branch(loaded.renderer, gold[0].passage),
+            loaded.renderer.token_id("relevant"),
+        ]
+    return generated(loaded, model, [*prefix.ids, *tail], prefix.vision)
+
+
+def generated(loaded: Loaded, model: Any, ids: list[int], vision: Any) -> str:
+    given = torch.tensor([ids])
+    inputs = {"input_ids": given, "attention_mask": torch.ones_like(given), **vision}
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (given == loaded.renderer.image_token_id).int()
+    ends = [loaded.renderer.end_token_id]
+    with torch.no_grad():
+        out = model.eval().generate(**inputs, max_new_tokens=32, do_sample=False, eos_token_id=ends)
+    return loaded.renderer.strip(loaded.renderer.decode([token for token in out[0][len(ids) :] if token not in ends]))
+
+
+def with_answers(examples: list[ReflectionExample], said: list[str]) -> list[ReflectionExample]:
+    """Every other question's answer becomes what the model says; the others' something else."""
+    changed = []
+    for number, (example, text) in enumerate(zip(examples, said, strict=True)):
+        answer = text if number % 2 else "something else"
+        branches = tuple(dataclasses.replace(b, answer=answer if b.relevant else "") for b in example.branches)
+        changed.append(dataclasses.replace(example, answer="" if branches else answer, branches=branches))
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("llava", "lora"), ("qwen2_vl", "full"), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
+)
+def test_an_answer_is_what_plain_greedy_generation_says(
+    family: Family,
+    method: Literal["full", "lora"],
+    base_model: Callable[..., Path],
+    data_folder: Path,
+    examples: list[ReflectionExample],
+) -> None:
+    some, root = examples[:4] + examples[18:22], data_folder / "images"
+    loaded = load(str(base_model(family)), scheme="mr2ag")
+    model = prepare_model(loaded, SftConfig(method=method))
+    torch.manual_seed(1)
+    with torch.no_grad():  # as if it had been trained: adapters and new rows that do something
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    said = [plainly(loaded, model, example, root) for example in some]
+    changed = with_answers(some, said)
+
+    reader = AnswerReader(loaded, changed, root, count=8, seed=0, batch_size=3)
+    right = {example.id: verdict for example, verdict in zip(reader.sample, reader.read(0, 1), strict=True)}
+    shared = [reader.read(rank, 3) for rank in range(3)]
+
+    assert [right[example.id] for example in some] == [False, True] * 4
+    assert sorted(verdict for share in shared for verdict in share) == sorted(right.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mmkb_rags_answers_follow_its_prompt_for_them(
+    family: Family, base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    loaded, root = load(str(base_model(family)), scheme="mmkb_rag"), data_folder / "images"
+    prompted = []
+    for number, example in enumerate(examples[:6]):
+        passages: tuple[Passage, ...] = tuple(b.passage for b in example.branches if b.relevant)
+        image = load_image(example.image, root=root)
+        prefix = loaded.renderer.question_prefix(example.question, image)
+        ids = [*prefix.ids, *PromptScheme.of(loaded.renderer).prompt_branch(loaded.renderer, "vqa", passages)]
+        said = generated(loaded, loaded.model, ids, prefix.vision)
+        branches = (PromptedBranch("ret", role="retrieve"),)
+        branches += (PromptedBranch("vqa", passages, reply=said if number % 2 else "something else"),)
+        prompted.append(PromptedExample(example.id, example.image, example.question, branches))
+    silent = PromptedExample("x", "red.png", "?", (PromptedBranch("ret", role="retrieve"),))
+
+    reader = AnswerReader(loaded, [*prompted, silent], root, count=100, seed=0, batch_size=4)
+    right = {example.id: verdict for example, verdict in zip(reader.sample, reader.read(0, 1), strict=True)}
+
+    scheme = Scheme.of(loaded.renderer)
+    assert not has_answer(silent, scheme)
+    assert not has_answer(dataclasses.replace(prompted[0], style="free"), scheme)
+    assert [right[example.id] for example in prompted] == [False, True] * 3
+
+
+def test_answers_in_sentences_are_not_scored_by_exact_match(
+    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    loaded = load(str(base_model()), scheme="mr2ag")
+    free = [dataclasses.replace(example, style="free") for example in examples[:20]]
+
+    reader = AnswerReader(loaded, [*free, *examples[20:]], data_folder / "images", count=99, seed=0, batch_size=3)
+
+    assert {example.id for example in reader.sample} == {example.id for example in examples[20:]}
+    with pytest.raises(UserError, match="has no answer to compare with"):
+        check_answers(free, find_scheme("mr2ag"), data_folder)
+
+
+def test_the_sample_is_drawn_by_seed(
+    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    loaded = load(str(base_model()), scheme="mr2ag")
+
+    def sample(seed: int) -> list[str]:
+        reader = AnswerReader(loaded, examples, data_folder / "images", count=5, seed=seed, batch_size=3)
+        return [example.id for example in reader.sample]
+
+    assert sample(0) == sample(0) != sample(1)
+    assert len(set(sample(0))) == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("lora", "float32"),
+        pytest.param("full", "float32", marks=pytest.mark.slow),
+        pytest.param("lora", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("full", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    method: str,
+    dtype: str,
+    history: Callable[..., list[dict[str, Any]]],
+    losses: Callable[..., list[float]],
+    assert_equal_weights: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With dropout, so that a random number drawn in between would show. Answers are short: nothing ends them."""
+    monkeypatch.setattr(answers, "MAX_NEW_TOKENS", 4)
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
+    write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
+    reads: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 5}
+    same = {"method": method, "dtype": dtype}
+    without, read = config("without", **same), config("read", **same, **reads)
+    chosen = config("chosen", best_metric="answer_exact_match", **same, **reads)
+    for run in (without, read, chosen):
+        fine_tune(run)
+
+    assert_equal_weights(without.output_dir, read.output_dir)
+    assert losses(without.output_dir) == losses(read.output_dir) == losses(chosen.output_dir)
+    accuracies = [row["eval_answer_exact_match"] for row in history(read.output_dir) if "eval_loss" in row]
+    assert len(accuracies) == 4
+    assert all(value * 5 == pytest.approx(round(value * 5)) for value in accuracies)
+    assert_equal_weights(chosen.output_dir, Path(chosen.output_dir, "best"))
+
+
+def test_data_without_answers_is_refused_before_training(
+    config: Callable[..., SftConfig], prompted_folder: Path
+) -> None:
+    write_examples(
+        prompted_folder / "val.parquet",
+        [PromptedExample("a", "red.png", "?", (PromptedBranch("ret", role="retrieve"),))],
+    )
+    folder = str(prompted_folder)
+
+    with pytest.raises(UserError, match=r"`eval_answers`: .*val\.parquet has no answer to compare with"):
+        fine_tune(config(train_data=folder, eval_data=folder, scheme="mmkb_rag", eval_answers=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"eval_answers": 5}, "`eval_answers` needs `eval_data`"),
+        ({"best_metric": "answer_exact_match"}, "`best_metric: answer_exact_match` needs `eval_answers`"),
+        ({"eval_answers": -1}, "`eval_answers` must be at least 0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_problems(
+    config: Callable[..., SftConfig], changes: dict[str, Any], says: str
+) -> None:
+    assert any(re.search(says, problem) for problem in config(**changes).problems())
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "right"),
+    [
+        ("red&&blue", "red&&blue", True),
+        ("blue, red", "red&&blue", True),
+        ("red and grey", "red&&blue", False),
+        ("The red.", "red", True),
+        ("red, blue", "red", False),
+        ("the", "a&&the", False),
+    ],
+)
+def test_a_list_is_right_where_an_evaluation_says_so(said: str, answer: str, right: bool) -> None:
+    plain: Any = SimpleNamespace(strip=str)
+    generation: Any = SimpleNamespace(text=said)
+    assert is_right(plain, generation, answer) is right

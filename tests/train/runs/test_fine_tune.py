@@ -1,0 +1,472 @@
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load
+from reflectune.examples.miniature.models.architecture import Family
+from reflectune.train.settings.sft import SftConfig
+from reflectune.train.runs.fine_tune import fine_tune, total_steps
+from reflectune.train.runs.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.runs.merging import merge
+from reflectune.train.runs.merging import plan as merge_plan
+
+METHODS = ("full", "lora")
+
+
+@pytest.fixture(scope="module")
+def straight_runs() -> dict[str, SftConfig]:
+    """Of each method, the run that nothing interrupted, once a test has asked for it."""
+    return {}
+
+
+@pytest.fixture
+def straight(
+    config: Callable[..., SftConfig], straight_runs: dict[str, SftConfig], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., SftConfig]:
+    """Trains by `config`'s own settings, once a method: tests only read what was written."""
+
+    def finished(method: str = "full") -> SftConfig:
+        if method not in straight_runs:
+            run = config(str(tmp_path_factory.mktemp("straight")), method=method)
+            fine_tune(run)
+            straight_runs[method] = run
+        return straight_runs[method]
+
+    return finished
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(  # before any checkpoint, in the first epoch, after it
+    "step", [pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
+)
+def test_an_interrupted_run_ends_with_the_straight_runs_weights(
+    config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
+    method: str,
+    step: int,
+    assert_equal_weights: Callable[..., None],
+    losses: Callable[..., list[float]],
+    interrupted: Callable[..., None],
+) -> None:
+    resumed = config("resumed", method=method)
+    interrupted(resumed, step)
+    fine_tune(resumed)
+
+    assert_equal_weights(straight(method).output_dir, resumed.output_dir)
+    assert losses(straight(method).output_dir) == losses(resumed.output_dir)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "trainer_state.json"])
+def test_a_run_whose_last_checkpoint_was_cut_goes_on_from_the_one_before(
+    name: str,
+    config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
+    assert_equal_weights: Callable[..., None],
+    losses: Callable[..., list[float]],
+    interrupted: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected, resumed = straight("lora").output_dir, config("resumed", method="lora", save_total_limit=2)
+    interrupted(resumed, 7)
+    last = Path(resumed.output_dir, "checkpoint-6", name)
+    last.write_bytes(last.read_bytes()[:-50])
+    capsys.readouterr()
+
+    fine_tune(resumed)
+
+    printed = capsys.readouterr()
+    assert f"checkpoint-6: {name} has" in printed.out + printed.err
+    assert "going on from the checkpoint before" in printed.out + printed.err
+    assert_equal_weights(expected, resumed.output_dir)
+    assert losses(expected) == losses(resumed.output_dir)
+
+
+def test_a_run_whose_only_checkpoint_was_cut_is_refused(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None]
+) -> None:
+    run = config("resumed", method="lora")
+    interrupted(run, 5)
+    path = Path(run.output_dir, "checkpoint-3", "optimizer.pt")
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"checkpoint-3: optimizer\.pt has .* there is no whole checkpoint before it"):
+        fine_tune(run)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_goes_on_exactly_with_recomputed_activations(
+    config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
+    method: str,
+    assert_equal_weights: Callable[..., None],
+    interrupted: Callable[..., None],
+) -> None:
+    """As out of memory advises: nothing that determines the weights is changed, dropout included."""
+    interrupted(config("resumed", method=method), 5)
+    fine_tune(config("resumed", method=method, gradient_checkpointing=True))
+
+    assert_equal_weights(straight(method).output_dir, config("resumed").output_dir)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
+    straight: Callable[..., SftConfig], method: str
+) -> None:
+    run = straight(method)
+
+    ours = load(run.output_dir)
+    if method == "full":
+        plain = AutoModelForImageTextToText.from_pretrained(run.output_dir, dtype=torch.float32)
+    else:
+        base = load(run.model, scheme="mr2ag", seed=run.seed).model
+        plain = PeftModel.from_pretrained(base, run.output_dir).merge_and_unload()
+
+    assert ours.is_tuned
+    assert ours.scheme is not None
+    assert ours.scheme.name == "mr2ag"
+    expected = plain.state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_scheme_without_tokens_is_trained_and_loaded(
+    config: Callable[..., SftConfig], plain_folder: Path, tmp_path: Path, family: Family, method: str
+) -> None:
+    """The papers' baselines: no row of a matrix is new."""
+    run = config(family=family, method=method, scheme="plain", train_data=str(plain_folder))
+    fine_tune(run)
+
+    loaded, base = load(run.output_dir), load(run.model).model.state_dict()
+    assert loaded.scheme is not None
+    assert loaded.scheme.name == "plain"
+    moved = [name for name, weight in loaded.model.state_dict().items() if not torch.equal(weight, base[name])]
+    assert moved
+    assert method == "full" or all("_proj" in name for name in moved)
+    if method != "full":
+        merge(run.output_dir, tmp_path / "merged", merge_plan(run.output_dir))
+        merged = load(str(tmp_path / "merged")).model.state_dict()
+        assert all(torch.equal(weight, merged[name]) for name, weight in loaded.model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize(("method", "rate", "share"), [("full", 1e-2, 0.6), ("lora", 3e-2, 0.85)])
+def test_a_model_learns_its_examples(
+    config: Callable[..., SftConfig],
+    family: Family,
+    method: str,
+    rate: float,
+    share: float,
+    losses: Callable[..., list[float]],
+) -> None:
+    run = config(family=family, method=method, max_steps=16, save_steps=100, learning_rate=rate)
+    fine_tune(run)
+
+    run_losses = losses(run.output_dir)
+    assert sum(run_losses[-4:]) / 4 < share * run_losses[0]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize(("method", "rate"), [("full", 1e-2), ("lora", 3e-2)])
+def test_the_three_tasks_of_mmkb_rag_are_learned_together(
+    config: Callable[..., SftConfig],
+    prompted_folder: Path,
+    family: Family,
+    method: str,
+    rate: float,
+    losses: Callable[..., list[float]],
+) -> None:
+    run = config(
+        family=family,
+        method=method,
+        scheme="mmkb_rag",
+        train_data=str(prompted_folder),
+        max_steps=16,
+        save_steps=100,
+        learning_rate=rate,
+    )
+    fine_tune(run)
+
+    run_losses = losses(run.output_dir)
+    assert sum(run_losses[-4:]) / 4 < 0.85 * run_losses[0]
+    assert load(run.output_dir, scheme="mmkb_rag").is_tuned
+
+
+@pytest.mark.slow
+def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
+    config: Callable[..., SftConfig], prompted_folder: Path, weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    changes: dict[str, Any] = {"scheme": "mmkb_rag", "train_data": str(prompted_folder), "max_steps": 3}
+    fine_tune(config("trees", **changes))
+    fine_tune(config("rows", tree=False, **changes))
+
+    for name, weight in weights(config("trees").output_dir).items():
+        torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_trees_and_separate_rows_train_the_same_weights(
+    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    fine_tune(config("trees", max_steps=3))
+    fine_tune(config("rows", max_steps=3, tree=False))
+
+    for name, weight in weights(config("trees").output_dir).items():
+        torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_accumulated_batches_train_the_weights_of_one_large_batch(
+    config: Callable[..., SftConfig],
+    weights: Callable[..., dict[str, torch.Tensor]],
+    losses: Callable[..., list[float]],
+) -> None:
+    """The loss is a mean over the tokens of the global batch, not of each batch's mean: label counts are ragged."""
+    whole = config("whole", per_device_train_batch_size=4, max_steps=3, group_by_length=False)
+    parts = config(
+        "parts", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=3, group_by_length=False
+    )
+    fine_tune(whole)
+    fine_tune(parts)
+
+    assert losses(whole.output_dir) == pytest.approx(losses(parts.output_dir), rel=1e-4)
+    for name, weight in weights(whole.output_dir).items():
+        torch.testing.assert_close(weights(parts.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_recomputed_activations_train_the_same_weights(
+    config: Callable[..., SftConfig], method: str, weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    fine_tune(config("kept", method=method, max_steps=2))
+    fine_tune(config("recomputed", method=method, max_steps=2, gradient_checkpointing=True))
+
+    for name, weight in weights(config("kept").output_dir).items():
+        torch.testing.assert_close(weights(config("recomputed").output_dir)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_half_precision_small_updates_still_reach_the_weights(
+    config: Callable[..., SftConfig], method: str, weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    """In bf16 an update of 1e-5 to a weight of 0.05 would be rounded away."""
+    run = config(method=method, dtype="bfloat16", max_steps=2, learning_rate=1e-5, warmup=0.0)
+    fine_tune(run)
+    after = weights(run.output_dir)
+
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    if method == "full":
+        before = load(run.model, scheme="mr2ag").model.state_dict()
+        name = "model.language_model.layers.0.mlp.up_proj.weight"
+        trained = load(run.output_dir).model.state_dict()[name]
+        assert (trained != before[name]).float().mean() > 0.9
+    else:
+        lora_b = torch.cat([weight.flatten() for name, weight in after.items() if "lora_B" in name])
+        assert (lora_b != 0).float().mean() > 0.9
+
+
+def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(
+    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    run = config(freeze_vision=True)
+    fine_tune(run)
+    before, after = weights(run.model), weights(run.output_dir)
+
+    still = {
+        name for name in before if before[name].shape == after[name].shape and torch.equal(before[name], after[name])
+    }
+
+    assert still == {name for name in before if "vision" in name}
+
+
+def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    run = config()
+    fine_tune(run)
+    written = Path(run.output_dir, "model.safetensors").stat().st_mtime_ns
+
+    fine_tune(run)
+
+    assert "nothing to do" in capsys.readouterr().out
+    assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(
+    config: Callable[..., SftConfig],
+    weights: Callable[..., dict[str, torch.Tensor]],
+    losses: Callable[..., list[float]],
+) -> None:
+    run = config(max_steps=2, lr_scheduler="constant_with_warmup")  # within an epoch, at the full learning rate
+    fine_tune(run)
+    before, losses_before = weights(run.output_dir), losses(run.output_dir)
+    Path(run.output_dir, RECORD).unlink()  # as if it had been killed while it wrote the final checkpoint
+
+    fine_tune(run)
+
+    assert losses(run.output_dir) == losses_before
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-2"]
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(run.output_dir).items())
+
+
+def test_a_run_that_goes_on_is_saved_and_logged_as_often_as_is_asked_for_now(
+    config: Callable[..., SftConfig], losses: Callable[..., list[float]], interrupted: Callable[..., None]
+) -> None:
+    interrupted(config(save_steps=2, logging_steps=1), 3)
+    run = config(save_steps=3, logging_steps=2, save_total_limit=9, max_steps=8)
+
+    fine_tune(run)
+
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == [
+        f"checkpoint-{step}" for step in (2, 3, 6, 8)
+    ]
+    assert len(losses(run.output_dir)) == 2 + 3  # of steps 1 and 2, and then of 4, 6 and 8
+
+
+def test_a_half_written_checkpoint_is_passed_over(
+    config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
+    assert_equal_weights: Callable[..., None],
+    interrupted: Callable[..., None],
+) -> None:
+    run = config("resumed")
+    interrupted(run, 4)
+    cut_off = Path(run.output_dir, "checkpoint-4")
+    shutil.copytree(Path(run.output_dir, "checkpoint-3"), cut_off)
+    (cut_off / RECORD).unlink()
+    (cut_off / "model.safetensors").write_bytes(b"half")
+
+    fine_tune(run)
+
+    assert_equal_weights(straight().output_dir, run.output_dir)
+
+
+def test_a_run_with_other_settings_is_not_continued(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None]
+) -> None:
+    interrupted(config(), 4)
+
+    with pytest.raises(UserError, match=r"`learning_rate` is 0\.1, was 0\.005"):
+        fine_tune(config(learning_rate=0.1))
+
+
+def test_changed_data_is_not_continued_with(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    interrupted: Callable[..., None],
+) -> None:
+    interrupted(config(), 4)
+    other = Path(data_folder, "other.parquet")
+    from reflectune.formats.reflection_data import read_examples, write_examples
+    from reflectune.models.schemes.examples import ReflectionExample
+
+    write_examples(other, read_examples(data_folder / "train.parquet", ReflectionExample)[1:])
+
+    with pytest.raises(UserError, match="`data_fingerprint` is"):
+        fine_tune(config(train_data=str(other)))
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, interrupted: Callable[..., None]
+) -> None:
+    run = config()
+    interrupted(run, 4)
+    usage = shutil.disk_usage(run.output_dir)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type(usage)(usage.total, usage.used, 1000))
+
+    with pytest.raises(UserError, match="a checkpoint needs about"):
+        fine_tune(run)
+
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-3"]
+
+
+def test_a_loss_that_is_not_finite_names_step_and_examples(config: Callable[..., SftConfig]) -> None:
+    with pytest.raises(UserError, match=r"the loss became (nan|inf) at step \d+, on the examples [kv]\d+"):
+        fine_tune(config(learning_rate=1e30, max_grad_norm=0.0, warmup=0.0))
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(
+    config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(dry_run=True, max_steps=None, epochs=2, method="lora")
+    fine_tune(run)
+    said = capsys.readouterr().out
+
+    assert "24 questions (18 with retrieval, 6 without retrieval), 43 branches" in said
+    assert "tokens of an image: 16 at least, 16 on average, 16 at most" in said
+    assert "pictures: `image_fit: crop`" in said
+    assert "batch: 4 questions a step, 8 rows on average" in said  # 43 branches and 6 questions without, of 24
+    assert "a new token's row can move by 0.03, " in said  # half of 12 steps at 5e-3
+    assert "vision tower: 0 of" in said
+    assert re.search(r"moments +[\d.]+ MiB  AdamW's two, in float32", said)
+    assert re.search(r"sum +[\d.]+ MiB  no accelerator here", said)
+    assert re.search(r"time: about (under )?\d+ s, from one batch forward and backward here in [\d.]+ s", said)
+    assert "steps: 12" in said
+    assert "⟦[Relevant]" in said
+    assert "⟦[No Retrieval]" in said
+    assert not Path(run.output_dir).exists()
+
+
+def test_steps_count_short_batches_too() -> None:
+    config = SftConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2, epochs=2)
+
+    assert total_steps(config, examples=25, processes=1) == 2 * 4  # 7 batches, 4 steps an epoch
+    assert total_steps(config, examples=25, processes=2) == 2 * 2
+
+
+def repository() -> Path:
+    return Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_process_resumes_to_the_same_weights(
+    config: Callable[..., SftConfig],
+    method: str,
+    finish: Callable[..., None],
+    killed: Callable[..., None],
+    assert_equal_weights: Callable[..., None],
+) -> None:
+    """`kill -9` as soon as a checkpoint's folder appears (it is cut off), and again a moment later."""
+    straight = config("straight", method=method, max_steps=15)
+    cut_off = config("killed", method=method, max_steps=15)
+    finish(straight)
+    killed(cut_off, "checkpoint-3")
+    killed(cut_off, "checkpoint-9", 0.11)
+
+    finish(cut_off)
+
+    assert_equal_weights(straight.output_dir, cut_off.output_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [("-m", "reflectune.train.sft"), (str(repository() / "train/sft.py"),)])
+def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
+    config: Callable[..., SftConfig], launcher: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = config()
+    done = subprocess.run(
+        [
+            sys.executable,
+            *launcher,
+            "--train_data",
+            str(run.train_data),
+            "--output_dir",
+            run.output_dir,
+            "--model",
+            "no/such/x",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("  `model` no/such/x is not a folder")
+    assert "Traceback" not in done.stderr

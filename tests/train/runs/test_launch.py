@@ -1,0 +1,318 @@
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers import TrainingArguments
+from transformers.training_args import ParallelMode
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import ADAPTER_FILE
+from reflectune.train.rewards.answer_config import AnswerGrpoConfig
+from reflectune.train.rewards.answer_run import grpo_arguments
+from reflectune.train.settings.sft import SftConfig
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.runs.fine_tune import global_batch, training_arguments
+from reflectune.train.runs.checkpoints import mark_whole, records_of
+from reflectune.train.runs.launch import (
+    check_engaged,
+    idle_gpus,
+    placement,
+    refuse_bad_launch,
+    refuse_unshared,
+    sharding,
+)
+
+PARTS_OF_ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+ZERO_3 = PARTS_OF_ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}
+ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
+PARTS_OF_FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+FSDP = PARTS_OF_FSDP | {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+LAUNCH_CONFIGS = sorted((Path(__file__).parents[3] / "configs/accelerate").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _no_deepspeed_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("reflectune.train.runs.launch.find_spec", lambda name: name == "deepspeed" or find_spec(name))
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500"}, True),
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}, False),
+        ({"ACCELERATE_USE_CPU": "True"}, False),
+        ({"MASTER_PORT": "29500"}, False),
+        ({}, False),
+    ],
+)
+def test_a_launch_of_one_process_instead_of_several_is_refused(environment: dict[str, str], refused: bool) -> None:
+    if not refused:
+        refuse_bad_launch(SftConfig(), environment)
+        return
+    with pytest.raises(UserError, match="starts one process, not N"):
+        refuse_bad_launch(SftConfig(), environment)
+
+
+def test_what_is_divided_is_what_the_launcher_was_told(tmp_path: Path) -> None:
+    deepspeed_file = tmp_path / "deepspeed.json"
+    deepspeed_file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    by_file = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(deepspeed_file)}
+
+    kinds = [sharding(environment) for environment in ({}, ZERO_2, ZERO_3, by_file, FSDP)]
+
+    assert kinds == ["", "zero2", "zero3", "zero3", "fsdp"]
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_are_refused_where_their_rows_would_not_be_saved(method: str) -> None:
+    config = SftConfig(method=method)  # type: ignore[arg-type]
+
+    refuse_bad_launch(config, ZERO_2)
+    with pytest.raises(UserError, match=r"under zero3 is not supported: .* Launch with .*zero2\.yaml"):
+        refuse_bad_launch(config, ZERO_3)
+
+
+def test_an_adapter_is_not_merged_into_weights_that_are_divided(tmp_path: Path) -> None:
+    config = SftConfig(method="full", model=str(tmp_path))
+    refuse_bad_launch(config, ZERO_3)
+    (tmp_path / ADAPTER_FILE).touch()
+
+    for environment in (ZERO_2, FSDP, {}):
+        refuse_bad_launch(config, environment)
+    with pytest.raises(UserError, match=r"is an adapter, and zero3 divides .*; merge it with train\.merge first"):
+        refuse_bad_launch(config, ZERO_3)
+
+
+@pytest.mark.parametrize("environment", [ZERO_3, FSDP])
+def test_answers_are_not_read_with_weights_that_are_divided(environment: dict[str, str]) -> None:
+    refuse_bad_launch(SftConfig(eval_answers=3), ZERO_2)
+    with pytest.raises(UserError, match=r"`eval_answers` under (zero3|fsdp) is not supported"):
+        refuse_bad_launch(SftConfig(eval_answers=3), environment)
+
+
+def test_a_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reflectune.train.runs.launch.find_spec", lambda name: None)
+
+    with pytest.raises(UserError, match=r"pip install 'reflectune\[deepspeed\]'"):
+        refuse_bad_launch(SftConfig(), ZERO_2)
+
+
+def test_deepspeed_on_the_cpu_of_a_machine_with_an_accelerator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    with pytest.raises(UserError, match="`device` is cpu; leave `device` out"):
+        refuse_bad_launch(SftConfig(device="cpu"), ZERO_2)
+    refuse_bad_launch(SftConfig(dtype="bfloat16"), ZERO_2)
+
+
+def test_a_gpu_that_is_asked_for_must_be_there_and_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="`device` is cuda, and this machine shows no CUDA device"):
+        refuse_bad_launch(SftConfig(device="cuda"), {})
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    refuse_bad_launch(SftConfig(device="cuda"), {})
+    with pytest.raises(UserError, match="`device` is cuda, and this launch computes on the CPU"):
+        refuse_bad_launch(SftConfig(device="cuda"), {"ACCELERATE_USE_CPU": "true"})
+
+
+def test_a_run_goes_on_whether_its_gpu_was_named_or_found() -> None:
+    assert SftConfig(device="cuda").run_settings() == SftConfig().run_settings()
+    assert SftConfig(device="cpu").run_settings() != SftConfig().run_settings()
+
+
+def test_half_precision_under_deepspeed_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+    with pytest.raises(UserError, match="computes in float32; leave `dtype` out"):
+        refuse_bad_launch(SftConfig(dtype="bfloat16"), ZERO_2)
+
+
+def test_the_first_fsdp_is_refused() -> None:
+    refuse_bad_launch(SftConfig(), FSDP)
+    with pytest.raises(UserError, match=r"in version 2 alone; launch with .*fsdp2\.yaml"):
+        refuse_bad_launch(SftConfig(), FSDP | {"FSDP_VERSION": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "key"),
+    [
+        (PARTS_OF_FSDP, "fsdp_state_dict_type: FULL_STATE_DICT"),
+        (PARTS_OF_FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "fsdp_state_dict_type: FULL_STATE_DICT"),
+        (PARTS_OF_ZERO_3, "zero3_save_16bit_model: true"),
+        (ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false"}, "zero3_save_16bit_model: true"),
+    ],
+)
+def test_a_launch_whose_checkpoints_would_hold_no_whole_weights_is_refused(
+    environment: dict[str, str], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"training would end without a checkpoint that can be loaded; set `{key}`"):
+        refuse_bad_launch(SftConfig(), environment)
+    refuse_bad_launch(SftConfig(), FSDP if "fsdp" in key else ZERO_3)
+
+
+@pytest.mark.parametrize(
+    ("gathers", "asked_of_accelerate", "refused"),
+    [(None, "true", True), (False, "true", True), (True, "false", False), ("auto", "true", False), ("auto", "", True)],
+)
+def test_deepspeeds_own_file_says_whether_whole_weights_are_saved(
+    gathers: bool | str | None, asked_of_accelerate: str, refused: bool, tmp_path: Path
+) -> None:
+    zero: dict[str, Any] = {"stage": 3}
+    if gathers is not None:
+        zero["stage3_gather_16bit_weights_on_model_save"] = gathers
+    (tmp_path / "deepspeed.json").write_text(json.dumps({"zero_optimization": zero}))
+    environment = ZERO_3 | {
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "deepspeed.json"),
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": asked_of_accelerate,
+    }
+
+    if not refused:
+        refuse_bad_launch(SftConfig(), environment)
+        return
+    with pytest.raises(UserError, match="stage3_gather_16bit_weights_on_model_save: true"):
+        refuse_bad_launch(SftConfig(), environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "world", "deepspeed", "says"),
+    [
+        ({"WORLD_SIZE": "2"}, 1, False, "2 processes were started, but only 1 would train together"),
+        (ZERO_2, 1, False, "asks for zero2, but accelerate did not turn it on"),
+        (FSDP, 1, False, "asks for fsdp, but accelerate did not turn it on"),
+        (ZERO_2 | {"WORLD_SIZE": "2"}, 2, True, ""),
+        ({}, 1, False, ""),
+    ],
+)
+def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
+    environment: dict[str, str], world: int, deepspeed: bool, says: str
+) -> None:
+    args = SimpleNamespace(world_size=world)
+    trainer = SimpleNamespace(args=args, is_deepspeed_enabled=deepspeed, is_fsdp_enabled=False)
+    if not says:
+        check_engaged(trainer, environment)
+        return
+    with pytest.raises(UserError, match=says):
+        check_engaged(trainer, environment)
+
+
+@pytest.mark.parametrize(
+    ("there", "elsewhere", "told"),
+    [
+        ({"checkpoint-3": 3}, {"checkpoint-3": 3}, ""),
+        ({}, {}, ""),
+        ({"checkpoint-3": 3, "checkpoint-6": 6}, {}, "process 0 finds checkpoint-3, checkpoint-6 .*1 no checkpoint"),
+        ({"checkpoint-3": 3}, {"checkpoint-3": 4}, "process 0 finds checkpoint-3 .*process 1 checkpoint-3"),
+        ({"checkpoint-3": 3, ".": 3}, {"checkpoint-3": 3}, "process 0 finds checkpoint-3, the final checkpoint "),
+    ],
+    ids=["same", "new", "none elsewhere", "another run's", "finished here alone"],
+)
+def test_processes_that_find_different_checkpoints_are_told_to_share_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, int], elsewhere: dict[str, int], told: str
+) -> None:
+    for disk, steps in (("there", there), ("elsewhere", elsewhere)):
+        for folder, step in steps.items():
+            (tmp_path / disk / folder).mkdir(parents=True, exist_ok=True)
+            mark_whole(tmp_path / disk / folder, {"seed": 0}, step)
+    view = records_of(tmp_path / "elsewhere")
+    monkeypatch.setattr("reflectune.train.runs.launch.gather_object", lambda own: [*own, view])
+    args: Any = SimpleNamespace(world_size=2)
+
+    if not told:
+        refuse_unshared(str(tmp_path / "there"), args)
+        return
+    with pytest.raises(UserError, match=f"{told}.*`output_dir` must lie on a file system that all machines"):
+        refuse_unshared(str(tmp_path / "there"), args)
+    args.world_size = 1
+    refuse_unshared(str(tmp_path / "there"), args)
+
+
+@pytest.mark.slow
+def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(
+    tmp_path: Path, config: Callable[..., SftConfig], typed: Callable[..., list[str]], start_launch: Callable[..., Any]
+) -> None:
+    """Two processes over gloo, in folders of their own: only the first one's holds a checkpoint."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import os\nfrom reflectune.train import sft\n"
+        f"os.chdir(f'{tmp_path}/disk{{os.environ[\"RANK\"]}}')\nsft.main()\n"
+    )
+    for disk in (tmp_path / "disk0/out/checkpoint-3", tmp_path / "disk1"):
+        disk.mkdir(parents=True)
+    mark_whole(tmp_path / "disk0/out/checkpoint-3", {"seed": 0}, 3)
+    settings = replace(config(per_device_train_batch_size=2), output_dir="out")
+
+    program = start_launch(worker, typed(settings))
+
+    assert program.wait() != 0
+    assert "process 0 finds checkpoint-3 in out, and process 1 no checkpoint" in program.stderr
+
+
+@pytest.mark.parametrize("path", LAUNCH_CONFIGS, ids=lambda path: path.stem)
+def test_accelerate_reads_every_launch_config_and_knows_its_keys(path: Path) -> None:
+    loaded = load_config_from_file(str(path))  # refuses a key that it doesn't know
+    written = yaml.safe_load(path.read_text())
+
+    assert loaded.num_processes == written["num_processes"]
+    assert loaded.distributed_type.value == written["distributed_type"]
+    stage = written.get("deepspeed_config", {}).get("zero_stage")
+    assert stage == {"zero2": 2, "zero3": 3, "zero3_offload": 3}.get(path.stem)
+    assert str(loaded.mixed_precision) == "no"  # `dtype` in the training config decides
+
+
+@pytest.mark.parametrize(
+    ("device", "has_accelerator", "on_cpu"),
+    [("auto", False, True), ("auto", True, False), ("cpu", True, True), ("cpu", False, True)],
+    ids=["auto-without", "auto-with", "cpu-with", "cpu-without"],
+)
+def test_a_machine_without_an_accelerator_trains_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, has_accelerator: bool, on_cpu: bool
+) -> None:
+    """Said to transformers too, which refuses bfloat16 otherwise."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    assert placement(SftConfig(device=device), {}) == {"use_cpu": on_cpu}
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that sees four GPUs, as far as transformers asks."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp_path: Path) -> None:
+    """The stock trainer would multiply it, and wrap the model in `nn.DataParallel`."""
+    batch: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "output_dir": str(tmp_path),
+    }
+    assert TrainingArguments(**batch).n_gpu == 4
+
+    for args in (training_arguments(SftConfig(**batch)), grpo_arguments(AnswerGrpoConfig(**batch))):
+        assert args.n_gpu == 1
+        assert args.parallel_mode == ParallelMode.NOT_PARALLEL
+        assert global_batch(args) == GlobalBatch(8, 2, 1)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("device", "processes", "told"), [("cuda:0", 1, True), ("cuda:0", 4, False), ("cpu", 1, False)]
+)
+def test_it_says_which_gpu_it_uses_and_how_to_use_all(device: str, processes: int, told: bool) -> None:
+    args: Any = SimpleNamespace(device=torch.device(device), world_size=processes)
+
+    line = idle_gpus(args)
+
+    assert line.startswith("one process uses one GPU: cuda:0 of 4") == told
+    assert ("configs/accelerate/multi_gpu.yaml" in line) == told

@@ -1,0 +1,239 @@
+"""What a run leaves for those who watch it: `log.jsonl`, TensorBoard, wandb and trackio, read back; and no network."""
+
+import json
+import sqlite3
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core import progress
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.formats.reflection_data import read_examples, write_examples
+from reflectune.models.loading import load
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.train.settings.sft import SftConfig
+from reflectune.train.runs.fine_tune import encoded_examples, fine_tune
+from reflectune.train.runs.logs import LOG_FILE
+
+CLOCK = ("tokens_per_second", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+
+
+def rows(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(folder, LOG_FILE).read_text().splitlines()]
+
+
+def without_clock(logged_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in CLOCK} for row in logged_rows]
+
+
+def test_the_log_has_each_row_once_in_a_resumed_run_too(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    interrupted: Callable[..., None],
+    history: Callable[..., list[dict[str, Any]]],
+) -> None:
+    write_examples(data_folder / "val.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[:7])
+    changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 4}
+    straight, resumed = config("straight", **changes), config("resumed", **changes)
+    fine_tune(straight)
+    interrupted(resumed, 5)
+    assert [row["step"] for row in rows(resumed.output_dir)] == [1, 2, 3, 4, 4, 5][: len(rows(resumed.output_dir))]
+    fine_tune(resumed)
+
+    log = rows(resumed.output_dir)
+    assert log == history(resumed.output_dir)
+    assert [row["step"] for row in log if "loss" in row] == list(range(1, 9))
+    assert [row["step"] for row in log if "eval_loss" in row] == [4, 8]
+    assert all({"learning_rate", "tokens_per_second", "grad_norm"} <= set(row) for row in log if "loss" in row)
+    trained = [row for row in without_clock(rows(straight.output_dir)) if "train_loss" not in row]
+    assert trained == [row for row in without_clock(log) if "train_loss" not in row]
+    assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in log]  # and in the same order
+
+
+def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
+    config: Callable[..., SftConfig], data_folder: Path, interrupted: Callable[..., None]
+) -> None:
+    """Eight steps of four examples: all of them once, and eight of them twice."""
+    straight, resumed = config("straight"), config("resumed")
+    fine_tune(straight)
+    interrupted(resumed, 5)
+    fine_tune(resumed)
+
+    states = [json.loads(Path(run.output_dir, "trainer_state.json").read_text()) for run in (straight, resumed)]
+    assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
+    loaded = load(straight.model, scheme="mr2ag", device="cpu")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
+    encoded = encoded_examples(examples, (data_folder / "images",), loaded, straight)
+    lengths = [sum(tree.length for tree in example.trees) for example in encoded]
+    assert len(lengths) == 24
+    once, most = sum(lengths), sum(sorted(lengths)[-8:])
+    assert once < states[0]["num_input_tokens_seen"] <= once + most
+
+
+def test_the_progress_line_shows_eta_and_tokens_per_second(
+    config: Callable[..., SftConfig],
+    interrupted: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupted(config(), 5)
+    said = capsys.readouterr().err
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    fine_tune(config())
+
+    assert "/8 [" not in said  # no terminal: no line before 30 seconds
+    lines = capsys.readouterr().err.splitlines()
+    with_speed = [line for line in lines if "tokens/s" in line]
+    assert "3/8" in next(line for line in lines if "/8 [" in line)  # and not 0/8: the ETA is of what is left
+    assert any("8/8" in line and "<00:0" in line for line in with_speed)  # elapsed<remaining
+
+
+def logged(folder: str) -> dict[int, dict[str, float]]:
+    """By step, what trackers should have: the losses and learning rates."""
+    return {
+        row["step"]: {name: row[name] for name in ("loss", "learning_rate")} for row in rows(folder) if "loss" in row
+    }
+
+
+@pytest.mark.slow
+def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], interrupted: Callable[..., None]) -> None:
+    """Also those of a run that was resumed, as one run."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs reflectune[trackers]"
+    )
+    run = config(report_to=["tensorboard"])
+    interrupted(run, 5)
+    fine_tune(run)
+
+    (folder,) = {path.parent for path in Path(run.output_dir).rglob("events.out.tfevents.*")}
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    for name in ("loss", "learning_rate"):
+        value_by_step = {event.step: event.value for event in events.Scalars(f"train/{name}")}
+        assert value_by_step == pytest.approx({step: row[name] for step, row in logged(run.output_dir).items()})
+    assert "train/tokens_per_second" in events.Tags()["scalars"]
+
+
+@pytest.mark.slow
+def test_offline_runs_of_wandb_are_read_back(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A run that was resumed is the same run there, by its identifier and name."""
+    wandb = pytest.importorskip("wandb", reason="needs reflectune[trackers]")
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs reflectune[trackers]")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    run = config(report_to=["wandb"])
+    interrupted(run, 5)
+    wandb.finish()  # as the end of the process does
+    fine_tune(run)
+    wandb.finish()
+
+    row_by_step: dict[int, dict[str, Any]] = {}
+    identifiers, names = set(), set()
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    for content in [content for file in files for content in wandb_records(file.read_bytes())]:
+        record = pb.Record()
+        record.ParseFromString(content)
+        if record.HasField("run"):
+            identifiers.add(record.run.run_id)
+            names.add(record.run.display_name)
+        row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        if "train/loss" in row:
+            row_by_step[row["train/global_step"]] = {name: row[f"train/{name}"] for name in ("loss", "learning_rate")}
+    assert row_by_step == logged(run.output_dir)
+    assert identifiers == {Path(run.output_dir, "tracked_run").read_text()}
+    assert names == {f"{Path(run.output_dir).name}-{next(iter(identifiers))}"}
+
+
+def test_a_run_that_is_not_tracked_has_no_identifier(
+    finish: Callable[..., None], config: Callable[..., SftConfig]
+) -> None:
+    run = config(max_steps=1)
+    finish(run)
+
+    assert not Path(run.output_dir, "tracked_run").exists()
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a `.wandb` file: LevelDB's log format, after a header of seven bytes."""
+    position, pending = 7, b""
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:  # the rest of a block holds no header
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        pending += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield pending
+            pending = b""
+
+
+@pytest.mark.slow
+def test_trackios_data_base_is_read_back(
+    config: Callable[..., SftConfig], finish: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("trackio", reason="needs trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    run = config(report_to=["trackio"], max_steps=3)
+    finish(run)
+
+    with sqlite3.connect(next((tmp_path / "trackio").rglob("*.db"))) as database:
+        written = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]
+    by_step = {row["train/global_step"]: row for row in written if "train/loss" in row}
+    expected = logged(run.output_dir)
+    assert {step: {name: row[f"train/{name}"] for name in expected[step]} for step, row in by_step.items()} == expected
+
+
+def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config(report_to=["wandbb"])
+    arguments = ["--train_data", str(run.train_data), "--output_dir", "out", "--report_to"]
+    with pytest.raises(UserError, match="`report_to`: wandbb is not a tracker; choose of clearml"):
+        parse_config(SftConfig, argv=[*arguments, "wandbb"])
+    monkeypatch.setattr("reflectune.train.settings.saving.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="`report_to`: wandb is not installed: `pip install wandb`"):
+        parse_config(SftConfig, argv=[*arguments, "wandb"])
+
+
+@pytest.mark.slow
+def test_nothing_is_sent_unless_it_is_asked_for(
+    config: Callable[..., SftConfig],
+    typed: Callable[[SftConfig], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A whole run, with nothing in its environment that forbids telemetry, and with eyes on every connection."""
+    watcher = """
+        import os, socket
+        def watched(original):
+            def call(first, *rest, **named):
+                address = rest[0] if isinstance(first, socket.socket) else first
+                if not (isinstance(first, socket.socket) and first.family == socket.AF_UNIX):
+                    with open(os.environ["SEEN"], "a") as file:
+                        file.write(f"{address}\\n")
+                return original(first, *rest, **named)
+            return call
+        socket.socket.connect = watched(socket.socket.connect)
+        socket.socket.connect_ex = watched(socket.socket.connect_ex)
+        socket.getaddrinfo = watched(socket.getaddrinfo)
+        open(os.environ["SEEN"], "a").write("watching\\n")
+    """
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(watcher))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    command = [sys.executable, "-m", "reflectune.train.sft", *typed(config(max_steps=2))]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+
+    assert set((tmp_path / "seen").read_text().splitlines()) == {"watching"}

@@ -1,0 +1,162 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
+from reflectune.models.loading import Loaded, load
+from reflectune.examples.miniature.models.architecture import Family
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.passages import PassageScheme
+from reflectune.train.settings.sft import SftConfig
+from reflectune.train.runs.checkpointed import checkpoint_bytes, load_weights
+from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.runs.trainer import ReflectionTrainer, supervised_weight
+from reflectune.train.rewards.gate_trainer import GateTrainer
+
+
+def row_losses(loaded: Loaded, row: Tree) -> list[float]:
+    """-log p of each supervised token of one row, read plainly: no tree, no mask, no position ids of ours."""
+    ids = torch.tensor([row.prefix.ids])
+    inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **row.vision}
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+    with torch.no_grad():
+        log_p = loaded.model(**inputs).logits[0].log_softmax(-1)
+    return [-float(log_p[i - 1, label]) for i, label in enumerate(row.prefix.labels) if label != IGNORE]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_the_loss_is_equations_8_and_9_over_the_global_batch(
+    family: Family,
+    base_model: Callable[..., Path],
+    data_folder: Path,
+    examples: list[ReflectionExample],
+    tmp_path: Path,
+) -> None:
+    config = SftConfig(
+        model=str(base_model(family)),
+        train_data=str(data_folder),
+        output_dir=str(tmp_path / "out"),
+        device="cpu",
+        learning_rate=1e-12,
+        max_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=3,
+    )
+    loaded = load(config.model, scheme="mr2ag", seed=config.seed)
+    terms: list[float] = []
+    gates = 0
+    for example in examples:
+        tree = PassageScheme.of(loaded.renderer).encode(
+            loaded.renderer, example, load_image(example.image, root=data_folder / "images")
+        )
+        gates += sum(label == loaded.renderer.token_id("retrieve") for label in tree.prefix.labels)
+        terms += [loss for row in independent_rows(tree) for loss in row_losses(loaded, row)]
+
+    fine_tune(config)
+
+    logged = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"][0]["loss"]
+    assert logged == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    assert gates == sum(example.retrieve for example in examples)  # once per question, not once per passage
+
+
+def test_the_first_token_of_a_row_has_no_weight_since_nothing_predicts_it() -> None:
+    batch = {
+        "labels": torch.tensor([[5, 6, IGNORE], [IGNORE, 7, 8]]),
+        "weights": torch.tensor([[9.0, 1, 9], [9, 2, 3]]),
+    }
+
+    assert supervised_weight(batch) == 1 + 2 + 3
+
+
+@pytest.mark.parametrize("trainer_class", [ReflectionTrainer, GateTrainer])
+def test_deepspeed_rounds_a_models_inputs_and_not_the_losss_weights(trainer_class: type[ReflectionTrainer]) -> None:
+    class Preparing(trainer_class):  # type: ignore[valid-type, misc]
+        def prepared(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return self._prepare_inputs(batch)
+
+    engine = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
+    trainer: Any = object.__new__(Preparing)
+    trainer.args = SimpleNamespace(device=torch.device("cpu"))
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=engine))
+    trainer.is_deepspeed_enabled = True
+    weights = torch.tensor([[1 / 3, 1, 0.3]])
+    batch = {"input_ids": torch.tensor([[5, 6, 7]]), "pixel_values": torch.rand(1, 3, 2, 2), "weights": weights}
+
+    prepared = trainer.prepared(dict(batch))
+
+    assert {name: tensor.dtype for name, tensor in prepared.items()} == {
+        "input_ids": torch.int64,
+        "pixel_values": torch.bfloat16,
+        "weights": torch.float32,
+    }
+    assert torch.equal(prepared["weights"], weights)
+
+
+def test_the_batches_of_a_step_wait_on_the_cpu(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are taken at its beginning: 128 pictures of 1,280 tokens would hold 3 GB of an accelerator."""
+    devices: set[str] = set()
+
+    def look(trainer: Any, **_: Any) -> None:
+        monkeypatch.setattr(trainer.accelerator.state, "device", torch.device("meta"))
+        batch = next(iter(trainer.get_train_dataloader()))
+        devices.update(value.device.type for value in batch.values() if isinstance(value, Tensor))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ReflectionTrainer, "train", look)
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(config())
+
+    assert devices == {"cpu"}
+
+
+def test_a_checkpoint_of_divided_weights_holds_them_twice() -> None:
+    model = nn.Linear(100, 10, bias=False)  # 4,000 bytes
+    whole = checkpoint_bytes(model, deepspeed=False, fsdp=False)
+
+    assert checkpoint_bytes(model, deepspeed=False, fsdp=True) - whole == 4000
+    assert checkpoint_bytes(model, deepspeed=True, fsdp=False) - whole == 8000  # and masters
+
+
+def test_a_filler_is_not_among_the_questions_whose_gates_are_logged() -> None:
+    class Counting(GateTrainer):
+        def counted(self, log_odds: list[float], weights: list[float]) -> list[float]:
+            gates = torch.tensor(log_odds)
+            self._sums = torch.zeros(7)
+            retrieval = torch.ones_like(gates, dtype=torch.bool)
+            self._count(gates, gates, torch.zeros(len(gates), 2), retrieval, torch.tensor(weights))
+            return self._sums.tolist()
+
+    trainer = object.__new__(Counting)
+
+    assert trainer.counted([0.0, 3.0], [1.0, 0.0]) == trainer.counted([0.0], [1.0])
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_weights_of_another_model_are_refused(
+    method: Literal["full", "lora"], base_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = SftConfig(method=method)
+    if method == "lora":
+        saved = prepare_model(load(str(base_model("llava", tie=False)), scheme="mr2ag"), config)
+        other = prepare_model(load(str(base_model("llava", tie=True)), scheme="mr2ag"), config)
+    else:
+        saved = load(str(base_model("llava"))).model  # without the tokens' rows
+        other = prepare_model(load(str(base_model("llava")), scheme="mr2ag"), config)
+    saved.save_pretrained(str(tmp_path / "checkpoint"))
+
+    said = "does not hold this model's weights; differing: " if method == "full" else "class doesn't know, e.g. "
+    with pytest.raises(UserError, match=rf"{re.escape(said)}\S*lm_head"):
+        load_weights(other, tmp_path / "checkpoint")

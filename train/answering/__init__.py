@@ -1,1 +1,0 @@
-"""Reinforcement of answers by TRL's GRPO: prompts that are rendered here, rewards by the official metrics."""

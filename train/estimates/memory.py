@@ -1,0 +1,232 @@
+"""What a training run takes on each device: weights counted, what is made of the counts, and its table.
+
+Weights, gradients and optimiser states are divided as ZeRO (arXiv 1910.02054, figure 1) and FSDP divide them. What
+DeepSpeed (0.19) holds beside them is read from its `estimate_zero2_model_states_mem_needs`, `…zero3…` and the defaults
+of `DeepSpeedZeroConfig`. Weights are counted of a model as it will be trained, or of shapes alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from reflectune.train.estimates.activations import Activations
+from reflectune.train.runs.launch import Division
+from reflectune.train.runs.parameters import freeze_all_but, parameter_count, projector_modules
+from reflectune.train.settings.training import TrainingConfig
+
+GIB = 2**30
+CONTEXT = GIB
+"""Bytes of an accelerator that are no tensors of ours: its context and its kernels' workspaces. Assumed."""
+
+BLOCK, SCALES_BLOCK = 64, 256
+"""Weights that share a scale in four bits, and scales that share one under double quantisation (bitsandbytes)."""
+_BUCKET = int(5e8)
+"""DeepSpeed's `reduce_bucket_size`: gradients that are sent at once."""
+_LIVE, _PREFETCHED = int(1e9), int(5e7)
+"""DeepSpeed's `stage3_max_live_parameters` and `stage3_prefetch_bucket_size`: weights that ZeRO-3 keeps whole."""
+_IN_LAYER = re.compile(r"\.(?:layers|blocks)\.\d+\.")
+_FIRST_LAYER = re.compile(r"language_model\..*\blayers\.0\.")
+NEW_TOKENS = 4
+"""Reflection tokens of a scheme."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights, counted.
+
+    Attributes:
+        trained: Those that train, kept in float32.
+        frozen: Those that don't, but for those in four bits.
+        frozen_bytes: Of one of them.
+        quantized: Those in four bits.
+        double: Whether their scales are quantised too.
+        layer: Those of one decoder layer.
+        outside: Those outside of all layers: embedding, head, projector.
+    """
+
+    trained: int
+    frozen: int
+    frozen_bytes: int
+    quantized: int
+    double: bool
+    layer: int
+    outside: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of the table: what takes memory, its bytes on each device, and how they come about."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+def four_bits(weights: int, *, double: bool) -> int:
+    """Bytes of weights in NF4 with their scales (arXiv 2305.14314, §3): 0.5, and 0.0625 or 0.0159 of scales each."""
+    scales = -(-weights // BLOCK)
+    return weights // 2 + (scales + 4 * -(-scales // SCALES_BLOCK) if double else 4 * scales)
+
+
+def memory(
+    weights: Weights, activations: Activations, division: Division, compute: int, *, accelerator: bool
+) -> list[Part]:
+    """What each device holds at the peak of a step.
+
+    Args:
+        weights: The model's.
+        activations: The largest batch's activations.
+        division: Of the run.
+        compute: Bytes of a number in products: 2 in bfloat16, 4 in float32.
+        accelerator: Whether the device is one, whose context takes memory too.
+    """
+    parts = [
+        *_weights(weights, division, compute),
+        *_training(weights, division, compute),
+        *_buffers(weights, division, compute),
+        Part("activations", activations.kept, "kept for the backward pass"),
+        Part("working", activations.working, "a layer computed again, if any, and its gradients"),
+        Part("logits", activations.logits, "of supervised tokens, with their loss and gradient"),
+        Part("context", CONTEXT if accelerator else 0, "of the accelerator and its kernels, assumed"),
+    ]
+    return [part for part in parts if part.bytes]
+
+
+def total(parts: Iterable[Part]) -> int:
+    """Bytes of all parts."""
+    return sum(part.bytes for part in parts)
+
+
+def table(parts: Iterable[Part], available: int | None) -> list[str]:
+    """The parts as lines, their sum, and whether it fits into what is available."""
+    parts = list(parts)
+    verdict = "no accelerator here to compare with"
+    if available is not None:
+        verdict = f"{'fits' if total(parts) <= available else 'does not fit'} into {in_words(available)}"
+    rows = [*parts, Part("sum", total(parts), verdict)]
+    return [f"  {row.name:<12} {in_words(row.bytes):>10}  {row.why}" for row in rows]
+
+
+def in_words(count: int) -> str:
+    """Bytes as GiB, or as MiB if there are few."""
+    return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.1f} MiB"
+
+
+def _weights(weights: Weights, division: Division, compute: int) -> list[Part]:
+    kept = [Part("weights", four_bits(weights.quantized, double=weights.double), "in 4 bits, with their scales")]
+    if division.kind.startswith("zero"):
+        plain = compute * (weights.trained + weights.frozen)
+        kept.append(Part("weights", _share(plain, division, "zero3"), f"in {_named(compute)}{_of(division, 'zero3')}"))
+    else:
+        for count, size, what in (
+            (weights.trained, 4, "that train"),
+            (weights.frozen, weights.frozen_bytes, "that don't"),
+        ):
+            share = _share(size * count, division, "fsdp")
+            kept.append(Part("weights", share, f"{what}, in {_named(size)}{_of(division, 'fsdp')}"))
+    if division.offloads_weights:
+        return []
+    if compute < 4 and not division.kind:
+        kept.append(Part("casts", compute * weights.trained, "of weights that train, made for products"))
+    return kept
+
+
+def _training(weights: Weights, division: Division, compute: int) -> list[Part]:
+    if division.offloads_optimizer:
+        return []
+    grad_bytes = compute if division.kind.startswith("zero") else 4
+    sent, divided = ("zero2", "zero3", "fsdp"), ("zero1", "zero2", "zero3", "fsdp")
+    what = f"in {_named(grad_bytes)}{_of(division, *sent)}"
+    parts = [Part("gradients", _share(grad_bytes * weights.trained, division, *sent), what)]
+    of = _of(division, *divided)
+    if division.kind.startswith("zero"):
+        if grad_bytes < 4:
+            parts.append(Part("gradients", _share(4 * weights.trained, division, *divided), f"in float32, to step{of}"))
+        parts.append(Part("masters", _share(4 * weights.trained, division, *divided), f"weights in float32{of}"))
+    return [*parts, Part("moments", _share(8 * weights.trained, division, *divided), f"AdamW's two, in float32{of}")]
+
+
+def _buffers(weights: Weights, division: Division, compute: int) -> list[Part]:
+    everything = weights.trained + weights.frozen
+    sent = Part("buffers", compute * min(_BUCKET, weights.trained), "gradients on their way")
+    if division.kind in ("zero1", "zero2"):
+        return [sent]
+    if division.kind == "zero3":
+        whole = min(everything, _LIVE + _PREFETCHED)
+        return [Part("gathered", compute * whole, "weights that are whole at once, at most"), sent]
+    if division.kind == "fsdp":
+        whole = compute * (weights.outside + 2 * weights.layer)
+        return [Part("gathered", whole, "two layers, and what is outside of layers, whole")]
+    return [Part("buffers", 4 * weights.trained if division.processes > 1 else 0, "gradients that DDP averages")]
+
+
+def _share(whole: int, division: Division, *kinds: str) -> int:
+    """What one process holds of something that these kinds of sharding divide."""
+    return -(-whole // division.processes) if division.kind in kinds else whole
+
+
+def _of(division: Division, *kinds: str) -> str:
+    return f", one part of {division.processes}" if division.kind in kinds and division.processes > 1 else ""
+
+
+def _named(size: int) -> str:
+    return "bfloat16" if size == 2 else "float32"
+
+
+def weights_of(model: nn.Module, *, double: bool) -> Weights:
+    """The weights of a model that is ready to train.
+
+    Args:
+        model: The model, its parameters frozen or not.
+        double: Whether the scales of weights in four bits are quantised too.
+    """
+    trained = frozen = quantized = layer = outside = 0
+    frozen_bytes = 4
+    for name, parameter in model.named_parameters():
+        count = parameter_count(parameter)
+        layer += count if _FIRST_LAYER.search(name) else 0
+        outside += count if not _IN_LAYER.search(name) else 0
+        if parameter.requires_grad:
+            trained += count
+        elif parameter.is_floating_point():
+            frozen, frozen_bytes = frozen + count, parameter.element_size()
+        else:
+            quantized += count
+    return Weights(trained, frozen, frozen_bytes, quantized, double, layer, outside)
+
+
+def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> Weights:
+    """The weights that a run trains, from a model of the right shapes that nothing was done to.
+
+    Args:
+        model: The base model; it may lie on `meta`. The towers that the run freezes are frozen.
+        config: The run's.
+    """
+    if config.method == "full":
+        freeze_all_but(model, config.trained_towers)
+        weights = weights_of(model, double=False)
+        in_half = bool(config.train_towers) and config.dtype == "bfloat16"
+        return replace(weights, frozen_bytes=2) if in_half else weights
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
+    adapters = sum(config.lora_r * (layer.in_features + layer.out_features) for layer in adapted)
+    head = model.get_output_embeddings()
+    matrices = 1 if model.get_input_embeddings().weight is head.weight else 2
+    rows = matrices * NEW_TOKENS * model.config.get_text_config().hidden_size
+    if "projector" in config.trained_towers:
+        rows += sum(p.numel() for name in projector_modules(model) for p in model.get_submodule(name).parameters())
+    inside = [layer for name, layer in linear.items() if "language_model" in name and layer is not head]
+    quantized = sum(layer.weight.numel() for layer in inside) if config.method == "qlora" else 0
+    plain = weights_of(model.requires_grad_(False), double=config.double_quantization)
+    return replace(
+        plain,
+        trained=adapters + rows,
+        frozen=plain.frozen - quantized,
+        frozen_bytes=2 if config.dtype == "bfloat16" else 4,
+        quantized=quantized,
+    )

@@ -1,1 +1,0 @@
-"""Supervised fine-tuning: the trainer, its validation, its logs and its failures."""

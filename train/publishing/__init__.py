@@ -1,1 +1,0 @@
-"""A finished checkpoint's card, and its way to the Hub."""

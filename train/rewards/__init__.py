@@ -1,0 +1,1 @@
+"""Training by reward: gates and answers with GRPO."""

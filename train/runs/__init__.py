@@ -1,0 +1,1 @@
+"""One skeleton of training: launch, model, data, train, save."""

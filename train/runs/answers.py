@@ -1,0 +1,114 @@
+"""Validation that reads answers: those of a sample, decoded greedily from the passage that holds them."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
+from reflectune.metrics.official import evqa
+from reflectune.metrics.official import infoseek
+from reflectune.models.loading import Loaded
+from reflectune.models.prefix.engine import Generation, PrefixEngine
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import AskedAnswer, Scheme
+from reflectune.models.schemes.examples import TrainingExample
+
+MAX_NEW_TOKENS = 32
+"""Where an answer stops that does not end."""
+
+
+class AnswerReader:
+    """Scores greedy answers with the model that is being trained, sharing the work among processes.
+
+    Every reading takes the same sample, and reads image and question once. The scheme words the request (`Scheme.ask`).
+    Answers in sentences (style `free`) are not compared.
+
+    Args:
+        loaded: The model, with or without adapters.
+        examples: The validation data.
+        roots: The folders that its image paths may lead into; relative ones start at the first.
+        count: Questions in the sample; fewer if there are fewer with an answer.
+        seed: Of the sample.
+        batch_size: Questions that are read together.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        examples: Sequence[TrainingExample],
+        roots: Roots,
+        *,
+        count: int,
+        seed: int,
+        batch_size: int,
+    ) -> None:
+        self._loaded, self._roots, self._batch_size = loaded, roots, batch_size
+        self._scheme = Scheme.of(loaded.renderer)
+        answerable = [example for example in examples if has_answer(example, self._scheme)]
+        self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
+
+    def read(self, rank: int, processes: int) -> list[bool]:
+        """Whether each answer of this process's share is right; the share is every `processes`-th of the sample."""
+        engine = self._engine
+        self._loaded.model.eval()
+        share = self.sample[rank::processes]
+        right: list[bool] = []
+        for start in range(0, len(share), self._batch_size):
+            right += self._read_batch(engine, share[start : start + self._batch_size])
+        return right
+
+    @functools.cached_property
+    def _engine(self) -> PrefixEngine:
+        """Made at the first reading, when training has taken its memory: a GPU's budget is found by a trial then."""
+        return PrefixEngine(self._loaded)
+
+    def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
+        prompts = [self._ask(example) for example in examples]
+        prefixes = engine.read([each.prefix for each in prompts])
+        branches = engine.branch(prefixes, [[each.branch] for each in prompts])
+        right = [False] * len(prompts)
+        for role in sorted({each.role for each in prompts}):
+            rows = [i for i, each in enumerate(prompts) if each.role == role]
+            forced = [engine.renderer.token_id(role)] if role else []
+            generations = engine.generate(branches, [(i, 0) for i in rows], forced, MAX_NEW_TOKENS)
+            for i, generation in zip(rows, generations, strict=True):
+                right[i] = is_right(engine.renderer, generation, prompts[i].answer)
+        return right
+
+    def _ask(self, example: TrainingExample) -> AskedAnswer:
+        image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
+        renderer, room = self._loaded.renderer, self._engine.max_length - MAX_NEW_TOKENS
+        prompt = self._scheme.ask(renderer, example, image)
+        if len(prompt.prefix.ids) + len(prompt.branch) <= room:
+            return prompt
+        return self._scheme.ask(renderer, self._scheme.shortened(renderer, example, image, room), image)
+
+
+def has_answer(example: TrainingExample, scheme: Scheme) -> bool:
+    """Whether an example has an answer in words to compare with; one in sentences can't be compared."""
+    return example.style != "free" and scheme.has_answer(example)
+
+
+def check_answers(examples: Sequence[TrainingExample], scheme: Scheme, path: Path) -> None:
+    """Raise a `UserError` if validation data has no answer."""
+    if not any(has_answer(example, scheme) for example in examples):
+        raise UserError(
+            f"`eval_answers`: {path} has no answer to compare with (those in sentences can't be compared); leave it "
+            "out, or derive labels with `answer_model: shared`"
+        )
+
+
+def is_right(renderer: Renderer, generation: Generation, answer: str) -> bool:
+    """Exact match after InfoSeek's normalisation; of several answers joined by `&&`, E-VQA's overlap of lists.
+
+    Both are what an evaluation scores such questions by.
+    """
+    text = renderer.strip(generation.text)
+    if "&&" in answer and any(map(evqa.preprocess_answer, answer.split("&&"))):
+        return evqa.list_match(text, [answer])
+    return bool(infoseek.exact_match(text, [answer]))

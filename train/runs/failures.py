@@ -1,0 +1,145 @@
+"""A step that fails says on which examples, and one that ran out of memory says what to change and by how much."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import TrainingArguments
+
+from reflectune.core.devices import is_out_of_memory
+from reflectune.core.errors import UserError
+from reflectune.models.attention.pictures import without_repeats
+from reflectune.models.attention.positions import inner_model
+from reflectune.models.attention.tree import IGNORE
+from reflectune.models.attention.tree_mask import STRIDE
+from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.activations import Batch
+from reflectune.train.estimates.advice import suggestions
+from reflectune.train.estimates.forecast import forecast, memory_of, patches
+from reflectune.train.estimates.memory import in_words, total
+from reflectune.train.settings.training import TrainingConfig
+
+_FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
+_NO_BATCH = Batch(tokens=0, longest=0, supervised=0, patches=0, trees=0)
+_SHOWN = 8
+"""Examples that a message names."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a step reads: its number, and a batch of the collator."""
+
+    step: int
+    inputs: Mapping[str, Any]
+
+    @property
+    def words(self) -> str:
+        """The step and its examples, for a message."""
+        examples = self.inputs["sample_ids"]
+        more = f" and {len(examples) - _SHOWN} more" if len(examples) > _SHOWN else ""
+        tokens = self.inputs["input_ids"].numel()
+        return f"step {self.step}, on the examples {', '.join(examples[:_SHOWN])}{more} ({tokens:,} tokens)"
+
+    def batch(self, patch_size: int) -> Batch:
+        """How large it is."""
+        segments: Tensor = self.inputs["attention_mask"].flatten()
+        _, lengths = (segments // STRIDE).unique(return_counts=True)
+        return Batch(
+            tokens=len(segments),
+            longest=int(lengths.max()),
+            supervised=int((self.inputs["labels"][:, 1:] != IGNORE).sum()),
+            patches=patches(without_repeats(self.inputs)[0], patch_size) if "pixel_values" in self.inputs else 0,
+            trees=len(lengths),
+        )
+
+
+class StepOutOfMemoryError(RuntimeError):
+    """Memory ran out while a batch was read."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(f"out of memory at {reading.words}")
+        self.reading = reading
+
+
+@contextmanager
+def naming(reading: Reading) -> Iterator[None]:
+    """A block whose errors name the examples that were read, unless they name what they are about.
+
+    Raises:
+        UserError: The model refuses its inputs (ValueError).
+        StepOutOfMemoryError: Memory ran out.
+        RuntimeError: Anything else failed; it is the cause, with its traceback.
+    """
+    try:
+        yield
+    except (UserError, OSError):  # these name what they are about
+        raise
+    except ValueError as error:
+        raise UserError(
+            f"the model refuses {reading.words}: {error}; look into these examples, and whether the processor is this "
+            "model's own"
+        ) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise StepOutOfMemoryError(reading) from error
+        raise RuntimeError(f"failed at {reading.words}: {error}") from error
+
+
+@contextmanager
+def plain_worker_errors() -> Iterator[None]:
+    """A block in which a `UserError` of a DataLoader's worker loses the worker's traceback."""
+    try:
+        yield
+    except UserError as error:
+        from_worker = _FROM_WORKER.match(str(error))
+        if from_worker is None:
+            raise
+        raise UserError(str(error).strip().rpartition(f"{from_worker[1]}: ")[2]) from None
+
+
+@contextmanager
+def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments, why_fixed: str) -> Iterator[None]:
+    """A block in which running out of memory is an error that says what to change.
+
+    Args:
+        config: The run's.
+        model: Its model, not wrapped.
+        args: The trainer's.
+        why_fixed: Why the run can't go on with its global batch divided otherwise; "" if it can.
+
+    Raises:
+        UserError: Memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reading = error.reading if isinstance(error, StepOutOfMemoryError) else None
+        raise UserError(_advice(config, model, reading, args, why_fixed)) from error
+
+
+def _advice(
+    config: TrainingConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments, why_fixed: str
+) -> str:
+    device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
+    if reading is None:
+        where, batch = "between batches (moving the model, or stepping its weights)", _NO_BATCH
+    else:
+        where, batch = f"at {reading.words}", reading.batch(patch_size)
+    predicted = forecast(config, model, batch, device, args.world_size)
+    available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
+    ways = "\n  ".join(suggestions(config, model, predicted, available))
+    return (
+        f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
+        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. What takes less:\n  {ways}\n"
+        f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run goes on from "
+        "it; other changes need another `output_dir`"
+    )

@@ -1,1 +1,0 @@
-"""Checkpoints: written, found, the best one kept, adapters merged."""
