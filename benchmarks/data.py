@@ -28,7 +28,8 @@ from pathlib import Path
 import psutil
 
 from reflectune.core.partials import writing
-from reflectune.data_builders.readers.base import Images, stop
+from reflectune.core.rejected import stop
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
 from reflectune.formats.passages import Cut, split_passages
 

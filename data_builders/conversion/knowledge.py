@@ -13,23 +13,16 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
-from reflectune.core.rejected import Rejected, as_json, from_json
+from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, stop
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import Hashes, SeenIds, hash_ids, is_among, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, write_entry_batch
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    LineBlock,
-    Reject,
-    Row,
-    line_blocks,
-    read_jsonl,
-    stop,
-)
+from reflectune.data_builders.readers.files import LineBlock, line_blocks, read_jsonl
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.registry import knowledge_reader
+from reflectune.data_builders.readers.rows import Row
 from reflectune.formats.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name
 
 BLOCK_BYTES = 8 << 20

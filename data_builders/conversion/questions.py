@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
-from reflectune.core.rejected import Rejected, as_json, from_json
+from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.base import BadRow, Images, Placed, Reject, stop
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.registry import question_reader
+from reflectune.data_builders.readers.rows import Placed
 from reflectune.formats.questions import unusable
 
 BATCH = 5_000

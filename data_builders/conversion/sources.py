@@ -14,7 +14,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.progress import progress_bar
-from reflectune.data_builders.readers.base import Meter, count_bytes
+from reflectune.data_builders.readers.files import Meter, count_bytes
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:

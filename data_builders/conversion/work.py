@@ -16,21 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from reflectune.core.images import BadImage, open_image, read_header
+from reflectune.core.rejected import BadRow, Reject, UnreadableImage, stop
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    LineBlock,
-    Place,
-    Reject,
-    Row,
-    UnreadableImage,
-    block_rows,
-    placed,
-    stop,
-)
+from reflectune.data_builders.readers.files import LineBlock, block_rows
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.registry import knowledge_reader
+from reflectune.data_builders.readers.rows import Place, Row, placed
 from reflectune.formats.dataset import write_question_file
 from reflectune.formats.knowledge_base import shard_name, write_shard
 

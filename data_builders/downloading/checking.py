@@ -21,8 +21,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import sha256_of, sha256_of_blocks
 from reflectune.core.partials import half_downloaded, partial_path
 from reflectune.data_builders.downloading.config import DownloadList, PublicFile
-from reflectune.data_builders.readers.base import Row, read_csv, read_json_array, read_json_dict, read_jsonl
-from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.files import read_csv, read_jsonl, read_parquet
+from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
+from reflectune.data_builders.readers.rows import Row
 
 State = Literal["there", "missing", "wrong", "partial"]
 

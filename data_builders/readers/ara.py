@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import AnswerType, Evidence, Question
 from reflectune.data_builders.readers import evqa
-from reflectune.data_builders.readers.base import Images, Placed, Reject, Row, one_of, placed, read_csv, stop, text
+from reflectune.data_builders.readers.files import read_csv
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Placed, Row, one_of, placed, text
 from reflectune.metrics.official.evqa import QUESTION_TYPES
 from reflectune.metrics.scoring.repair_table import ANCHOR, SETTING, SETTINGS
 from reflectune.metrics.scoring.repairs import stated_range

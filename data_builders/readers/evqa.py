@@ -14,26 +14,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, MissingImage, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    MissingImage,
-    Placed,
-    Reject,
-    Row,
-    each,
-    integer,
-    one_of,
-    placed,
-    read_csv,
-    read_json_array,
-    read_json_dict,
-    stop,
-    text,
-    texts,
-)
-from reflectune.data_builders.readers.images import address_path
+from reflectune.data_builders.readers.files import read_csv
+from reflectune.data_builders.readers.images import Images, address_path
+from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
+from reflectune.data_builders.readers.rows import Placed, Row, each, integer, one_of, placed, text, texts
 
 read_source = partial(read_json_dict, key="key")
 

@@ -6,8 +6,10 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from reflectune.data_builders.readers.base import Row, each, one_of, read_csv, stop, text
+from reflectune.core.rejected import stop
 from reflectune.data_builders.readers.evqa import inaturalist_names
+from reflectune.data_builders.readers.files import read_csv
+from reflectune.data_builders.readers.rows import Row, each, one_of, text
 from reflectune.retrieval.retrievers.ranked_retriever import Ranking
 
 _DATASETS = ("inaturalist", "landmarks")

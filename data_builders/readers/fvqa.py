@@ -13,20 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    one_of,
-    placed,
-    read_parquet,
-    rows,
-    stop,
-    text,
-)
-from reflectune.data_builders.readers.rows import mapping, texts
+from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Placed, Row, mapping, one_of, placed, rows, text, texts
 
 _RETRIEVAL = {"search_required": True, "search_free": False, "": None}
 _IMAGE_TOKEN = "<image>"

@@ -11,22 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    Placed,
-    Reject,
-    Row,
-    each,
-    mapping,
-    placed,
-    read_json_array,
-    read_parquet,
-    stop,
-    text,
-    texts,
-)
+from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array
+from reflectune.data_builders.readers.rows import Placed, Row, each, mapping, placed, text, texts
 
 
 def questions(

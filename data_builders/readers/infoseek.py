@@ -9,20 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    Placed,
-    Reject,
-    Row,
-    number,
-    placed,
-    read_jsonl,
-    stop,
-    text,
-    texts,
-)
+from reflectune.data_builders.readers.files import read_jsonl
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Placed, Row, number, placed, text, texts
 
 ROLES = ("annotations", "withkb", "qtype")
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}

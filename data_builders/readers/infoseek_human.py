@@ -8,20 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.readers import infoseek
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    placed,
-    read_parquet,
-    rows,
-    stop,
-    text,
-)
+from reflectune.data_builders.readers.files import read_parquet
 from reflectune.data_builders.readers.fvqa import answers, question_text, row_id
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Placed, Row, placed, rows, text
 
 
 def questions(

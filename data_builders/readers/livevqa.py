@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    each,
-    mapping,
-    placed,
-    read_json_array,
-    stop,
-    text,
-    texts,
-)
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array
+from reflectune.data_builders.readers.rows import Placed, Row, each, mapping, placed, text, texts
 
 ROLES = ("questions", "details")
 """The files of the research preview, by role; `questions` alone is needed."""

@@ -9,19 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import FollowUp, Question
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    one_of,
-    placed,
-    read_json_array,
-    rows,
-    stop,
-    text,
-)
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array
+from reflectune.data_builders.readers.rows import Placed, Row, one_of, placed, rows, text
 
 _IMAGE_TOKEN = "<image>"
 

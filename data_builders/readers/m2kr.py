@@ -15,22 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    each,
-    number,
-    placed,
-    read_parquet,
-    stop,
-    text,
-    texts,
-)
-from reflectune.data_builders.readers.files import several_splits
+from reflectune.data_builders.readers.files import read_parquet, several_splits
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.infoseek import derived_kind, split_of
+from reflectune.data_builders.readers.rows import Placed, Row, each, number, placed, text, texts
 
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
 _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")

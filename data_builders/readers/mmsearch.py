@@ -8,18 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    placed,
-    read_parquet,
-    stop,
-    text,
-    texts,
-)
+from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Placed, Row, placed, text, texts
 
 _META = ("area", "subfield", "timestamp", "gt_requery")
 

@@ -14,20 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    Placed,
-    Reject,
-    Row,
-    each,
-    mapping,
-    placed,
-    stop,
-    text,
-)
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
+from reflectune.data_builders.readers.rows import Placed, Row, each, mapping, placed, text
 
 _YES_NO = {"YES": "yes", "NO": "no", "NONE": "", "1": "yes", "0": "no", "-1": ""}
 

@@ -9,17 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.data_builders.readers.base import (
-    Reject,
-    Row,
-    flag,
-    integer,
-    mapping,
-    read_jsonl,
-    read_parquet,
-    rows,
-    text,
-)
+from reflectune.core.rejected import Reject
+from reflectune.data_builders.readers.files import read_jsonl, read_parquet
+from reflectune.data_builders.readers.rows import Row, flag, integer, mapping, rows, text
 
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _HEADING = re.compile(r"<H[1-6]>")

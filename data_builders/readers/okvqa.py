@@ -11,23 +11,12 @@ from typing import Any
 import ijson
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    Placed,
-    Reject,
-    Row,
-    each,
-    integer,
-    placed,
-    read_json_array,
-    rows,
-    stop,
-    text,
-)
 from reflectune.data_builders.readers.files import open_source
-from reflectune.data_builders.readers.json_documents import json_reader_of
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import json_reader_of, read_json_array
+from reflectune.data_builders.readers.rows import Placed, Row, each, integer, placed, rows, text
 
 ROLES = ("questions", "annotations")
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, resolve_below
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.base import Images, Reject, Row, each, stop, text
-from reflectune.data_builders.readers.images import EXTENSIONS
+from reflectune.data_builders.readers.images import EXTENSIONS, Images
+from reflectune.data_builders.readers.rows import Row, each, text
 
 _HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
 

@@ -11,19 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.base import (
-    Images,
-    Reject,
-    Row,
-    each,
-    read_json_array,
-    read_jsonl,
-    read_parquet,
-    rows,
-    stop,
-    text,
-)
+from reflectune.data_builders.readers.files import read_jsonl, read_parquet
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array
+from reflectune.data_builders.readers.rows import Row, each, rows, text
 
 _KINDS = {".jsonl": read_jsonl, ".parquet": read_parquet, ".json": read_json_array}
 

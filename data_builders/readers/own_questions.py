@@ -11,25 +11,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    Images,
-    Placed,
-    Reject,
-    Row,
-    flag,
-    number,
-    one_of,
-    placed,
-    read_csv,
-    read_json_array,
-    read_jsonl,
-    read_parquet,
-    stop,
-    text,
-    texts,
-)
+from reflectune.data_builders.readers.files import read_csv, read_jsonl, read_parquet
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array
+from reflectune.data_builders.readers.rows import Placed, Row, flag, number, one_of, placed, text, texts
 
 FIELDS = ("id", "image", "question", "answers", "range", "answer_type", "split", "requires_retrieval", "entity_ids")
 """Names of the columns, and the keys of a map of columns."""

@@ -14,20 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    each,
-    placed,
-    read_json_array,
-    read_json_dict,
-    rows,
-    stop,
-    text,
-)
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
+from reflectune.data_builders.readers.rows import Placed, Row, each, placed, rows, text
 from reflectune.data_builders.readers.wiki6m import article
 
 read_source = partial(read_json_dict, key="key")

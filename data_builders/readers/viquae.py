@@ -8,21 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import (
-    Images,
-    Placed,
-    Reject,
-    Row,
-    mapping,
-    placed,
-    read_jsonl,
-    read_parquet,
-    rows,
-    stop,
-    text,
-    texts,
-)
+from reflectune.data_builders.readers.files import read_jsonl, read_parquet
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Placed, Row, mapping, placed, rows, text, texts
 
 
 def questions(

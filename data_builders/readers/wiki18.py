@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_jsonl, stop, text
+from reflectune.data_builders.readers.files import read_jsonl
+from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.rows import Row, each, text
 
 read_source = read_jsonl
 

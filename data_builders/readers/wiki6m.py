@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_jsonl, stop, text
-from reflectune.data_builders.readers.images import EXTENSIONS
+from reflectune.data_builders.readers.files import read_jsonl
+from reflectune.data_builders.readers.images import EXTENSIONS, Images
+from reflectune.data_builders.readers.rows import Row, each, text
 
 read_source = read_jsonl
 

@@ -13,7 +13,7 @@ import pytest
 
 from reflectune.core.types import Entry, Question, Section
 from reflectune.data_builders.readers import infoseek, wiki6m, wiki18
-from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.images import Images
 
 ROOT = Path(__file__).parents[2]
 OWL = Entry(

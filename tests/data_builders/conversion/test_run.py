@@ -22,7 +22,7 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check, convert, preview
 from reflectune.data_builders.convert import table
 from reflectune.data_builders.readers import own_knowledge, own_questions
-from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.metrics.official import infoseek

@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.aokvqa import questions
-from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.images import Images
 
 ROW = {
     "split": "val",

@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.ara import questions
-from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.images import Images
 
 WIKI = "https://en.wikipedia.org/wiki/"
 EVQA = {

@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.evqa import entries, questions
+from reflectune.data_builders.readers.images import Images
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.scoring import join
 

@@ -13,18 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.readers.base import (
-    BadRow,
+from reflectune.core.rejected import BadRow
+from reflectune.data_builders.readers.files import (
     block_rows,
     count_bytes,
     line_blocks,
     read_csv,
-    read_json_array,
-    read_json_dict,
     read_jsonl,
     read_parquet,
     source_files,
 )
+from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
 from reflectune.data_builders.readers.json_texts import json_reader
 
 VALUES = [{"id": str(n), "text": f"row {n} ü\u2028 end", "n": n} for n in range(50)]

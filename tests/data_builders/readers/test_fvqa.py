@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.fvqa import questions
+from reflectune.data_builders.readers.images import Images
 
 
 def picture(colour: str) -> dict[str, object]:

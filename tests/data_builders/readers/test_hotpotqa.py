@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.hotpotqa import entries, questions
+from reflectune.data_builders.readers.images import Images
 
 WOOD = ["Ed Wood", ["Ed Wood is a film.", " It is by Tim Burton."]]
 DERRICKSON = ["Scott Derrickson", ["Scott Derrickson is an American director."]]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.readers.base import BadRow, Images, MissingImage, Row, UnreadableImage
-from reflectune.data_builders.readers.images import ADDRESSES, escapes
+from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
+from reflectune.data_builders.readers.images import ADDRESSES, Images, escapes
+from reflectune.data_builders.readers.rows import Row
 
 ROW = Row({"id": "q"}, "f.jsonl", 3)
 

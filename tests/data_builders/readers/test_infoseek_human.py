@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.infoseek_human import questions
 
 NAME = "mmsearch_r1_infoseek_sub_2k.parquet"

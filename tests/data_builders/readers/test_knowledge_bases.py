@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.conversion.sources import list_files
 from reflectune.data_builders.readers import (
@@ -23,7 +24,7 @@ from reflectune.data_builders.readers import (
     wiki6m,
     wiki18,
 )
-from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.formats.passages import split_passages
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"

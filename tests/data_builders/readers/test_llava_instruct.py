@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import FollowUp, Question
-from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.llava_instruct import questions
 
 BUS = {

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers import m2kr
-from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.m2kr import questions
 
 ASK = "Using the provided image, obtain documents that address the subsequent question: "

@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.mmsearch import questions
 
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.nq import entries, questions
 
 URL = "https://en.wikipedia.org//w/index.php?title=Email_marketing&amp;oldid=814071202"

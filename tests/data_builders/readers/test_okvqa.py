@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.okvqa import questions
 from reflectune.metrics.official.vqa import soft_accuracy
 

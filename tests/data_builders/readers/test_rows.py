@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.readers.base import (
-    BadRow,
-    MissingImage,
+from reflectune.core.rejected import BadRow, MissingImage, stop
+from reflectune.data_builders.readers.rows import (
     Row,
     each,
     flag,
@@ -19,7 +18,6 @@ from reflectune.data_builders.readers.base import (
     one_of,
     placed,
     rows,
-    stop,
     text,
     texts,
 )
