@@ -76,9 +76,6 @@ JOBS: dict[str, Job] = {
         f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
     ),
     "duplicates": Job("data_builders.find_duplicates", f"--dataset {WORLD} --distance 8 --output {{out}}"),
-    "subset": Job(
-        "data_builders.downsample", f"--dataset {WORLD} --questions 12 --tolerance 0.2 --device cpu --output {{out}}"
-    ),
     "index_without": Job(
         "retrieval.build_index",
         f"--knowledge {WORLD}/knowledge --encoder miniature/clip --leave_out duplicates/near_duplicates.jsonl "
@@ -91,10 +88,6 @@ JOBS: dict[str, Job] = {
     "plain": Job(
         "data_builders.build_plain",
         f"--config {{configs}}/plain_data.yaml --dataset {WORLD} --reflection {DATA} --index {INDEX} --output {{out}}",
-    ),
-    "agreement": Job(
-        "data_builders.compare_annotators",
-        f"--dataset {WORLD} --annotators string gold --limit 40 --output {{out}}",
     ),
     "export": Job("data_builders.export", f"--data {DATA} --to trl --output {{out}}"),
     "tuned": Job(

@@ -1,5 +1,10 @@
+from pathlib import Path
+
 from reflectune.core.types import Evidence, Passage, Question
-from reflectune.data_builders.annotators.string import by_gold
+from reflectune.data_builders.annotators.string import by_gold, by_string
+from reflectune.examples.miniature.world.build import build_world
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.passages import split_passages
 
 
 def passage(section: int, text: str, entry: str = "e1") -> Passage:
@@ -38,3 +43,23 @@ def test_without_named_evidence_nothing_is_known() -> None:
     (judgement,) = by_gold([(question(), passage(0, "Founded in 1872."))])
 
     assert judgement.label == "unclear"
+
+
+def test_in_the_world_the_string_annotator_finds_the_evidence(tmp_path: Path) -> None:
+    """The world names the sections that hold an answer; others hold it by chance, if at all."""
+    build_world(tmp_path / "world", size="tiny", seed=0, quiet=True)
+    dataset = Dataset(tmp_path / "world")
+    cases = [
+        (asked, part)
+        for asked in dataset.stream("train")
+        if asked.is_knowledge_based
+        for entry_id in asked.entity_ids
+        for part in split_passages(dataset.knowledge.get(entry_id))
+    ]
+
+    found = {position for position, judgement in enumerate(by_string(cases)) if judgement.relevant}
+    evidence = {position for position, judgement in enumerate(by_gold(cases)) if judgement.relevant}
+
+    assert evidence
+    assert found >= evidence
+    assert len(evidence) / len(found) > 0.95

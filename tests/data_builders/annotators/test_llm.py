@@ -83,16 +83,18 @@ def test_the_answer_is_the_first_where_the_paragraph_says_it_in_other_words() ->
     assert read_reply("[Relevant]", (QUESTION, other)).answer == "1872"
 
 
-def test_a_refused_paragraph_is_unclear_and_the_others_are_judged(
+def test_a_refused_paragraph_is_unclear_and_shows_no_secret_of_the_address(
     stub_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     poem = Passage("e1", 1, 0, "Gold Tower", "", "Poem", "poem")
     server = stub_server(
         lambda text: "[Relevant]",
-        lambda text, number: {"status": 400, "body": "filtered"} if "poem" in text else {},
+        lambda text, number: {"status": 400, "body": "no /v1?key=hidden"} if "poem" in text else {},
     )
-    with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as model:
+    url = server.url.replace("//", "//me:hidden@") + "?key=hidden"
+    with RemoteModel(Endpoint(url, "stub"), tmp_path / "replies.jsonl") as model:
         judgements = LlmAnnotator(model)([CASE, (QUESTION, poem)])
 
     assert [one.label for one in judgements] == ["relevant", "unclear"]
-    assert "filtered" in judgements[1].note
+    assert "no /v1?key=…" in judgements[1].note
+    assert "hidden" not in judgements[1].note + (tmp_path / "replies.jsonl").read_text()

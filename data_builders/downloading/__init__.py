@@ -1,1 +1,0 @@
-"""The public files that a reproduction reads: lists of them, what of them is there, and fetching them."""

@@ -1,1 +1,0 @@
-"""Pictures that a knowledge base names by their addresses: a manifest of them, and fetching them politely."""
