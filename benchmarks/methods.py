@@ -3,7 +3,8 @@
     python benchmarks/methods.py --output benchmarks/methods.md
 
 `benchmarks/marks.py` has what full fine-tuning and LoRA learn. The scores here are those of LLaVA's quick start
-(`examples/miniature/quickstart.py`) and of a QLoRA of its data beside its baselines, which both run unless they are finished.
+(`examples/miniature/quickstart.py`) and of a QLoRA of its data beside its baselines, which both run unless they are
+finished.
 Costs are of short trainings, each in a process of its own and in turns: one epoch in which examples are encoded and one
 in which they are not; an epoch of the quick start has all questions, and all but its first are of the second kind.
 """

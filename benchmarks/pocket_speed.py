@@ -2,7 +2,8 @@
 
     python benchmarks/pocket_speed.py --run runs/pocket --output benchmarks/pocket_speed.md
 
-Real weights, pictures and passages: the recipe `configs/examples/pocket/mr2ag_lora.yaml` on some questions of its own data, and
+Real weights, pictures and passages: the recipe `configs/examples/pocket/mr2ag_lora.yaml` on some questions of its own
+data, and
 `pocket/mr2ag` on questions of the gallery. Both sides of each comparison run in this process, one after the other, on
 the same threads; beside them stands what the machine computes at that moment. Before it: the stages `parts`, `gallery`
 and `reflection` of `pocket.py`.

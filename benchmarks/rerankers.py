@@ -1,6 +1,7 @@
 """How often a reranker puts the right passage first, in a miniature world.
 
-    python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml --output runs/rerankers/world
+    python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml \
+        --output runs/rerankers/world
     python benchmarks/rerankers.py --dataset runs/rerankers/world --output benchmarks/rerankers.md
 
 Every knowledge-based question of one hop is asked twice: among the passages of the article that answers it, and among
@@ -33,7 +34,8 @@ ARTICLES = 5
 TEXT = """# Rerankers
 
 `python benchmarks/rerankers.py --dataset runs/rerankers/world`, on what
-`python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml --output runs/rerankers/world`
+`python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml --output
+runs/rerankers/world`
 draws.
 
 Each knowledge-based question of one hop of the default world (seed 0), among the passages of the article that answers

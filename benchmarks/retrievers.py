@@ -1,6 +1,7 @@
 """mR²AG's Table 8 in miniature: how often each retriever finds the right entry, and what mR²AG answers with it.
 
-    python -m reflectune.retrieval.build_index --config configs/examples/miniature/index.yaml --summaries --output runs/summaries
+    python -m reflectune.retrieval.build_index --config configs/examples/miniature/index.yaml --summaries \
+        --output runs/summaries
     python benchmarks/retrievers.py --index runs/summaries --output benchmarks/retrievers.md
 
 Retrievers are weights on one index; the questions, the checkpoint and the depth are the same for all.
@@ -43,7 +44,8 @@ TEXT = """# Retrievers against accuracy
 
 `python benchmarks/retrievers.py --index runs/summaries --output benchmarks/retrievers.md`, on the quick start's world
 and checkpoint, and an index by
-`python -m reflectune.retrieval.build_index --config configs/examples/miniature/index.yaml --summaries --output runs/summaries`.
+`python -m reflectune.retrieval.build_index --config configs/examples/miniature/index.yaml --summaries --output
+runs/summaries`.
 
 mR²AG's Table 8 in miniature: one checkpoint of mR²AG reads {top_n} entries of each retriever. Recall is of the
 questions that name an entry, accuracy the metric's over {questions} questions of the validation splits, in per cent

@@ -1,1 +1,1 @@
-"""Runnable examples. The library never imports them; model names reach it by the entry-point group `reflectune.models`."""
+"""Runnable examples. The library never imports them; models reach it by the entry-point group `reflectune.models`."""

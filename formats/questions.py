@@ -22,7 +22,7 @@ def malformed(question: Question) -> Problem | None:
     """What makes a question unreadable; None if nothing does.
 
     An empty text and a missing image don't: whoever asks the question stops there, or leaves it out and lists it. Nor
-    do missing answers: test sets have none (`reflectune.metrics.scoring.registry.has_truth`). Nor does a range whose ends
+    do missing answers: test sets have none (`metrics.scoring.registry.has_truth`). Nor does a range whose ends
     descend: InfoSeek has such ranges for numbers below zero, and its official score accepts no number for them.
     """
     for field, value, fix in (

@@ -1,4 +1,7 @@
-"""Build the miniature world: `python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml`."""
+"""Build the miniature world.
+
+python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Print a paper's ablation tables in miniature: `accelerate launch examples/miniature/papers_tables.py --config …`, or `python -m`."""
+"""Print a paper's ablation tables in miniature.
+
+`accelerate launch examples/miniature/papers_tables.py --config …`, or `python -m`.
+"""
 
 from __future__ import annotations
 

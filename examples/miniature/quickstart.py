@@ -115,6 +115,7 @@ def equal_depth(metrics: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    """Parse the options, then run the quick start."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("llava", "qwen2_vl"), default="llava")
     parser.add_argument("--method", choices=("full", "lora", "qlora"), default="full")

@@ -1,4 +1,6 @@
-"""Build the gallery: `python -m reflectune.examples.pocket.build_gallery --config configs/examples/pocket/gallery.yaml`."""
+"""Build the gallery.
+
+python -m reflectune.examples.pocket.build_gallery --config configs/examples/pocket/gallery.yaml"""
 
 from __future__ import annotations
 

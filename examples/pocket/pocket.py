@@ -353,6 +353,7 @@ def written(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Parse the options, then run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=page_file, help="Markdown file of what is printed at the end")
     parser.add_argument("--run", type=Path, default=ROOT, help="folder that the recipes' `runs/pocket` is below")

@@ -1,7 +1,7 @@
 """How high retrieval ranks what was asked for: recall at k over articles and passages, mean reciprocal rank.
 
 Each quantity has its own name, since they are not comparable: `article_recall` needs the gold article, `passage_recall`
-the evidence section, `prr` only the answer's text, and `entity_mention_recall` (`reflectune.metrics.official.pmsr`) a name.
+the evidence section, `prr` only the answer's text, and `entity_mention_recall` (`metrics.official.pmsr`) a name.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def entity_mentioned(
     Args:
         entities: Names that mean the same; each may be several names joined by `|`, all of which are wanted.
         texts: What was retrieved, titles included.
-        mode: `official` is PMSR's test (`reflectune.metrics.official.pmsr`), a substring of all texts as one; `strict` wants the
+        mode: `official` is PMSR's test (`metrics.official.pmsr`), a substring of all texts as one; `strict` wants the
             name's tokens side by side in one text.
     """
     if mode == "official":

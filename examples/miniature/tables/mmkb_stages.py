@@ -142,7 +142,8 @@ def srt_labels(config: TablesConfig, share: float) -> int:
 
 def steps(config: TablesConfig, name: str) -> int:
     """Steps of a training on SRT alone: the recipe's epochs, or `least_steps` if that is more."""
-    text = importlib.resources.files("reflectune.configs").joinpath(f"examples/miniature/mmkb_{config.method}.yaml").read_text()
+    recipes = importlib.resources.files("reflectune.configs")
+    text = recipes.joinpath(f"examples/miniature/mmkb_{config.method}.yaml").read_text()
     recipe = yaml.safe_load(text)
     batches = math.ceil(_statistics(config, name)["examples"] / recipe["per_device_train_batch_size"])
     return max(config.least_steps, round(batches * float(config.epochs or recipe["epochs"])))

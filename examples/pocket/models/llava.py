@@ -14,7 +14,7 @@ from reflectune.core.partials import replacing
 from reflectune.examples.pocket.models.parts import PARTS, cache_folder, fetch, is_fetched, read_part
 
 TRAINED: Final = Path(__file__).parent / "trained"
-"""What this project trained, by configs/examples/pocket/stage1.yaml and stage2.yaml; see `reflectune.examples.pocket.pack`."""
+"""What this project trained, by configs/examples/pocket/stage1.yaml and stage2.yaml; see `examples.pocket.pack`."""
 PROJECTOR: Final = "projector.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
 IMAGE_SIZE: Final = 112

@@ -7,8 +7,8 @@ import pytest
 
 from reflectune.core.types import Question
 from reflectune.metrics.judging.bem import RECORD
-from reflectune.metrics.scoring.registry import METRICS, has_truth, metric_of_one, metric_problems
 from reflectune.metrics.scoring import registry
+from reflectune.metrics.scoring.registry import METRICS, has_truth, metric_of_one, metric_problems
 
 OAK = Question("q", "", "What?", answers=("oak",))
 TALL = dataclasses.replace(OAK, answers=("50 m",), answer_type="numerical")

@@ -16,9 +16,9 @@ from tokenizers import processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
 from reflectune.core.types import Entry, Section
+from reflectune.examples.miniature import models as miniature
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.examples.miniature import models as miniature
 from reflectune.retrieval import build_text_index as command
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.presets import PRESETS, find_preset, in_words, text_settings

@@ -185,7 +185,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_kill_leaves_nothing_that_the_next_start_does_not_clean_up(tmp_path: Path) -> None:
     kill = (
-        "import os, sys\nfrom pathlib import Path\nfrom reflectune.examples.pocket.models.packages import Package, unpack\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from reflectune.examples.pocket.models.packages import Package, unpack\n"
         "def die(package, folder):\n    (folder / 'half').write_bytes(b'1')\n    os.kill(os.getpid(), 9)\n"
         "unpack(Package('pypi', 'pkg', '1', '0', 'MIT'), lambda name: True, Path(sys.argv[1]), die)"
     )
