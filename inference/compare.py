@@ -22,7 +22,7 @@ def main() -> None:
         for changes in config.planned().values()
     ]
     hold(config.output, unless=config.dry_run)
-    from reflectune.inference.grid import compare_run  # slow to import, so only once the config is known to be right
+    from reflectune.inference.comparing import run as compare_run  # slow to import
 
     if config.dry_run:
         print(compare_run.describe(config, evaluations))

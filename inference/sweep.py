@@ -16,7 +16,7 @@ def main() -> None:
     """Read the config, run all points over one set of forward passes, and print their scores."""
     (config,) = parse_config(SweepConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.inference.grid import sweep_run  # slow to import, so only once the config is known to be right
+    from reflectune.inference.sweeps import run as sweep_run  # slow to import
 
     if config.dry_run:
         print(sweep_run.describe(config))

@@ -19,7 +19,7 @@ def main() -> None:
     """Read the config, build and answer what isn't finished, and print the tables."""
     (config,) = parse_config(TablesConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.inference.grid import tables_run  # slow to import, so only once the config is known to be right
+    from reflectune.examples.miniature.tables import run as tables_run  # slow to import
 
     if config.dry_run:
         print(tables_run.describe(config))
