@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from running import write
 from trainers import Clock, Epoch, exported, ours, stock, subset
 from transformers.utils import logging
 
-from reflectune.core.compute_trial import measured_rate
 from reflectune.core.config import parse_config
 from reflectune.formats.dataset import Dataset
 from reflectune.train.settings.sft import SftConfig
@@ -82,6 +82,18 @@ _NOTE = (
 )
 
 
+def measured_rate(dtype: str) -> float:
+    """Measure a product of a 256 × 1024 and a 1024 × 1024 matrix, in GFLOP/s."""
+    rows, weight = (torch.ones(size, 1024, dtype=getattr(torch, dtype)) for size in (256, 1024))
+    for _ in range(3):
+        torch.nn.functional.linear(rows, weight)
+    count, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < 0.15:
+        torch.nn.functional.linear(rows, weight)
+        count += 1
+    return count * 2 * 256 * 1024 * 1024 / elapsed / 1e9
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.set_defaults(device="cpu")
@@ -94,7 +106,7 @@ def main() -> None:
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.disable_progress_bar()
-    rates = {dtype: measured_rate(dtype, arguments.threads) for dtype in ("float32", "bfloat16")}
+    rates = {dtype: measured_rate(dtype) for dtype in ("float32", "bfloat16")}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "data")
         subset(arguments.run / "reflection", data, arguments.questions)

@@ -346,7 +346,6 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(
     [
         ({"scheme": "mr2ag"}, "`scheme` is plain"),
         ({"method": "qlora"}, "`method: qlora`: TRL"),
-        ({"dtype": "auto"}, "`dtype: auto`"),
         ({"accuracy_reward": 0.0, "format_reward": 0.0}, "both 0"),
         ({"train_data": "nowhere"}, "does not exist"),
         ({"dataset": ""}, "`dataset` is needed"),

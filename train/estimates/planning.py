@@ -32,7 +32,6 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         config: The run's and the machine's settings.
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
-    config = replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # as on any accelerator
     of_model = model_config(shapes)
     refuse_other_family(config.image_settings(), of_model.model_type)
     with torch.device("meta"):

@@ -46,8 +46,6 @@ class AnswerGrpoConfig(MetricConfig, TrainingConfig):
             issues.append(f"`scheme` is plain: replies have no tokens of their own; found `{self.scheme}`")
         if self.method == "qlora":
             issues.append("`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full")
-        if self.dtype == "auto":
-            issues.append("`dtype: auto` is for train/sft.py; choose float32 or bfloat16")
         if not self.accuracy_reward and not self.format_reward:
             issues.append("`accuracy_reward` and `format_reward` are both 0: nothing would be learned")
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():

@@ -53,8 +53,6 @@ class GateConfig(MetricConfig, TrainingConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, with what they name and with how rewards are made, one sentence each."""
         issues = super().problems() + bound_problems(self, GateConfig)
-        if self.dtype == "auto":
-            issues.append("`dtype: auto` is for train/sft.py; choose float32 or bfloat16")
         if "retrieve" not in self.gates or set(self.gates) - set(GATES):
             issues.append(f"`gates` is [retrieve] or [retrieve, relevance], found {self.gates}")
         if self.rewards and self.refresh_steps:

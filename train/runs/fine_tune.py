@@ -46,7 +46,6 @@ from reflectune.train.runs.checkpoints import (
 )
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
-from reflectune.train.runs.compute import settle_compute
 from reflectune.train.runs.dividing import divide, divides_from_file
 from reflectune.train.runs.features import cache_features
 from reflectune.train.runs.launch import (
@@ -76,13 +75,10 @@ def fine_tune(config: SftConfig) -> None:
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
     check_processes(config, args)
-    settled, compute_choice = settle_compute(config, args)
-    if settled is not config:
-        config, args = settled, training_arguments(settled)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
-    settings = run_settings(config, loaded) | batch.settings(fixed) | compute_choice
+    settings = run_settings(config, loaded) | batch.settings(fixed)
     if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
     if config.cache_features:

@@ -42,10 +42,8 @@ class OptimisationConfig:
 class ComputeConfig:
     """Precision, device and memory."""
 
-    dtype: Literal["float32", "bfloat16", "auto"] = setting(
-        "float32",
-        "precision of the forward pass; trained weights are kept in float32. auto: bfloat16, or on a CPU what a short "
-        "trial finds faster, with as many threads as are",
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "precision of the forward pass (bfloat16 on a GPU); trained weights are kept in float32"
     )
     matmul_precision: Literal["highest", "high", "medium"] = setting(
         "highest",
