@@ -1,1 +1,1 @@
-"""Reflection data in other tools' layouts (TRL, LLaMA-Factory, ms-swift, LLaVA), and back from TRL's."""
+"""Reflection data in other tools' layouts: TRL, LLaMA-Factory, ms-swift, LLaVA."""

@@ -1,4 +1,4 @@
-"""The settings of `export.py`."""
+"""Settings of `export`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from reflectune.models.schemes.registry import all_schemes
 
 @dataclass
 class ExportConfig:
-    """Write reflection data in another tool's layout (`--to`), or read TRL's chat data as ours (`--from`)."""
+    """Write reflection data in another tool's layout."""
 
-    data: str = setting("", "with `to`: reflection data; with `from`: chat data; folder or file")
+    data: str = setting("", "reflection data: its folder, or the Parquet file of the split")
     output: str = setting("", "folder to write into", check=checks.output_of("reflection.json"))
-    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "whose layout to write")
-    from_format: Literal["", "trl"] = setting("", "whose layout to read; written as `--from`")
+    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "tool whose layout to write")
     split: str = setting("train", "which split; it names the files", check=checks.split_name)
-    scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset, and mr2ag with `from`")
+    scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset")
     image_root: str = setting("", "folder of the images; the manifest's, or the data's own folder, if unset")
     images: Literal["absolute", "copy"] = setting(
         "absolute", "name images by absolute path, or copy them into `output`"
@@ -36,23 +35,21 @@ class ExportConfig:
     dry_run: bool = setting(False, "check every row, show one, and write nothing")
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = [f"`{name}` is needed" for name in ("data", "output", "split") if not getattr(self, name)]
-        if bool(self.to) == bool(self.from_format):
-            issues.append("give either `--to trl|llamafactory|ms-swift|llava` or `--from trl`")
+        """Return the problems of the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("data", "output", "split", "to") if not getattr(self, name)]
         if self.scheme and self.scheme not in all_schemes():
             issues.append(f"`scheme` is one of {', '.join(all_schemes())}; found `{self.scheme}`")
         if self.data and not Path(self.data).exists():
             issues.append(f"`data`: {self.data} does not exist")
-        elif self.to and self.data and not Path(self.folder(), MANIFEST).is_file():
+        elif self.data and not Path(self.folder(), MANIFEST).is_file():
             missing = [name for name in ("scheme", "image_root") if not getattr(self, name)]
-            issues += [f"`{name}` is needed: there is no {MANIFEST} beside the data" for name in missing]
+            issues += [f"`{name}` is needed: {self.folder()} has no {MANIFEST}" for name in missing]
         if self.image_root and not Path(self.image_root).is_dir():
             issues.append(f"`image_root`: {self.image_root} is not a folder")
         if self.output and self.data and Path(self.output).resolve() == Path(self.folder()).resolve():
-            issues.append("`output` must be another folder than that of `data`")
+            issues.append("`output` must be a different folder than that of `data`")
         return issues
 
     def folder(self) -> Path:
-        """The folder of the data."""
+        """Return the folder of the data."""
         return Path(self.data).parent if Path(self.data).is_file() else Path(self.data)

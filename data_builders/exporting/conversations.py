@@ -1,155 +1,226 @@
-"""Reads rows of TRL's chat data (messages, or prompt and completion, with one image) as plain conversations."""
+"""Flatten training examples into conversations, one per branch, for tools without shared prefixes.
+
+Other tools would read untrusted text that spells a special token as that token: `<image>` in a passage as an image,
+`[Relevant]` as a verdict. A space after its first character makes it plain text: `< image>`, `[ Relevant]`. Our own
+trainer needs no such change (`models/rendering/untrusted.py`).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import ijson
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet, stream_rows
-from reflectune.data_builders.exporting.trl import IMAGE_NAMES
-from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
+from reflectune.core.types import AnswerStyle
+from reflectune.models.rendering.turns import ANSWER, Gap, Slot, Turn, Turns, passage_text, question_turns
 from reflectune.models.rendering.untrusted import SafeTokenizer
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import PromptedExample, ReflectionExample, TrainingExample
+from reflectune.models.schemes.passages import PassageScheme, conversation_texts
+from reflectune.models.schemes.prompts import PromptScheme, prompt_documents
+from reflectune.models.schemes.registry import all_schemes
 
-BATCH = 256
+Masking = Literal["last_turn", "per_turn", "none"]
+"""Assistant turns that a layout can leave out of the loss: all but the last one of a row, each by itself, or none.
+
+`[Retrieval]` counts once per question (equations 8 and 9 of mR²AG). `per_turn`: it is supervised in the question's
+first row. `last_turn`: it ends a row of its own. `none`: it is supervised in each row of the question. The same holds
+for `[No Retrieval]`, unless its turn contains the answer. With `last_turn`, a conversation of several rounds is one row
+per round, each with all rounds before it.
+"""
+_TAGS = (
+    "s unk pad mask bos eos image video audio img im_start im_end im_patch vid_start vid_end vid_patch IMG_CONTEXT "
+    "bbox ref-object quad point box ref cot-process start-image end-image image_soft_token start_of_turn end_of_turn "
+    "start_of_image end_of_image start_header_id end_header_id eot_id think answer tool_call tool_response"
+).split()
+_REFLECTION = sorted({token for scheme in all_schemes().values() for token in scheme.tokens.values()})
+_SPECIAL = re.compile(
+    "|".join(
+        [
+            r"<\|[^<>|\s]{1,60}\|>",  # <|im_end|>, <|image_pad|>
+            r"<\uff5c[^<>\s]{1,60}\uff5c>",  # DeepSeek's
+            f"</?(?:{'|'.join(map(re.escape, _TAGS))})>",
+            r"\[/?(?:INST|IMG|IMG_BREAK|IMG_END|PAD|UNK|CLS|SEP|MASK)\]",
+            r"<</?SYS>>",
+            *map(re.escape, _REFLECTION),
+        ]
+    )
+)
+"""Texts that a model's tokenizer, or one of the tools, reads as a special token."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A turn of a conversation. `supervised` matters for the assistant's turns only."""
+
+    role: Literal["user", "assistant"]
+    text: str
+    supervised: bool = False
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row.
+    """A conversation about one image, which precedes the text of the first turn.
 
     Attributes:
-        turns: Their texts; the user's and the assistant's in turn.
-        image: Its path, as the row has it, or its bytes.
-        id: Of the question, or "".
-        question: How the question reads, where a column says so, or "".
+        id: The example's id.
+        image: Path of the image, as in the example.
+        question: The question, as in the first turn.
+        messages: Turns of user and assistant, alternating.
     """
 
-    turns: tuple[str, ...]
-    image: str | bytes
-    id: str = ""
-    question: str = ""
+    id: str
+    image: str
+    question: str
+    messages: tuple[Message, ...]
 
 
-def find_file(data: Path, split: str) -> Path:
-    """The file of a split: `data` itself, or in that folder `train.parquet`, `train.jsonl`, `train/metadata.jsonl`, ….
+@dataclass(frozen=True)
+class ConversationForm:
+    """Form of conversations.
+
+    Attributes:
+        masking: Assistant turns that the layout can leave out of the loss.
+        clean: Makes untrusted text safe.
+        gap: Separator between a reflection token and an answer, where the scheme leaves it to the chat template.
+    """
+
+    masking: Masking
+    clean: Callable[[str], str]
+    gap: str = " "
+
+    def part(self, part: str | Slot | Gap, texts: Mapping[str, str]) -> str:
+        """Return the text of a part of a turn."""
+        if isinstance(part, Gap):
+            return self.gap
+        return texts[part.name] if isinstance(part, Slot) else part
+
+
+def conversations(example: Any, scheme: Scheme, form: ConversationForm) -> Iterator[Conversation]:
+    """Yield the conversations of a training example.
+
+    Args:
+        example: The example, of the scheme's type.
+        scheme: Its scheme.
+        form: Form of the conversations.
 
     Raises:
-        UserError: There is none.
+        UserError: The example can't be trained on.
     """
-    if data.is_file():
-        return data
-    names = [f"{split}.parquet", f"{split}.jsonl", f"{split}.json", f"{split}/metadata.jsonl"]
-    for name in names:
-        if (data / name).is_file():
-            return data / name
-    raise UserError(f"no chat data in {data}; looked for {', '.join(names)}; give the file itself as `data`")
+    if not form.clean(example.question):
+        raise UserError("the question is empty")
+    if not example.image.strip():
+        raise UserError("the question has no image")
+    if example.style not in get_args(AnswerStyle):
+        raise UserError(f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`")
+    if isinstance(scheme, PromptScheme):
+        per_turn = replace(form, masking="per_turn")
+        yield from (_conversation(example, turns, texts, per_turn) for turns, texts in _prompted(example, scheme))
+    elif not isinstance(scheme, PassageScheme):
+        raise UserError(f"data of the scheme {scheme.name} can't be written as conversations")
+    elif not example.retrieve:
+        yield from _without_retrieval(example, scheme, form)
+    else:
+        yield from _with_retrieval(example, scheme, form)
 
 
-def raw_rows(path: Path) -> Iterator[Any]:
-    """The rows of a `.parquet`, `.jsonl` or `.json` (one array) file; a line that is no JSON comes as a `UserError`.
+def _without_retrieval(
+    example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
+) -> Iterator[Conversation]:
+    """Yield a question's gate, where it needs a row of its own, and its answer."""
+    if not form.clean(example.answer):
+        raise UserError("a question without retrieval needs an answer")
+    direct_turns = scheme.direct_turns(example.style)
+    if direct_turns is None:
+        yield from _rounds(example, scheme, form)
+        return
+    if example.follow_ups:
+        raise UserError(f"only a free answer can have follow-up questions; this one is `{example.style}`")
+    if form.masking == "last_turn":
+        yield _conversation(example, (*question_turns(), scheme.reply("no_retrieve")), {}, form)
+    yield _conversation(example, (*direct_turns, Turn("assistant", (ANSWER,))), {"answer": example.answer}, form)
 
-    Raises:
-        UserError: The file can't be read at all.
+
+def _rounds(example: ReflectionExample, scheme: PassageScheme, form: ConversationForm) -> Iterator[Conversation]:
+    """Yield a free answer with its follow-up questions: one row, or one per round that ends with that round."""
+    if any(not (form.clean(later.question) and form.clean(later.answer)) for later in example.follow_ups):
+        raise UserError("a later round of the conversation lacks its question or its answer")
+    last = len(example.follow_ups)
+    for count in range(last + 1) if form.masking == "last_turn" else [last]:
+        texts = conversation_texts(example.answer, example.follow_ups[:count])
+        yield _conversation(example, scheme.conversation_turns(count), texts, form)
+
+
+def _with_retrieval(
+    example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
+) -> Iterator[Conversation]:
+    """Yield a question's gate, where it needs a row of its own, and one row per passage."""
+    if not example.branches:
+        raise UserError("a question with retrieval needs a passage")
+    if form.masking == "last_turn":
+        yield _conversation(example, (*question_turns(), scheme.reply("retrieve")), {}, form)
+    for number, branch in enumerate(example.branches):
+        if branch.relevant and not form.clean(branch.answer):
+            raise UserError(f"branch {number}: a relevant passage needs an answer")
+        if not form.clean(passage_text(branch.passage)):
+            raise UserError(f"branch {number}: the passage is empty")
+        turns = scheme.verdict_turns(example.style, relevant=branch.relevant)
+        texts = {"passage": passage_text(branch.passage), "answer": branch.answer}
+        gate_counted = form.masking == "per_turn" and number > 0
+        yield _conversation(example, turns, texts, replace(form, masking="last_turn") if gate_counted else form)
+
+
+def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[Turns, dict[str, str]]]:
+    """Yield the turns of each branch, and the texts of their slots."""
+    if not example.branches:
+        raise UserError("the example has no branch")
+    if example.system:
+        raise UserError("it has a system prompt, which these layouts lack; train on it with train/sft.py")
+    for number, branch in enumerate(example.branches):
+        if bool(branch.role) == bool(branch.reply.strip()):
+            raise UserError(f"branch {number}, `{branch.prompt}`: it needs either a token (`role`) or words (`reply`)")
+        if branch.role and branch.role not in scheme.tokens:
+            raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
+        if example.template:
+            turns = (scheme.template_turn(example), Turn("assistant", (ANSWER,)))
+            yield turns, {"documents": example.shown_documents[number], "answer": branch.reply}
+            continue
+        documents = prompt_documents(branch.prompt, branch.documents)
+        yield scheme.replied_turns(branch, example.style), {"passage": documents, "answer": branch.reply}
+
+
+def _conversation(
+    example: TrainingExample, turns: Turns, texts: Mapping[str, str], form: ConversationForm
+) -> Conversation:
+    question = form.clean(example.question)
+    texts = {"question": question, **{name: form.clean(text) for name, text in texts.items()}}
+    messages = []
+    for position, turn in enumerate(turns):
+        if turn.role == "system":
+            raise ValueError(f"example {example.id} has a system turn, which no scheme trains on")
+        text = "".join(form.part(part, texts) for part in turn.parts)
+        supervised = turn.role == "assistant" and (form.masking != "last_turn" or position == len(turns) - 1)
+        messages.append(Message(turn.role, text, supervised))
+    return Conversation(example.id, example.image, question, tuple(messages))
+
+
+class Neutraliser:
+    """A function that breaks special tokens in untrusted text, and counts the texts that it changed.
+
+    Args:
+        separators: Further texts at which a tool cuts a conversation. None may begin with a space.
     """
-    try:
-        if path.suffix == ".parquet":
-            with open_parquet(path, "write or copy it again") as file:
-                yield from stream_rows(file)
-        elif path.suffix == ".jsonl":
-            with path.open("rb") as lines:
-                yield from (_parsed(line) for line in lines if line.strip())
-        elif path.suffix == ".json":
-            with path.open("rb") as array:
-                reader = json_reader(array)
-                array.seek(0)
-                yield from reader.items(array, "item")
-        else:
-            raise UserError(f"{path}: chat data is read from .parquet, .jsonl or .json, not from `{path.suffix}`")
-    except ijson.JSONError as error:
-        raise UserError(f"{path} can't be read: {error}") from error
 
+    def __init__(self, separators: Sequence[str] = ()) -> None:
+        self._pattern = re.compile("|".join([_SPECIAL.pattern, *map(re.escape, separators)]))
+        self.changed = 0
 
-def conversation(row: Any) -> Conversation:
-    """A row as a conversation.
-
-    Raises:
-        UserError: Says what of the row is not of the form.
-    """
-    if isinstance(row, UserError):
-        raise row
-    if not isinstance(row, Mapping):
-        raise UserError(f"a row should be an object with `messages` and `images`, found {type(row).__name__}")
-    messages = _messages(row)
-    if has_half([messages, row.get("id"), row.get("question")]):
-        raise UserError(f"the row {HALF[0]}; {HALF[1]}")
-    image = _image(row)
-    turns = []
-    for place, message in enumerate(messages):
-        role = ("user", "assistant")[place % 2]
-        message_role = message.get("role") if isinstance(message, Mapping) else None
-        if message_role != role:
-            raise UserError(f"message {place} should be of role `{role}`, found `{message_role}`")
-        turns.append(SafeTokenizer.clean(_text(message.get("content"), place)))
-    if not turns or len(turns) % 2:
-        raise UserError(f"a conversation should end with the assistant's turn; it has {len(turns)} messages")
-    texts = [str(row.get(name) or "") for name in ("id", "question")]
-    return Conversation(tuple(turns), image, *texts)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        return UserError(f"the line is not JSON: {error}")
-
-
-def _messages(row: Mapping[str, Any]) -> list[Any]:
-    names = ("messages",) if row.get("messages") is not None else ("prompt", "completion")
-    for name in names:
-        if not isinstance(row.get(name), list):
-            raise UserError(
-                f"`{name}` should be a list of messages (a row has `messages`, or `prompt` and `completion`)"
-            )
-    return [message for name in names for message in row[name]]
-
-
-def _image(row: Mapping[str, Any]) -> str | bytes:
-    name = next((name for name in ("images", "image", IMAGE_NAMES, "file_name") if row.get(name)), None)
-    if name is None:
-        raise UserError("there is no image: `images` should hold one")
-    held = row[name] if isinstance(row[name], list) else [row[name]]
-    if len(held) != 1:
-        raise UserError(f"`{name}` should hold one image, found {len(held)}")
-    image = held[0]
-    if isinstance(image, Mapping):
-        image = image.get("bytes") or image.get("path")
-    if not isinstance(image, (str, bytes)) or not image:
-        raise UserError(f"`{name}` should hold a path, or bytes, found {type(image).__name__}")
-    if isinstance(image, str) and "://" in image:
-        raise UserError(f"`{name}` holds a URL ({image}); download the image, a run must not depend on a server")
-    return image
-
-
-def _text(content: Any, place: int) -> str:
-    """A message's text; an image may only stand at the beginning of the first message."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise UserError(
-            f"message {place}: `content` should be text or a list of blocks, found {type(content).__name__}"
-        )
-    texts = []
-    for number, block in enumerate(content):
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind == "image" and (place or number):
-            raise UserError(f"message {place}: the image should be the first block of the first message")
-        if kind not in ("image", "text"):
-            raise UserError(f"message {place}: a block of type `{kind}`; only text and one image can be read")
-        texts.append(str(block.get("text") or "") if kind == "text" else "")
-    return "".join(texts)
+    def __call__(self, text: str) -> str:
+        """Return the text, stripped and without special tokens."""
+        before = text = SafeTokenizer.clean(text)
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        self.changed += text != before
+        return text

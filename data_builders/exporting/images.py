@@ -1,4 +1,4 @@
-"""Where an exported row finds its image: at its absolute path, or as a copy inside of the export."""
+"""Paths of images in exported rows: absolute paths, or copies inside the export."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FOLDER = "images"
 
 
 class ImagePlacer:
-    """Says by which path a row names its image, and copies images that are to be copied.
+    """A function from the data's image path to the exported row's, which copies the image if asked to.
 
     Args:
         roots: The folders that the data's paths may lead into; relative ones start at the first.
         mode: Absolute paths, or copies.
-        output: Copies go into its folder `images`, and are named from there: `images/…`.
-        write: False to only check that the images are there.
+        output: Folder of the copies, which are named from there: `images/…`.
+        write: False only checks that the images exist.
     """
 
     def __init__(self, roots: Roots, mode: Literal["absolute", "copy"], output: Path, *, write: bool = True) -> None:
@@ -33,11 +33,10 @@ class ImagePlacer:
         self._placed: dict[str, str] = {}
 
     def __call__(self, image: str) -> str:
-        """The path that a row names.
+        """Return the image's path in the row.
 
         Raises:
-            UserError: There is no such image, it is outside of the data's folders, or it is to be copied and is no
-                picture.
+            UserError: The image does not exist or lies outside the data's folders, or a copied file is not an image.
         """
         if image not in self._placed:
             source = resolve_below(image, self._roots)
@@ -47,16 +46,16 @@ class ImagePlacer:
         return self._placed[image]
 
     def _absolute(self, image: str) -> str:
-        """The path as it is named: what a link in the Hub's cache leads to has no extension."""
+        # Links stay unresolved: in the Hub's cache their targets have no extension.
         return Path(os.path.abspath(self._start / image)).as_posix()
 
     @property
     def count(self) -> int:
-        """Different images so far."""
+        """Number of different images so far."""
         return len(self._placed)
 
     def _copy(self, source: Path, image: str) -> str:
-        _check_picture(source)
+        _check_image(source)
         name = f"{FOLDER}/{_inner_name(image)}"
         target = self._output / name
         if self._write and not (target.is_file() and filecmp.cmp(source, target)):
@@ -65,21 +64,17 @@ class ImagePlacer:
         return name
 
 
-def _check_picture(path: Path) -> None:
-    """Refuse a file that is no picture; it may be anything else that the user can read.
-
-    Raises:
-        UserError: It begins like no picture that Pillow knows.
-    """
+def _check_image(path: Path) -> None:
+    """Refuse to copy a file that is not an image: it could be any file that the user can read."""
     try:
         read_header(path)
     except BadImage as error:
-        fix = "mend the row's `image`, or leave it out"
-        raise UserError(f"{path} is no picture to read, and is not copied; {fix} ({error.problem})") from error
+        fix = "fix the row's `image`, or leave the row out"
+        raise UserError(f"{path} is not a readable image, and is not copied; {fix} ({error.problem})") from error
 
 
 def _inner_name(image: str) -> str:
-    """The path of a copy below `images/`: the image's own relative path; one that leads elsewhere gets a hash."""
+    """Return the path of a copy below `images/`: its own relative path, or name and hash if that leads elsewhere."""
     path = PurePosixPath(os.path.normpath(image))
     if path.is_absolute() or ".." in path.parts:
         return f"{hashlib.sha256(image.encode()).hexdigest()[:12]}_{path.name}"

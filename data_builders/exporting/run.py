@@ -1,170 +1,107 @@
-"""Exports one split: reads it example by example, flattens it, writes it, and what goes with it."""
+"""Export one split: read it example by example, flatten it, and write it with its companion files."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.paths import absolute_folders
-from reflectune.data_builders.exporting import llamafactory, llava, ms_swift, trl
+from reflectune.core.rows import from_row, to_row
 from reflectune.data_builders.exporting.config import ExportConfig
+from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
 from reflectune.data_builders.exporting.images import ImagePlacer
-from reflectune.data_builders.exporting.layout import Exported, Layout
-from reflectune.data_builders.exporting.rows import Neutraliser, Row, RowForm, rows_of
+from reflectune.data_builders.exporting.layouts import ImageMode, companions, find_layout, parquet_schema, record
 from reflectune.data_builders.exporting.source import BadRows, data_file, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
 from reflectune.formats.reflection_data import stream_examples
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 
-LAYOUTS: Final[Mapping[str, Layout]] = {
-    "trl": trl.LAYOUT,
-    "llamafactory": llamafactory.LAYOUT,
-    "ms-swift": ms_swift.LAYOUT,
-    "llava": llava.LAYOUT,
-}
-"""The layouts, as `--to` names them."""
-
-RECORD = "export.json"
-"""What an output folder holds."""
+RECORD: Final = "export.json"
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What an export did: examples read, rows written, images named, bad rows, examples whose text was altered."""
+class ExportRecord:
+    """Content of an output folder, kept in its `export.json`.
 
-    examples: int
-    rows: int
-    images: int
-    bad: int
-    altered: int
-    sample: dict[str, Any]
+    Attributes:
+        to: Name of the layout.
+        scheme: Name of the data's scheme.
+        images: Absolute paths, or copies.
+        space: True if a space separates tokens and answers.
+        files: File of each split, relative to the folder.
+        rows: Number of rows of each split.
+    """
+
+    to: str
+    scheme: str
+    images: ImageMode
+    space: bool
+    files: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
-def export(config: ExportConfig) -> Summary:
+@dataclass
+class ExportSummary:
+    """Counts of an export: examples, rows, images, bad rows, examples whose text was altered; and a sample row."""
+
+    examples: int = 0
+    rows: int = 0
+    images: int = 0
+    bad: int = 0
+    altered: int = 0
+    sample: dict[str, Any] = field(default_factory=dict)
+
+
+def export(config: ExportConfig) -> ExportSummary:
     """Write a split of reflection data in another tool's layout.
 
     Raises:
         UserError: A row is bad, or the output folder holds something else.
     """
-    layout = LAYOUTS[config.to]
-    path, output = data_file(config), Path(config.output)
-    scheme, roots = scheme_and_images(config)
-    exported = _with_split(config, scheme, _earlier(config, scheme))
-    file = layout.file(exported, config.split)
-    placer = ImagePlacer(roots, config.images, output / layout.image_folder(config.split), write=not config.dry_run)
+    path, output, split = data_file(Path(config.data), config.split), Path(config.output), config.split
+    scheme, roots = scheme_and_images(path.parent, config.scheme, config.image_root)
+    layout, is_written = find_layout(config.to, config.images), not config.dry_run
+    contents = _earlier(output, split, ExportRecord(config.to, scheme.name, config.images, config.space))
+    file = layout.file.format(split=split, scheme=scheme.name)
+    placer = ImagePlacer(roots, config.images, (output / file).parent, write=is_written)
     clean, bad = Neutraliser(layout.separators), BadRows(path, config.on_error)
-    form = RowForm(layout.masking, clean, " " if config.space else "")
-    schema = layout.schema() if layout.schema and file.endswith(".parquet") else None
-    examples = rows = altered = 0
-    sample: dict[str, Any] = {}
-    with nullcontext() if config.dry_run else open_writer(output / file, schema) as writer:
-        stream: Iterator[TrainingExample] = stream_examples(path, scheme.example_type, scheme.problem, bad.add)
-        for example in stream:
-            before, examples = clean.changed, examples + 1
+    form = ConversationForm(layout.masking, clean, " " if config.space else "")
+    summary = ExportSummary()
+
+    def records(example: TrainingExample) -> list[dict[str, Any]]:
+        return [record(layout, row, placer(row.image)) for row in conversations(example, scheme, form)]
+
+    schema = parquet_schema(layout) if file.endswith(".parquet") else None
+    with open_writer(output / file, schema) if is_written else nullcontext() as writer:
+        for example in stream_examples(path, scheme.example_type, scheme.problem, bad.add):
+            changed = clean.changed
+            summary.examples += 1
             try:
-                records = list(_records(rows_of(example, scheme, form), layout, placer, config.images))
+                rows = records(example)
             except UserError as error:
                 bad.add(example.id, str(error))
                 continue
-            sample = sample or records[-1]
-            rows, altered = rows + len(records), altered + (clean.changed > before)
-            _write(writer, records)
-        bad.settle(output, write=not config.dry_run)
-        if not rows:
-            raise UserError(f"{path} holds no row to export; build it again, with questions of that split")
-    if not config.dry_run:
-        _write_companions(config, layout, exported, rows, _image_folders(output, roots))
-    return Summary(examples, rows, placer.count, bad.count, altered, sample)
+            summary.sample = summary.sample or rows[-1]
+            summary.rows += len(rows)
+            summary.altered += clean.changed > changed
+            _write(writer, rows)
+        bad.settle(output, write=is_written)
+        if not summary.rows:
+            raise UserError(f"{path} has no row to export; build it again, with questions of that split")
+    summary.images, summary.bad = placer.count, bad.count
+    if is_written:
+        _write_companions(output, scheme, contents, {split: file}, {split: summary.rows})
+    return summary
 
 
-def _records(rows: Iterator[Row], layout: Layout, placer: ImagePlacer, images: str) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        yield layout.record(row, placer(row.image), images)
-
-
-def _write(writer: Writer | None, records: list[dict[str, Any]]) -> None:
-    for record in records if writer else ():
-        writer.write(record)  # type: ignore[union-attr]
-
-
-def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
-    """The record of the splits that are there already.
-
-    Raises:
-        UserError: The folder holds another layout, scheme, way of naming images or `space`, or something else.
-    """
-    output = Path(config.output)
-    wanted = _ways(config, scheme)
-    record = earlier_export(output)
-    if not record:
-        visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
-        if visible and not _is_cut_off(visible, config):
-            raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
-        return {**wanted, "files": {}, "rows": {}}
-    earlier = {"space": True, **record}  # which early exports don't say
-    for name, value in wanted.items():
-        if earlier.get(name) != value:
-            raise UserError(f"`output`: {output} holds an export with {name} {earlier.get(name)}, not {value}")
-    return {"files": {}, "rows": {}, **record}
-
-
-def _ways(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
-    """How all splits of an output folder are written."""
-    return {"to": config.to, "scheme": scheme.name, "images": config.images, "space": config.space}
-
-
-def earlier_export(folder: Path) -> dict[str, Any]:
-    """What an export noted of itself in its folder; {} if none did.
-
-    Raises:
-        UserError: The record is damaged.
-    """
-    if not (folder / RECORD).is_file():
-        return {}
-    record = read_record(folder / RECORD, "the record of an export", files=dict, rows=dict, image_folders=list)
-    absolute_folders(record.get("image_folders", ()), folder / RECORD)
-    return record
-
-
-def _is_cut_off(visible: list[str], config: ExportConfig) -> bool:
-    """Whether the files look like those of this export, stopped before it was recorded."""
-    return config.images == "copy" and set(visible) <= {"images", config.split}
-
-
-def _with_split(config: ExportConfig, scheme: Scheme, record: dict[str, Any]) -> Exported:
-    exported = Exported(scheme, config.images, record["files"], record["rows"])
-    file = LAYOUTS[config.to].file(exported, config.split)
-    return dataclasses.replace(exported, files={**exported.files, config.split: file})
-
-
-def _image_folders(output: Path, roots: Sequence[Path]) -> list[str]:
-    """The folders that rows of this split and of those before it name images in."""
-    return sorted({*earlier_export(output).get("image_folders", ()), *(str(root.resolve()) for root in roots)})
-
-
-def _write_companions(
-    config: ExportConfig, layout: Layout, exported: Exported, rows: int, image_folders: Sequence[str]
-) -> None:
-    output = Path(config.output)
-    whole = dataclasses.replace(exported, rows={**exported.rows, config.split: rows})
-    for name, text in layout.companions(whole).items():
-        write_atomically(output / name, text)
-    exported.scheme.save(output)
-    record = _ways(config, exported.scheme)
-    record |= {"image_folders": list(image_folders)} if config.images == "absolute" else {}
-    write_json(output / RECORD, {**record, "files": dict(whole.files), "rows": dict(whole.rows)})
-
-
-def describe(config: ExportConfig, summary: Summary) -> str:
-    """What was done, in a few lines."""
+def describe(config: ExportConfig, summary: ExportSummary) -> str:
+    """Return a summary in a few lines."""
     lines = [f"{summary.examples:,} examples, {summary.rows:,} rows, {summary.images:,} images"]
     if summary.altered:
         lines.append(f"{summary.altered:,} examples have text that spelt a special token; a space breaks it now")
@@ -173,5 +110,45 @@ def describe(config: ExportConfig, summary: Summary) -> str:
     if config.dry_run:
         lines += ["a row:", json.dumps(summary.sample, indent=2, ensure_ascii=False), "nothing was written"]
     else:
-        lines.append(f"written to {config.output}; its README.md has the command" if config.to else "")
-    return "\n".join(line for line in lines if line)
+        lines.append(f"written to {config.output}; its README.md has the command")
+    return "\n".join(lines)
+
+
+def _write(writer: Writer | None, rows: Iterable[dict[str, Any]]) -> None:
+    if writer is not None:
+        for row in rows:
+            writer.write(row)
+
+
+def _earlier(output: Path, split: str, expected: ExportRecord) -> ExportRecord:
+    """Return the record of the splits already in the output folder.
+
+    Raises:
+        UserError: The folder holds a different layout, scheme, image mode or `space`, or other files.
+    """
+    if not (output / RECORD).is_file():
+        visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
+        was_cut_off = expected.images == "copy" and set(visible) <= {"images", split}
+        if visible and not was_cut_off:
+            raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
+        return expected
+    try:
+        earlier = from_row(ExportRecord, read_record(output / RECORD, "the record of an export"))
+    except ValueError as error:
+        raise UserError(f"{output / RECORD} is damaged: {error}; export again into a new folder") from error
+    for name in ("to", "scheme", "images", "space"):
+        found, value = getattr(earlier, name), getattr(expected, name)
+        if found != value:
+            raise UserError(f"`output`: {output} holds an export with {name} {found}, not {value}")
+    return earlier
+
+
+def _write_companions(
+    output: Path, scheme: Scheme, earlier: ExportRecord, files: dict[str, str], rows: dict[str, int]
+) -> None:
+    contents = replace(earlier, files={**earlier.files, **files}, rows={**earlier.rows, **rows})
+    texts = companions(contents.to, scheme, contents.images, contents.files, contents.rows)
+    for name, text in texts.items():
+        write_atomically(output / name, text)
+    scheme.save(output)
+    write_json(output / RECORD, to_row(contents))

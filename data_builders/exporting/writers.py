@@ -1,4 +1,4 @@
-"""Files written row by row, which appear under their name only when they are whole."""
+"""Write files row by row. They appear under their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from reflectune.core.parquet import WRITING
 from reflectune.core.partials import writing
 
 ROW_GROUP = 1000
-"""Rows that a Parquet writer gathers before it writes them."""
+"""Rows of a Parquet row group."""
 
 
 class Writer(Protocol):
-    """Takes rows one after the other."""
+    """Destination of rows."""
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a row."""
@@ -29,9 +29,9 @@ class Writer(Protocol):
 
 @contextmanager
 def open_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Writer]:
-    """Open a file for rows, by its suffix: `.jsonl`, `.json` (one array, a row a line), or `.parquet`.
+    """Open a file for rows: `.jsonl`, `.json` (one array, one row per line), or `.parquet`.
 
-    The file is put in its place when the block ends; if it fails, nothing is left.
+    The file is moved into place when the block ends. If the block fails, nothing is left.
 
     Args:
         path: The file.
@@ -49,7 +49,7 @@ def _writer(partial: Path, suffix: str, schema: pa.Schema | None) -> _Lines | _P
 
 
 class _Lines:
-    """JSON, a row a line; between brackets and with commas for an array."""
+    """A JSON file with one row per line, with brackets and commas if it is an array."""
 
     def __init__(self, path: Path, *, is_array: bool) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -79,7 +79,7 @@ class _Lines:
 
 
 class _Parquet:
-    """Parquet, a row group at a time."""
+    """A Parquet file, written one row group at a time."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema, self._rows = schema, list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""The command itself: `export --to` and `export --from`."""
+"""The command `export`."""
 
 import json
 import os
@@ -16,12 +16,9 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Passage
 from reflectune.data_builders import export as command
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
-from reflectune.formats.reflection_data import Manifest, read_examples, write_examples, write_manifest
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, ReflectionExample
-from reflectune.train.data.examples import load_examples
-from reflectune.train.data.mixture import Part
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "", "", "It was founded in 1872.")
 GOOD = [
@@ -55,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return 0
 
 
-def test_the_command_says_what_it_wrote_and_where_the_next_one_is(
+def test_the_command_prints_counts_and_writes_companions(
     data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = run(monkeypatch, "--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
@@ -70,20 +67,6 @@ def test_the_command_says_what_it_wrote_and_where_the_next_one_is(
         "scheme.json",
         "export.json",
     }
-
-
-@pytest.mark.parametrize("spelling", [["--from", "trl"], ["--from=trl"]])
-def test_from_reads_what_to_wrote(
-    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: list[str]
-) -> None:
-    assert run(monkeypatch, "--data", data(*GOOD), "--to", "trl", "--output", tmp_path / "chat") == 0
-
-    assert run(monkeypatch, "--data", tmp_path / "chat", *spelling, "--output", tmp_path / "ours") == 0
-
-    assert [example.id for example in read_examples(tmp_path / "ours" / "train.parquet", ReflectionExample)] == [
-        "k",
-        "v",
-    ]
 
 
 def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path], tmp_path: Path) -> None:
@@ -102,7 +85,7 @@ def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path]
     assert len(json.loads((tmp_path / "out" / "train.json").read_text())) == 2
 
 
-def test_every_bad_row_is_told_at_once_and_nothing_is_written(data: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_bad_row_is_reported_at_once_and_nothing_is_written(data: Callable[..., Path], tmp_path: Path) -> None:
     config = ExportConfig(data=str(data(*GOOD, *BAD)), to="trl", output=str(tmp_path / "out"))
 
     with pytest.raises(UserError) as caught:
@@ -126,7 +109,7 @@ def test_bad_rows_are_left_out_and_listed_if_asked(
     assert [bad["row"] for bad in rejected] == ["no image", "no answer"]
 
 
-def test_bad_rows_of_every_split_stay_listed_until_they_are_mended(data: Callable[..., Path], tmp_path: Path) -> None:
+def test_bad_rows_of_every_split_stay_listed_until_they_are_fixed(data: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def listed(split: str, *examples: ReflectionExample) -> list[str]:
@@ -193,19 +176,19 @@ def test_the_same_export_twice_gives_the_same_bytes(data: Callable[..., Path], t
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-def test_every_problem_of_the_config_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
-    both = ExportConfig(data=str(tmp_path / "bare"), output=str(tmp_path / "bare"), to="trl", from_format="trl")
+    config = ExportConfig(data=str(tmp_path / "bare"), output=str(tmp_path / "bare"))
 
-    problems = "\n".join(both.problems())
+    problems = "\n".join(config.problems())
 
-    for part in ("either `--to", "`scheme` is needed", "`image_root` is needed", "another folder"):
+    for part in ("`to` is needed", "`scheme` is needed", "`image_root` is needed", "a different folder"):
         assert part in problems
     assert any("`data` is needed" in issue for issue in ExportConfig(to="trl", output="o").problems())
     assert any("found `selfrag`" in issue for issue in ExportConfig(scheme="selfrag").problems())
 
 
-def test_data_without_a_manifest_is_exported_when_told_scheme_and_images(
+def test_data_without_a_manifest_is_exported_with_scheme_and_images_given(
     tmp_path: Path, data: Callable[..., Path]
 ) -> None:
     folder = data(*GOOD)
@@ -228,7 +211,7 @@ def leaking(path: str) -> ReflectionExample:
 
 @pytest.mark.parametrize("images", ["copy", "absolute"])
 @pytest.mark.parametrize("path", ["../../secret.txt", "../../private.png", "SECRET", "link.png", "linked/private.png"])
-def test_a_file_outside_of_the_image_folder_is_neither_copied_nor_named(
+def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(
     data: Callable[..., Path], tmp_path: Path, path: str, images: str
 ) -> None:
     (tmp_path / "secret.txt").write_text("the user's own words")
@@ -248,29 +231,29 @@ def test_a_file_outside_of_the_image_folder_is_neither_copied_nor_named(
     assert (tmp_path / "private.png").read_bytes() not in written
 
 
-def test_a_file_that_is_no_picture_is_not_copied(data: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_is_not_copied(data: Callable[..., Path], tmp_path: Path) -> None:
     folder = data(*GOOD, leaking("notes.png"))
     (folder / "images" / "notes.png").write_text("the user's own words")
 
-    with pytest.raises(UserError, match=r"leak: .*notes.png is no picture to read, and is not copied; mend the row"):
+    with pytest.raises(UserError, match=r"leak: .*notes.png is not a readable image, and is not copied; fix the row"):
         export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out"), images="copy"))
 
     assert not any(b"own words" in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())
 
 
 @pytest.mark.parametrize("images", ["copy", "absolute"])
-def test_images_in_the_folder_that_the_data_set_names_are_exported_and_read_back(tmp_path: Path, images: str) -> None:
-    """`convert` leaves images where they are, and names their folder in dataset.json; rows have absolute paths then."""
-    pictures, world, built = tmp_path / "pictures", tmp_path / "world", tmp_path / "built"
-    pictures.mkdir()
+def test_images_in_the_folder_that_the_data_set_names_are_exported(tmp_path: Path, images: str) -> None:
+    """`convert` leaves images where they are and names their folder in dataset.json; rows then have absolute paths."""
+    folder, world, built = tmp_path / "pictures", tmp_path / "world", tmp_path / "built"
+    folder.mkdir()
     world.mkdir()
-    Image.new("RGB", (8, 8), (200, 30, 30)).save(pictures / "red.png")
-    (world / "dataset.json").write_text(json.dumps({"fingerprint": "f", "image_root": str(pictures)}))
-    write_examples(built / "train.parquet", [leaking(str(pictures / "red.png"))])
+    Image.new("RGB", (8, 8), (200, 30, 30)).save(folder / "red.png")
+    (world / "dataset.json").write_text(json.dumps({"fingerprint": "f", "image_root": str(folder)}))
+    write_examples(built / "train.parquet", [leaking(str(folder / "red.png"))])
     write_manifest(built, Manifest("mr2ag", world, {"train": "0"}))
 
-    export(ExportConfig(data=str(built), to="trl", output=str(tmp_path / "chat"), images=images))
-    import_trl(ExportConfig(data=str(tmp_path / "chat"), from_format="trl", output=str(tmp_path / "ours")))
+    export(ExportConfig(data=str(built), to="llamafactory", output=str(tmp_path / "chat"), images=images))
 
-    (example,), roots = load_examples(Part(str(tmp_path / "ours"), "train"), "mr2ag")
-    assert load_image(example.image, root=roots).getpixel((0, 0)) == (200, 30, 30)
+    first, *_ = (tmp_path / "chat" / "mr2ag_train.jsonl").read_text().splitlines()
+    (image,) = json.loads(first)["images"]
+    assert load_image(image, root=[tmp_path / "chat", folder]).getpixel((0, 0)) == (200, 30, 30)

@@ -84,10 +84,7 @@ def images_folder(folder: Path) -> Path:
 
 @pytest.fixture
 def reflected(tmp_path: Path) -> Path:
-    """A folder of mR²AG's data: two questions to look up, one of them full of special tokens, and three to look at.
-
-    One of the latter wants a word, the others are conversations, one of them with special tokens.
-    """
+    """Return a folder of mR²AG data: two questions with retrieval and three without, some full of special tokens."""
     write_examples(tmp_path / "reflected" / "train.parquet", REFLECTED)
     write_manifest(tmp_path / "reflected", Manifest("mr2ag", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "reflected"
@@ -95,7 +92,7 @@ def reflected(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prompted(tmp_path: Path) -> Path:
-    """A folder of MMKB-RAG's data, with every prompt."""
+    """Return a folder of MMKB-RAG data with every prompt."""
     write_examples(tmp_path / "prompted" / "train.parquet", PROMPTED)
     write_manifest(tmp_path / "prompted", Manifest("mmkb_rag", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "prompted"
@@ -103,7 +100,7 @@ def prompted(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    """A folder of plain fine-tuning data: a question with documents and without, one for a list, one for sentences."""
+    """Return a folder of plain fine-tuning data: a question with and without documents, a list, a free answer."""
     write_examples(tmp_path / "plain" / "train.parquet", PLAIN)
     write_manifest(tmp_path / "plain", Manifest("plain", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "plain"

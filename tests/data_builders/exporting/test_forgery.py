@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.data_builders.exporting.rows import Neutraliser
+from reflectune.data_builders.exporting.conversations import Neutraliser
 from reflectune.examples.miniature.models.architecture import FAMILIES, Family, train_tokenizer
 
 SPELT = [

@@ -1,4 +1,4 @@
-"""The layouts of LLaMA-Factory, ms-swift and LLaVA, against what their documents and loaders ask for."""
+"""The layouts of LLaMA-Factory, ms-swift and LLaVA, against the requirements of their documentation and loaders."""
 
 import json
 import re
@@ -12,7 +12,8 @@ import yaml
 
 from reflectune.core.config import parse_config
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.exporting.run import LAYOUTS, export
+from reflectune.data_builders.exporting.layouts import LAYOUTS
+from reflectune.data_builders.exporting.run import export
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -29,7 +30,7 @@ def write(data: Path, to: Any, output: Path, images: Any = "absolute") -> Path:
 
 @pytest.mark.parametrize("images", ["absolute", "copy"])
 def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_path: Path, images: str) -> None:
-    """As `SharegptDatasetConverter` does: tags from the info, turns alternate, placeholders match images."""
+    """Read rows as `SharegptDatasetConverter`: tags from the info, alternating turns, a placeholder an image."""
     output = write(reflected, "llamafactory", tmp_path / "out", images)
     info = json.loads((output / "dataset_info.json").read_text())["mr2ag_train"]
     assert info["formatting"] == "sharegpt"
@@ -48,8 +49,7 @@ def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_p
 
 
 @pytest.mark.parametrize("to", LAYOUTS)
-def test_an_export_can_be_given_again(reflected: Path, tmp_path: Path, to: str) -> None:
-    """What lies there of the first, `scheme.json` among it, is not taken for something else."""
+def test_an_export_can_be_repeated(reflected: Path, tmp_path: Path, to: str) -> None:
     output = write(reflected, to, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
     (config,) = parse_config(ExportConfig, argv=["--data", str(reflected), "--to", to, "--output", str(output)])
@@ -69,7 +69,7 @@ def test_llamafactorys_yaml_masks_the_history_and_names_data_and_tokens(reflecte
 
 
 @pytest.mark.parametrize("images", ["absolute", "copy"])
-def test_ms_swift_is_told_of_each_turn_whether_it_counts(reflected: Path, tmp_path: Path, images: str) -> None:
+def test_ms_swift_reads_for_each_turn_if_it_counts(reflected: Path, tmp_path: Path, images: str) -> None:
     output = write(reflected, "ms-swift", tmp_path / "out", images)
 
     rows = lines(output / "train.jsonl")
@@ -93,7 +93,7 @@ def test_ms_swift_is_told_of_each_turn_whether_it_counts(reflected: Path, tmp_pa
 
 @pytest.mark.parametrize("images", ["absolute", "copy"])
 def test_llava_reads_an_array_of_human_and_gpt(reflected: Path, tmp_path: Path, images: str) -> None:
-    """As `LazySupervisedDataset` and `preprocess_v1` do, which cut a conversation at "ASSISTANT: " and "</s>"."""
+    """Read rows as `LazySupervisedDataset` and `preprocess_v1`, which split at "ASSISTANT: " and "</s>"."""
     output = write(reflected, "llava", tmp_path / "out", images)
 
     rows = json.loads((output / "train.json").read_text(encoding="utf-8"))
@@ -139,16 +139,16 @@ def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to
 
 
 @pytest.mark.parametrize("to", list(LAYOUTS))
-def test_the_readme_has_the_command_and_says_what_counts(reflected: Path, tmp_path: Path, to: str) -> None:
+def test_the_readme_has_the_command_and_describes_the_loss(reflected: Path, tmp_path: Path, to: str) -> None:
     readme = (write(reflected, to, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
 
     commands = {"trl": "trl.scripts.sft", "llamafactory": "llamafactory-cli train", "ms-swift": "bash sft.sh"}
     assert commands.get(to, "train_mem.py") in readme
     assert "**Loss.**" in readme
-    assert "{" not in re.sub(r"```.*?```", "", readme, flags=re.DOTALL)  # nothing was left to be filled in
+    assert "{" not in re.sub(r"```.*?```", "", readme, flags=re.DOTALL)  # every value was filled in
 
 
-def test_a_second_split_goes_beside_the_first(reflected: Path, tmp_path: Path) -> None:
+def test_a_second_split_is_added_to_the_first(reflected: Path, tmp_path: Path) -> None:
     output = write(reflected, "llamafactory", tmp_path / "out")
     (reflected / "val.parquet").write_bytes((reflected / "train.parquet").read_bytes())
 

@@ -66,12 +66,12 @@ def test_trls_own_parser_takes_the_yaml(reflected: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_trl_trains_on_what_our_trainer_trains_on(reflected: Path, tmp_path: Path, family: str) -> None:
-    """The same tokens are read, and the same are supervised, `[Retrieval]` once; text that forged a token apart."""
+    """TRL reads and supervises the same tokens, `[Retrieval]` once. Examples with forged tokens are left out."""
     from trl import SFTConfig, SFTTrainer
 
     torch.set_num_threads(1)
     base = load(f"miniature/{family}", scheme="mr2ag")
-    space = family == "llava"  # its chat template puts one before a reply
+    space = family == "llava"  # its chat template puts a space before a reply
     rows = loaded_by_datasets(reflected, tmp_path / "out", "copy", tmp_path / "cache", space)
     rows = rows.filter(lambda row: row["id"] not in HOSTILE)  # their text was altered
     args = SFTConfig(
@@ -96,7 +96,7 @@ def test_trl_trains_on_what_our_trainer_trains_on(reflected: Path, tmp_path: Pat
 
 
 def our_supervised_spans(base: Loaded, data: Path) -> set[tuple[int, ...]]:
-    """What our trainer supervises, turn by turn."""
+    """Return the supervised token spans of our trainer, one per turn."""
     spans = set()
     for example in read_examples(data / "train.parquet", ReflectionExample):
         if example.id in HOSTILE:

@@ -14,7 +14,7 @@ from PIL import Image
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
-from reflectune.data_builders.exporting.rows import Neutraliser, RowForm, rows_of
+from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -89,8 +89,8 @@ def test_an_example_whose_texts_dont_fit_its_branches_is_a_bad_row(changes: dict
 
 
 def test_an_export_refuses_a_systems_turn() -> None:
-    with pytest.raises(UserError, match="system's turn"):
-        list(rows_of(critic_example(*TEXTS), PLAIN, RowForm("last_turn", Neutraliser())))
+    with pytest.raises(UserError, match="system prompt"):
+        list(conversations(critic_example(*TEXTS), PLAIN, ConversationForm("last_turn", Neutraliser())))
 
 
 NAMES = [

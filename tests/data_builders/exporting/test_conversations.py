@@ -4,7 +4,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, FollowUp, Passage
-from reflectune.data_builders.exporting.rows import Masking, RowForm, rows_of
+from reflectune.data_builders.exporting.conversations import ConversationForm, Masking, conversations
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
@@ -20,14 +20,14 @@ SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
 LOOKED = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
 
 
-def conversations(example: ReflectionExample | PromptedExample, masking: Masking) -> list[list[tuple[str, bool]]]:
+def turns_of(example: ReflectionExample | PromptedExample, masking: Masking) -> list[list[tuple[str, bool]]]:
     scheme = MMKB_RAG if isinstance(example, PromptedExample) else MR2AG
-    rows = rows_of(example, scheme, RowForm(masking, str.strip))
+    rows = conversations(example, scheme, ConversationForm(masking, str.strip))
     return [[(message.text, message.supervised) for message in row.messages] for row in rows]
 
 
 def test_a_passage_is_a_conversation_as_the_paper_has_it() -> None:
-    first, second = conversations(KNOWLEDGE, "none")
+    first, second = turns_of(KNOWLEDGE, "none")
 
     assert [text for text, _ in first] == [
         "When?",
@@ -40,7 +40,7 @@ def test_a_passage_is_a_conversation_as_the_paper_has_it() -> None:
 
 @pytest.mark.parametrize(("masking", "times"), [("last_turn", 1), ("per_turn", 1), ("none", 2)])
 def test_retrieval_counts_once_for_a_question_where_the_layout_can_say_so(masking: Masking, times: int) -> None:
-    turns = [turn for row in conversations(KNOWLEDGE, masking) for turn in row]
+    turns = [turn for row in turns_of(KNOWLEDGE, masking) for turn in row]
 
     assert turns.count(("[Retrieval]", True)) == times
     assert [text for text, supervised in turns if supervised and text != "[Retrieval]"] == [
@@ -50,7 +50,7 @@ def test_retrieval_counts_once_for_a_question_where_the_layout_can_say_so(maskin
 
 
 def test_where_a_rows_last_turn_counts_alone_no_other_is_marked() -> None:
-    for row in conversations(KNOWLEDGE, "last_turn"):
+    for row in turns_of(KNOWLEDGE, "last_turn"):
         assert [supervised for _, supervised in row] == [False] * (len(row) - 1) + [True]
 
 
@@ -58,7 +58,7 @@ def test_where_a_rows_last_turn_counts_alone_no_other_is_marked() -> None:
 def test_a_free_answer_by_looking_is_one_turn_as_the_paper_has_it(masking: Masking) -> None:
     looked = replace(LOOKED, answer="A blue one.", style="free")
 
-    assert conversations(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
+    assert turns_of(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
 
 
 TALK = replace(
@@ -72,11 +72,11 @@ SAID = [
 
 @pytest.mark.parametrize("masking", ["per_turn", "none"])
 def test_a_conversation_is_one_row_with_each_reply_supervised(masking: Masking) -> None:
-    assert conversations(TALK, masking) == [SAID]
+    assert turns_of(TALK, masking) == [SAID]
 
 
 def test_where_a_rows_last_turn_counts_alone_a_conversation_is_a_row_a_round() -> None:
-    rows = conversations(TALK, "last_turn")
+    rows = turns_of(TALK, "last_turn")
 
     assert [[text for text, _ in row] for row in rows] == [[text for text, _ in SAID[:count]] for count in (2, 4, 6)]
     assert [[supervised for _, supervised in row].index(True) for row in rows] == [1, 3, 5]
@@ -89,14 +89,14 @@ def test_a_word_found_by_looking_is_asked_for_behind_the_gate(
 ) -> None:
     gate, short_answer = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
 
-    assert conversations(replace(LOOKED, style=style), masking) == [[*gate, *short_answer]]
+    assert turns_of(replace(LOOKED, style=style), masking) == [[*gate, *short_answer]]
 
 
 def test_no_retrieval_counts_where_only_a_rows_last_turn_does() -> None:
-    """It has a row of its own, as [Retrieval] has: a gate that is never supervised is never learned."""
+    """[No Retrieval] gets a row of its own, as [Retrieval] does: an unsupervised gate would never be learned."""
     question, instruction = ("Which colour?", False), (SHORT, False)
 
-    assert conversations(LOOKED, "last_turn") == [
+    assert turns_of(LOOKED, "last_turn") == [
         [question, ("[No Retrieval]", True)],
         [question, ("[No Retrieval]", False), instruction, ("blue", True)],
     ]
@@ -110,7 +110,7 @@ def test_each_of_mmkb_rags_tasks_is_one_turn_behind_the_question() -> None:
         PromptedBranch("vqa", reply="1872"),
     )
 
-    rows = conversations(PromptedExample("p", "i.png", "When?", tasks), "none")
+    rows = turns_of(PromptedExample("p", "i.png", "When?", tasks), "none")
 
     assert [row[1] for row in rows] == [
         ("[Ret]", True),
@@ -137,11 +137,13 @@ def test_each_of_mmkb_rags_tasks_is_one_turn_behind_the_question() -> None:
     ],
 )
 @pytest.mark.parametrize("scheme", [MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
-def test_an_answer_is_asked_for_alike_with_documents_and_without(
+def test_every_prompted_scheme_asks_for_an_answer_the_same_way(
     scheme: Scheme, style: AnswerStyle, alone: str, reading: str
 ) -> None:
     tasks = (PromptedBranch("vqa", reply="1872"), PromptedBranch("vqa", (GOLD,), reply="1872"))
-    rows = rows_of(PromptedExample("p", "i.png", "When?", tasks, style), scheme, RowForm("none", str.strip))
+    rows = conversations(
+        PromptedExample("p", "i.png", "When?", tasks, style), scheme, ConversationForm("none", str.strip)
+    )
 
     assert [[message.text for message in row.messages] for row in rows] == [[alone, "1872"], [reading, "1872"]]
 
@@ -155,16 +157,18 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(
         (replace(KNOWLEDGE, branches=(Branch(GOLD, True, " "),)), "branch 0: a relevant passage needs an answer"),
         (replace(KNOWLEDGE, retrieve=False), "needs an answer"),
         (replace(TALK, follow_ups=(FollowUp("Big?", " "),)), "lacks its question or its answer"),
-        (replace(TALK, style="short"), "behind a free answer alone; this one is `short`"),
+        (replace(TALK, style="short"), "only a free answer can have follow-up questions; this one is `short`"),
         (replace(KNOWLEDGE, style="brief"), "`style` should be one of short, list, free; found `brief`"),
-        (PromptedExample("p", "i.png", "When?", ()), "nothing is asked"),
+        (PromptedExample("p", "i.png", "When?", ()), "the example has no branch"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("srt", (GOLD,)),)), "branch 0, `srt`"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("ret", role="perhaps"),)), "unknown role `perhaps`"),
     ],
 )
-def test_what_could_not_be_trained_on_is_refused(example: ReflectionExample | PromptedExample, message: str) -> None:
+def test_an_example_that_cannot_be_trained_on_is_refused(
+    example: ReflectionExample | PromptedExample, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
-        conversations(example, "none")
+        turns_of(example, "none")
 
 
 def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:
@@ -177,7 +181,7 @@ def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:
         documents="A\nB",
     )
 
-    (row,) = rows_of(prompted, PLAIN, RowForm("none", str.strip))
+    (row,) = conversations(prompted, PLAIN, ConversationForm("none", str.strip))
 
     assert [(message.text, message.supervised) for message in row.messages] == [
         ("Q: Who?\nA\nB\n", False),
