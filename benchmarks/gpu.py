@@ -1,124 +1,362 @@
-"""What the toolkit gains on one GPU at the size of 7 B: the benchmarks that take `--device`, as one Markdown page.
+"""Measure the toolkit on one GPU at the size of 7 B against what an engineer would write first, in one command.
 
-    python benchmarks/gpu.py --output benchmarks/gpu.md                    # a GPU of 80 GB, about ten minutes
-    python benchmarks/gpu.py --device cpu --size tiny --dtype float32      # anywhere, two minutes: do the commands run?
+    python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 8 minutes
+    python benchmarks/gpu.py --results OUT --device cpu --size tiny --dtype float32     # does it run? anywhere
 
-Each part is a process of its own, one after the other; what it printed stays in `--run`. One that fails or takes longer
-than `--limit` seconds is named on the page, and the script ends with status 1.
+Each section is a process of its own with a limit in seconds. Figures are written after each measurement, so that a
+section that is cut off keeps those it has; a measurement that fails is recorded with its error. Weights are random.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from page import command_line
-from running import device_in_words, timed
+from results import Benchmark, at, table
 
-from reflectune.core.durable import write_atomically
-from reflectune.models.attention.attention import attend_plainly, kernels_of
+LIMITS = {"exact": 45, "llava": 130, "qwen2_vl": 130, "training": 150}
+"""Seconds of each section; together below 8 minutes."""
+PASSAGES, TOKENS, ANSWERS, NEW = 20, 120, 4, 16
+"""Passages of a question, tokens of each, answers, and tokens of an answer."""
+QUESTIONS = 8
+LONGER = 48
+"""Tokens of the longer answers that a decode step is measured by."""
+TREES, BRANCHES, BRANCH_TOKENS = 2, 6, 190
+"""Batch of configs/llava15_7b/mr2ag_lora.yaml: questions a step, passages of each, tokens of a passage."""
+RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
 
-FOLDER = Path(__file__).resolve().parent
-PARTS: Mapping[str, tuple[str, dict[str, str]]] = {
-    "exact": ("shared_prefix.py", {"--size": "small", "--dtype": "float32"}),
-    "shared_prefix": ("shared_prefix.py", {}),
-    "probe": ("probe.py", {}),
-    "train_tree": ("train_tree.py", {}),
-    "pipelines": ("pipelines.py", {"--questions": "4"}),
-    "critic": ("critic.py", {}),
+
+class Figures:
+    """Figures of a section, written to a file after each measurement."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path, self._device, self.values = path, device, dict[str, Any]()
+
+    def put(self, name: str, row: str, value: Any) -> None:
+        """Keep one figure, and write them all."""
+        self.values.setdefault(name, {})[row] = value
+        print(f"{name}, {row}: {value}", flush=True)
+        self._path.write_text(json.dumps(self.values), encoding="utf-8")
+
+    def time(self, name: str, row: str, run: Callable[[], Any], repeats: int = 3, share: int = 1) -> Any:
+        """Time calls, keep the seconds divided by `share` and the peak memory, and return the last call's result.
+
+        A call that fails is kept as an error, and None is returned.
+        """
+        import torch
+        from workload import timed
+
+        on_gpu = self._device == "cuda"
+        try:
+            if on_gpu:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            seconds, result = timed(run, self._device, repeats if on_gpu else 1, warm_up=int(on_gpu))
+        except Exception as error:  # the section goes on: the error is the figure
+            self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])
+            return None
+        self.put(name, row, round(seconds / share, 5))
+        if on_gpu:
+            self.put(f"{name}, GiB", row, round(torch.cuda.max_memory_allocated() / 2**30, 2))
+        return result
+
+
+def exact(arguments: argparse.Namespace, figures: Figures) -> None:
+    """Compare gates and answers of the engine with those of single rows, in float32."""
+    import torch
+    import workload as w
+
+    for family in w.FAMILIES:
+        size = "tiny" if arguments.size == "tiny" else "small"
+        model = w.build(family, w.SIZES[size], device=arguments.device)
+        prefix, branches = w.question(model), w.passages(model, PASSAGES, TOKENS)
+        expected = w.batched_rows(model, prefix, branches, rows=1)
+        best = expected.topk(ANSWERS).indices.tolist()
+        answers = [w.batched_generate(model, [prefix], [[branches[k]]], NEW)[0] for k in best]
+        engine = w.engine_of(model)
+        gates = w.engine_gates(engine, [prefix], [branches])[0]
+        figures.put(family, "largest difference of a gate", float((gates - expected).abs().max()))
+        figures.put(family, "largest gate", float(expected.max()))
+        found = w.engine_answers(engine, [prefix], [branches], ANSWERS, NEW)
+        figures.put(family, "equal answers", sum(map(list.__eq__, found, answers)))
+        figures.put(family, "answers", ANSWERS)
+        del model, engine
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> None:
+    """Time gates and answers of one and of eight questions, and a decode step."""
+    import torch
+    import workload as w
+
+    model = w.build(family, w.SIZES[arguments.size], dtype=getattr(torch, arguments.dtype), device=arguments.device)
+    figures.put("model", "parameters", model.num_parameters())
+    prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
+    branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
+    first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
+    rows = figures.time("gates", "batched rows", lambda: w.batched_rows(model, prefixes[0], branches[0]))
+    figures.time("gates", "one row at a time", lambda: w.batched_rows(model, prefixes[0], branches[0], rows=1), 1)
+    cached = figures.time("gates", "repeated cache", lambda: w.repeated_cache(model, *first)[0][0])
+    chosen = [branches[0][k] for k in (cached if rows is None else rows).topk(ANSWERS).indices.tolist()]
+
+    def answer_rows(count: int, new: int = NEW) -> list[list[int]]:
+        gates = [w.batched_rows(model, prefixes[q], branches[q]) for q in range(count)]
+        best = [[branches[q][k] for k in gates[q].topk(ANSWERS).indices.tolist()] for q in range(count)]
+        return w.batched_generate(model, prefixes[:count], best, new)
+
+    ours = functools.partial(w.repeated_cache, model)
+    rival = figures.time("answers", "repeated cache", lambda: ours(*first, ANSWERS, NEW)[1])
+    figures.time("answers", "repeated cache, longer", lambda: ours(*first, ANSWERS, LONGER), 1)
+    figures.time("answers", "batched rows", lambda: answer_rows(1))
+    figures.time("answers of 8", "repeated cache", lambda: ours(*last, ANSWERS, NEW), 2, QUESTIONS)
+    figures.time("answers of 8", "repeated cache, longer", lambda: ours(*last, ANSWERS, LONGER), 1, QUESTIONS)
+    figures.time("answers of 8", "batched rows", lambda: answer_rows(QUESTIONS), 1, QUESTIONS)
+    single = functools.partial(w.batched_generate, model, prefixes[:1])
+    figures.time("generate", "batched rows", lambda: single([chosen], NEW))
+    figures.time("generate", "batched rows, longer", lambda: single([chosen], LONGER), 1)
+    engine = w.engine_of(model)  # from here on the model's attention is the engine's
+    answer = functools.partial(w.engine_answers, engine)
+    figures.put("model", "token budget", engine.token_budget)
+    gates = figures.time("gates", "engine", lambda: w.engine_gates(engine, *first)[0], 5)
+    answers = figures.time("answers", "engine", lambda: answer(*first, ANSWERS, NEW))
+    figures.time("answers", "engine, longer", lambda: answer(*first, ANSWERS, LONGER), 1)
+    figures.time("gates of 8", "engine", lambda: w.engine_gates(engine, *last), 3, QUESTIONS)
+    figures.time("answers of 8", "engine", lambda: answer(*last, ANSWERS, NEW), 2, QUESTIONS)
+    figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), 1, QUESTIONS)
+    decode_steps(figures)
+    for name, values in (("engine", gates), ("repeated cache", cached)):
+        if values is not None and rows is not None:
+            figures.put("largest difference of a gate from batched rows", name, float((values - rows).abs().max()))
+    if answers is not None and rival is not None:
+        figures.put("answers equal to the repeated cache's", "engine", sum(map(list.__eq__, answers, rival)))
+
+
+def decode_steps(figures: Figures) -> None:
+    """Compute the milliseconds of a decode step from answers of two lengths."""
+    for name, rows, share in (
+        ("answers", ANSWERS, 1),
+        ("answers of 8", QUESTIONS * ANSWERS, QUESTIONS),
+        ("generate", ANSWERS, 1),
+    ):
+        times = figures.values.get(name, {})
+        for row in [row for row in times if f"{row}, longer" in times]:
+            seconds = share * (times[f"{row}, longer"] - times[row]) / (LONGER - NEW)
+            figures.put(f"decode step of {rows} rows, ms", row, round(1000 * seconds, 1))
+
+
+def training(arguments: argparse.Namespace, figures: Figures) -> None:
+    """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
+    import torch
+    import workload as w
+    from peft import LoraConfig, get_peft_model
+
+    from reflectune.models.attention.collation import TreeCollator, loss_terms
+
+    device, dtype = arguments.device, getattr(torch, arguments.dtype)
+    base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
+    weights = w.language_parameters(base)
+    targets = r".*language_model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    rank = 128 if arguments.size == "7b" else 4
+    model: Any = get_peft_model(
+        base, LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
+    )
+    model.enable_input_require_grads()
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=2e-4, fused=device == "cuda")
+    tree = w.tree_of(base, BRANCHES, BRANCH_TOKENS)
+    flat = {name: torch.cat([value] * TREES) for name, value in w.flat_rows(base, tree).items()}
+    layers = base.model.language_model.layers
+
+    def step(loss_of: Callable[[], Any]) -> float:
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    def tree_loss() -> Any:
+        loss, weight = loss_terms(model, batch)
+        return loss / weight
+
+    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, compiled: bool) -> None:
+        for layer in layers:
+            layer._compiled_call_impl = None
+            if compiled:
+                layer.compile(dynamic=False)
+        if figures.time("step", name, lambda: step(loss_of)) is not None:
+            seconds = figures.values["step"][name]
+            figures.put("tokens", name, tokens)
+            figures.put("tokens/s", name, round(tokens / seconds))
+            figures.put("TFLOP/s", name, round(6 * weights * tokens / seconds / 1e12, 1))
+
+    figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
+    measure("flat rows", flat["input_ids"].numel(), lambda: model(**flat).loss, compiled=False)
+    if device == "cuda":
+        measure("flat rows, layers compiled", flat["input_ids"].numel(), lambda: model(**flat).loss, compiled=True)
+    for layer in layers:
+        layer._compiled_call_impl = None
+    collated = TreeCollator(base)([tree] * TREES)  # from here on the model's attention reads trees
+    batch = {name: value.to(device) for name, value in collated.items()}
+    measure("trees", TREES * tree.length, tree_loss, compiled=False)
+    if device == "cuda":
+        measure("trees, layers compiled", TREES * tree.length, tree_loss, compiled=True)
+    model.eval()  # without dropout both sides have one loss
+    with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        figures.put("loss", "flat rows", model(**flat).loss.item())
+        figures.put("loss", "trees", tree_loss().item())
+
+
+def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run a section as a process, and return its figures, those of one that failed or was cut off too."""
+    path = arguments.results / f"gpu_{name}.part"
+    path.unlink(missing_ok=True)
+    options = [f"--{key}={getattr(arguments, key)}" for key in ("results", "device", "size", "dtype")]
+    start, problem = time.monotonic(), None
+    try:
+        done = subprocess.run([sys.executable, __file__, "--section", name, *options], timeout=limit)
+        problem = f"ended with status {done.returncode}" if done.returncode else None
+    except subprocess.TimeoutExpired:
+        problem = f"cut off after {limit:g} s"
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    path.unlink(missing_ok=True)
+    figures["seconds"] = round(time.monotonic() - start)
+    return {**figures, "errors": {**figures.get("errors", {}), name: problem}} if problem else figures
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """Return the GPU's name, its rate of a large matrix product, and its memory's."""
+    import torch
+    from workload import timed
+
+    if device != "cuda":
+        return {"gpu": None}
+    left = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16)
+    right = torch.randn(4096, 11_008, device="cuda", dtype=torch.bfloat16)
+    seconds, _ = timed(lambda: left @ right, "cuda", 20, warm_up=5)
+    copied, _ = timed(lambda: torch.empty_like(right).copy_(right), "cuda", 20, warm_up=5)
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "matrix product, TFLOP/s": round(2 * 8192 * 4096 * 11_008 / seconds / 1e12),
+        "copy, TB/s": round(2 * right.numel() * 2 / copied / 1e12, 2),
+    }
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
+    "exact": exact,
+    "llava": functools.partial(inference, "llava"),
+    "qwen2_vl": functools.partial(inference, "qwen2_vl"),
+    "training": training,
 }
-"""Benchmarks, each with options of its own, which go before the size and precision that are asked for."""
-SHAPES = ((32, 32, 128), (28, 4, 128), (12, 12, 64))
-"""Heads, key heads and size of LLaVA-1.5-7B, of Qwen2-VL-7B, and of the benchmarks' small models."""
-ROWS, NEW, SEEN = 4, 120, 600
-"""Prefixes of a picture and a question, and a passage after each, in tokens."""
 
 
-def kernels(device: str) -> list[str]:
-    """The rows of a table: each kernel that may read shared prefixes, how far it is from the equation, and its time."""
-    rows = ["| kernel | heads (of keys) × size | dtype | farthest from the equation | ms |", "|---|---|---|--:|--:|"]
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for heads, key_heads, size in SHAPES:
-            case = f"{heads} ({key_heads}) × {size} | {str(dtype).removeprefix('torch.')}"
-            for name, kernel in [*kernels_of(device, dtype), ("the equation's own products", attend_plainly)]:
-                try:
-                    far, seconds = _tried(kernel, device, dtype, (heads, key_heads, size))
-                    rows.append(f"| {name} | {case} | {far:.0e} | {1000 * seconds:.3f} |")
-                # as in `kernel_for`: this machine or this torch hasn't it, and the row says so
-                except (RuntimeError, TypeError) as error:
-                    rows.append(f"| {name} | {case} | refused: {str(error).splitlines()[0][:80]} | |")
+def tables(figures: dict[str, Any]) -> list[str]:
+    """Return the page's tables."""
+    lines: list[str] = []
+    for family in ("llava", "qwen2_vl"):
+        found = figures.get(family, {})
+        step = f"decode step of {ANSWERS} rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms"
+        columns = ("gates", "gates of 8", "answers", "answers of 8", "answers, GiB", *step)
+        head = (
+            family,
+            "gates, s",
+            "of 8 questions",
+            "gates and answers, s",
+            "of 8 questions",
+            "GiB",
+            "step of 4 rows, ms",
+            "of 32 rows",
+        )
+        rows = [(name, *(at(found, column, name) for column in columns)) for name in RIVALS]
+        lines += [*table(head, rows), ""]
+    trained = figures.get("training", {})
+    columns = ("tokens", "step", "tokens/s", "TFLOP/s", "step, GiB")
+    rows = [(name, *(at(trained, column, name) for column in columns)) for name in trained.get("step", {})]
+    lines += [*table(("LoRA step", "tokens", "seconds", "tokens/s", "TFLOP/s", "GiB"), rows), ""]
+    if losses := trained.get("loss"):
+        pairs = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+        lines.append(f"- Losses without dropout: {pairs}.")
+    for family in ("llava", "qwen2_vl"):
+        if (found := at(figures, "exact", family)) and "largest gate" in found:
+            far, most = found["largest difference of a gate"], found["largest gate"]
+            equal = f"{found.get('equal answers')} of {found.get('answers')} answers are equal"
+            lines.append(f"- {family}, float32: gates differ by {far:.0e} at most (largest gate {most:.0e}); {equal}.")
+    for section in SECTIONS:
+        for name, error in (at(figures, section, "errors") or {}).items():
+            lines.append(f"- {section}, {name}: {error}")
+    return lines
+
+
+def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the rows of the board."""
+    rows = []
+    for family, name in (("llava", "LLaVA-1.5-7B"), ("qwen2_vl", "Qwen2-VL-7B")):
+        for key, text in (("answers", "one question"), ("answers of 8", "each of eight questions")):
+            ours, cache, flat = (at(figures, family, key, row) for row in RIVALS[:3])
+            if ours and cache and flat:
+                reference = f"repeated cache {cache:.3f} s, batched rows {flat:.3f} s"
+                rows.append((f"{name}: 20 gates and 4 answers, {text}", f"{ours:.3f} s", reference))
+    steps = at(figures, "training", "step") or {}
+    ours, theirs = ([seconds for name, seconds in steps.items() if name.startswith(kind)] for kind in ("trees", "flat"))
+    if ours and theirs:
+        reference = f"flat rows {min(theirs):.3f} s, the faster of eager and compiled as well"
+        rows.append(("LLaVA-1.5-7B: a LoRA step on trees", f"{min(ours):.3f} s", reference))
     return rows
 
 
-def _tried(
-    kernel: Callable[..., Any], device: str, dtype: torch.dtype, shape: tuple[int, int, int]
-) -> tuple[float, float]:
-    """The largest difference of an output from float32's, and the least seconds of a call."""
-    drawn, (heads, key_heads, size) = torch.Generator().manual_seed(0), shape
-    query, keys, values = (
-        torch.randn((ROWS, of, length, size), generator=drawn).to(device, dtype)
-        for of, length in ((heads, NEW), (key_heads, SEEN), (key_heads, SEEN))
-    )
-    bias = torch.zeros(ROWS, 1, 1, SEEN, device=device, dtype=dtype)
-    bias[1, :, :, SEEN // 2 :] = -torch.inf  # a shorter prefix
-    exact, _ = attend_plainly(query.float(), keys.float(), values.float(), size**-0.5, bias, False)
-    call = functools.partial(kernel, query, keys, values, size**-0.5, bias, False)
-    output, _ = call()
-    return float((output.float() - exact).abs().max()), timed(call, device, 20 if device == "cuda" else 1)[0]
+BENCHMARK = Benchmark(
+    "gpu",
+    "On one GPU",
+    f"""
+Random weights of the true widths and depths, bfloat16. A question has a picture of 576 tokens and {PASSAGES} passages
+of {TOKENS} tokens; {ANSWERS} answers of {NEW} tokens are decoded behind the passages with the highest gates. Seconds
+are medians; those of 8 questions at once are per question. Both sides have the same weights, passages and lengths.
+
+- *Repeated cache*: each prefix is read once, transformers' cache is repeated for the passages, and the chosen rows of
+  all questions are decoded in one batch (`repeated_cache` in [workload.py](workload.py)).
+- *Batched rows*: the whole rows of a question as one batch, then `generate` on the chosen rows of all questions.
+
+The LoRA step is that of LLaVA-1.5-7B's recipe: rank 128, recomputation, {TREES} questions of {BRANCHES} passages with
+{BRANCH_TOKENS} tokens. TFLOP/s count 6 floating-point operations a weight and token.
+""",
+    tables,
+    claims,
+)
 
 
-def run_part(name: str, arguments: argparse.Namespace) -> str:
-    """Run one benchmark, and return its page; a line that says how it failed in its place if it did."""
-    script, own = PARTS[name]
-    page, log = arguments.run / f"{name}.md", arguments.run / f"{name}.log"
-    asked = {"--device": arguments.device, "--size": arguments.size, "--dtype": arguments.dtype}
-    options = {**asked, **own, **({"--size": "tiny"} if arguments.size == "tiny" else {}), "--output": str(page)}
-    command = [sys.executable, str(FOLDER / script), *(word for option in options.items() for word in option)]
-    page.unlink(missing_ok=True)
-    with log.open("w") as output:
-        try:
-            subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=arguments.limit, check=True)
-        except subprocess.TimeoutExpired:
-            return f"# {name}\n\nFailed: not finished within {arguments.limit} seconds.\n"
-        except subprocess.CalledProcessError:
-            said = log.read_text().strip().splitlines() or ["it said nothing"]
-            return f"# {name}\n\nFailed: {said[-1]}\n"
-    return page.read_text()
-
-
-def as_section(page: str) -> str:
-    """A benchmark's page, a level lower and without its chart, which lies elsewhere."""
-    lines = [line for line in page.splitlines() if not line.startswith("![")]
-    return "\n".join(f"#{line}" if line.startswith("#") else line for line in lines).rstrip()
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run the parts, and print and write their page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+def main() -> None:
+    """Run every section, and write the results after each."""
+    parser = BENCHMARK.parser(__doc__)
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=("7b", "small", "tiny"), default="7b")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--limit", type=int, default=300, help="seconds of a part")
-    parser.add_argument("--run", type=Path, default=Path("runs/gpu"), help="where each part's page and log lie")
-    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
-    arguments = parser.parse_args(words)
-    arguments.run.mkdir(parents=True, exist_ok=True)
-    head = f"{command_line(__file__, words)}: {device_in_words(arguments.device)}. Random weights."
-    sections = [f"# On one GPU\n\n{head}", "## Kernels", "\n".join(kernels(arguments.device))]
-    print("\n\n".join(sections), flush=True)
-    for name in arguments.parts:
-        sections.append(as_section(run_part(name, arguments)))
-        print(f"\n{sections[-1]}", flush=True)
-    if arguments.output:
-        write_atomically(arguments.output, "\n\n".join(sections) + "\n")
-    sys.exit(min(1, sum("\nFailed: " in section for section in sections)))
+    parser.add_argument("--limit", type=float, help="seconds of each section, in place of its own limit")
+    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.page:
+        return BENCHMARK.write_page(arguments)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    if arguments.section:
+        path = arguments.results / f"gpu_{arguments.section}.part"
+        return SECTIONS[arguments.section](arguments, Figures(path, arguments.device))
+    figures, path = hardware(arguments.device), arguments.results
+    for name in arguments.sections:
+        print(f"\n== {name}", flush=True)
+        figures[name] = run_section(name, arguments.limit or LIMITS[name], arguments)
+        path = BENCHMARK.write(figures, arguments)
+    print("\n".join(["", *tables(figures), "", f"all figures: {path}"]))
+    return None
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +13,6 @@ import pytest
 from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import a benchmark as a script is: beside what it imports."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
 
 
 def trained_on() -> tuple[str, ...]:
@@ -58,19 +50,3 @@ def test_a_rehearsal_tells_training_what_it_takes(script: Callable[[str], Module
     assert settings["train.sft"]["device"] in trained_on()
     assert settings["inference.evaluate"]["device"] == device
     assert "device" not in settings["data_builders.convert"]
-
-
-def test_what_fails_on_a_gpus_page_is_named(
-    script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gpu = script("gpu")
-    words = ["--device", "cpu", "--size", "tiny", "--dtype", "float32", "--parts", "probe", "--limit", "0"]
-
-    with pytest.raises(SystemExit) as ended:
-        gpu.main([*words, "--run", str(tmp_path), "--output", str(tmp_path / "page.md")])
-
-    assert ended.value.code == 1
-    page = (tmp_path / "page.md").read_text()
-    assert page == capsys.readouterr().out.replace("\n\n\n", "\n\n")
-    assert "## probe\n\nFailed: not finished within 0 seconds." in page
-    assert "| the CPU's flash attention | 32 (32) × 128 | float32 |" in page

@@ -1,0 +1,183 @@
+"""Results of benchmarks as JSON, the page made from them, and the board of claims: `python benchmarks/results.py`."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "benchmarks"
+RESULTS = PAGES / "results"
+PACKAGES = ("torch", "transformers", "peft", "trl", "faiss-cpu")
+PLACES = ("--results", "--run", "--commit")
+"""Options that change no figure, and are left out of a recorded command."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script of this folder.
+
+    Attributes:
+        name: Name of the script, of its page and of its results.
+        title: Title of its page.
+        text: Text between title and tables, in Markdown.
+        tables: Lines of the page below the text, from the figures.
+        claims: Rows of the board, from the figures: claim, measured value, reference.
+        also: Names of further results that the page shows, by their own functions of the figures.
+    """
+
+    name: str
+    title: str
+    text: str
+    tables: Callable[[dict[str, Any]], list[str]]
+    claims: Callable[[dict[str, Any]], list[tuple[str, str, str]]] = lambda figures: []
+    also: Mapping[str, Callable[[dict[str, Any]], list[str]]] | None = None
+
+    def parser(self, description: str | None) -> argparse.ArgumentParser:
+        """Return a parser with the options that every benchmark has."""
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file to write")
+        parser.add_argument("--commit", help="commit to record, where there is no git")
+        parser.add_argument("--page", action="store_true", help="measure nothing: write the page from the JSON file")
+        return parser
+
+    def write(self, figures: dict[str, Any], arguments: argparse.Namespace, name: str = "") -> Path:
+        """Write the figures with the machine, the commit and the command; return the file."""
+        path = arguments.results / f"{name or self.name}.json"
+        record = {
+            "benchmark": self.name,
+            "commit": arguments.commit or commit(),
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(figures.get("gpu")),
+            "versions": versions(),
+            "command": command_line(),
+            "claims": [dict(zip(("claim", "value", "reference"), row, strict=True)) for row in self.claims(figures)],
+            "figures": figures,
+        }
+        arguments.results.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def page(self, results: Path = RESULTS) -> str:
+        """Return the page as Markdown."""
+        lines = [f"# {self.title}", "", self.text.strip(), ""]
+        for name, tables in {self.name: self.tables, **(self.also or {})}.items():
+            path = results / f"{name}.json"
+            if path.is_file():
+                record = json.loads(path.read_text(encoding="utf-8"))
+                lines += [_source(record), "", *tables(record["figures"]), ""]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def write_page(self, arguments: argparse.Namespace) -> None:
+        """Write the page, and print it."""
+        text = self.page(arguments.results)
+        (PAGES / f"{self.name}.md").write_text(text, encoding="utf-8")
+        print(text)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return a Markdown table; every column but the first is set to the right."""
+    lines = [list(map(str, head)), ["---", *["--:"] * (len(head) - 1)], *[list(map(_cell, row)) for row in rows]]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def score(value: Mapping[str, Any] | None, digits: int = 1) -> str:
+    """Return a score of `metrics.json` in per cent, with its 95 % interval if it has one."""
+    if not value or value.get("value") is None:
+        return "–"
+    text = f"{100 * value['value']:.{digits}f}"
+    return f"{text} [{100 * value['low']:.{digits}f}, {100 * value['high']:.{digits}f}]" if "low" in value else text
+
+
+def at(tree: Mapping[str, Any] | None, *path: str) -> Any:
+    """Return the value at the end of a path of nested dictionaries, or None if a key is missing."""
+    found: Any = tree
+    for name in path:
+        found = (found or {}).get(name)
+    return found
+
+
+def _source(record: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    return f"`{record['command']}`: {record['machine']}; {packages}; commit {record['commit']}, {record['date']}."
+
+
+def commit() -> str:
+    """Return the short hash of the commit that is checked out, with a plus if tracked sources have changed since."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "*.py", "*.yaml"], cwd=ROOT)
+    except OSError:
+        return "unknown"
+    return head.stdout.strip() + "+" * changed.returncode if head.returncode == 0 else "unknown"
+
+
+def machine(gpu: str | None = None) -> str:
+    """Return the GPU's name, or the CPU's name and its cores."""
+    if gpu:
+        return gpu
+    import psutil
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {psutil.cpu_count(logical=False) or 1} cores"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that figures depend on."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def command_line(words: Sequence[str] | None = None) -> str:
+    """Return the command of this process as it is typed in the repository, without options that change no figure."""
+    script, *left = sys.argv if words is None else words
+    kept: list[str] = []
+    while left:
+        word = left.pop(0)
+        if word in PLACES:
+            left = left[1:]
+        elif not word.startswith(tuple(f"{name}=" for name in PLACES)):
+            kept.append(word)
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *kept])
+
+
+def board(results: Path = RESULTS) -> str:
+    """Return the board of claims as Markdown, one row a claim."""
+    rows = []
+    for path in sorted(results.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for row in record["claims"]:
+            page = f"[{record['benchmark']}]({record['benchmark']}.md)"
+            cells = (row["claim"], row["value"], row["reference"], record["machine"], record["commit"], page)
+            rows.append(cells)
+    return "\n".join(table(("claim", "measured", "reference", "machine", "commit", "page"), rows)) + "\n"
+
+
+def main() -> None:
+    """Write the board."""
+    (PAGES / "board.md").write_text(board(), encoding="utf-8")
+    print(board(), end="")
+
+
+if __name__ == "__main__":
+    main()

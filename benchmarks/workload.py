@@ -1,0 +1,300 @@
+"""Models with random weights, questions of a given shape, and the rivals that an engineer would write first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
+
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.rendering.renderer import Rendered
+
+IMAGE_TOKEN = 3
+GATE = 7
+"""Token id that stands for a reflection token."""
+SUPERVISED = 17
+"""Supervised tokens at a branch's end: a reflection token and an answer of 16."""
+FAMILIES = ("llava", "qwen2_vl")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Widths and depths of a model. `key_heads` are Qwen2-VL's; LLaVA has as many as heads, as Llama 2 has."""
+
+    vocabulary: int = 8000
+    width: int = 768
+    layers: int = 10
+    heads: int = 12
+    key_heads: int = 4
+    hidden: int = 2048
+    vision_width: int = 384
+    vision_layers: int = 8
+    vision_heads: int = 6
+
+
+SIZES = {
+    "small": Size(),
+    "7b": Size(32_064, 4096, 32, 32, 4, 11_008, 1024, 24, 16),
+    "tiny": Size(1000, 64, 2, 4, 2, 128, 64, 2, 2),
+}
+
+
+def build(family: str, size: Size, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """Build a model that reads pictures of 336 × 336 pixels as 576 tokens. Its answers never end early."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = (_llava if family == "llava" else _qwen2_vl)(size)
+        model = model.to(dtype)
+    model.generation_config.eos_token_id = None
+    for parameter in model.parameters():
+        if parameter.dim() == 2:  # wide enough that the likeliest tokens differ from row to row
+            torch.nn.init.normal_(parameter, std=0.04 * (768 / size.width) ** 0.5)
+    return model.eval()
+
+
+def _llava(size: Size) -> PreTrainedModel:
+    vision = CLIPVisionConfig(
+        hidden_size=size.vision_width,
+        intermediate_size=4 * size.vision_width,
+        num_hidden_layers=size.vision_layers,
+        num_attention_heads=size.vision_heads,
+        image_size=336,
+        patch_size=14,
+    )
+    text = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=16_384,
+    )
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN, tie_word_embeddings=False
+    )
+    return LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _qwen2_vl(size: Size) -> PreTrainedModel:
+    vision = {
+        "depth": max(1, size.vision_layers * 3 // 4),
+        "embed_dim": size.vision_width,
+        "hidden_size": size.width,
+        "num_heads": size.vision_heads,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    head = size.width // size.heads
+    sections = [head // 8, 3 * head // 16, head // 2 - head // 8 - 3 * head // 16]
+    text = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "intermediate_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.key_heads,
+        "max_position_embeddings": 16_384,
+        "rope_parameters": {"rope_type": "default", "mrope_section": sections, "rope_theta": 1e4},
+    }
+    config = Qwen2VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=4,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+        tie_word_embeddings=False,
+    )
+    return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def language_parameters(model: PreTrainedModel) -> int:
+    """Count the weights of the language model's matrices, without the embedding."""
+    return sum(p.numel() for n, p in model.named_parameters() if "language" in n and p.dim() == 2 and "embed" not in n)
+
+
+def question(model: PreTrainedModel, words: int = 24, *, seed: int = 1) -> Rendered:
+    """Draw a prefix: a picture of 576 tokens and a question of `words` tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    high = model.config.get_text_config().vocab_size
+    text = torch.randint(10, high, (words,), generator=generator).tolist()
+    if model.config.model_type == "llava":
+        ids = [1, *[IMAGE_TOKEN] * 576, *text[1:]]
+        return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, 336, 336, generator=generator)})
+    ids = [1, 5, *[IMAGE_TOKEN] * 576, 6, *text[3:]]
+    pixels = torch.randn(48 * 48, 3 * 2 * 14 * 14, generator=generator)
+    return Rendered(ids, [], {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 48, 48]])})
+
+
+def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) -> list[list[int]]:
+    """Draw branches of random tokens, all equally long."""
+    generator = torch.Generator().manual_seed(seed)
+    high = model.config.get_text_config().vocab_size
+    return torch.randint(10, high, (count, tokens), generator=generator).tolist()
+
+
+def engine_of(model: PreTrainedModel, token_budget: int | None = None) -> PrefixEngine:
+    """Build the toolkit's engine on a model that has no processor."""
+    renderer = SimpleNamespace(end_token_id=-1, decode=lambda ids: " ".join(map(str, ids)))
+    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark")
+    return PrefixEngine(loaded, token_budget)
+
+
+def engine_gates(engine: PrefixEngine, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]]) -> Tensor:
+    """Compute the gates of every branch with the engine; float32 of shape (questions, branches)."""
+    read = engine.branch(engine.read(prefixes), branches)
+    return torch.stack([rows[:, 0] for rows in read.probabilities([GATE])])
+
+
+def engine_answers(
+    engine: PrefixEngine, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]], count: int, new_tokens: int
+) -> list[list[int]]:
+    """Answer behind the `count` branches of each question with the highest gates, with the engine."""
+    read = engine.branch(engine.read(prefixes), branches)
+    gates = read.probabilities([GATE])
+    rows = [(q, k) for q, probabilities in enumerate(gates) for k in probabilities[:, 0].topk(count).indices.tolist()]
+    return [answer.token_ids for answer in engine.generate(read, rows, max_new_tokens=new_tokens)]
+
+
+@torch.no_grad()
+def repeated_cache(
+    model: Any,
+    prefixes: Sequence[Rendered],
+    branches: Sequence[list[list[int]]],
+    count: int = 0,
+    new_tokens: int = 0,
+) -> tuple[Tensor, list[list[int]]]:
+    """Return gates and greedy answers by transformers' own cache: the rival of the engine that is easy to write.
+
+    Read each prefix once, repeat its cache for each branch, read the branches as a batch, and decode the chosen rows of
+    all questions as one batch. The branches must be equally long, the prefixes too.
+    """
+    gates, chosen, logits, positions = [], [], [], []
+    for prefix, rows in zip(prefixes, branches, strict=True):
+        cache = model(**row_inputs(model, prefix, [[]]), use_cache=True, logits_to_keep=1).past_key_values
+        cache.batch_repeat_interleave(len(rows))
+        ids = torch.tensor(rows, device=model.device)
+        first = len(prefix.ids) + (int(model.model.rope_deltas[0]) if model.config.model_type == "qwen2_vl" else 0)
+        last = _continued(model, ids, cache, first)
+        gates.append(last.float().softmax(-1)[:, GATE])
+        best = gates[-1].topk(count).indices
+        if count:
+            cache.batch_select_indices(best)
+            chosen.append(cache)
+            logits.append(last[best])
+            positions.append(first + ids.shape[1])
+    if not count:
+        return torch.stack(gates).cpu(), []
+    cache, tokens = _joined(chosen), [torch.cat(logits).argmax(-1)]
+    for step in range(new_tokens - 1):
+        tokens.append(_continued(model, tokens[-1][:, None], cache, positions[0] + step).argmax(-1))
+    return torch.stack(gates).cpu(), torch.stack(tokens, 1).tolist()
+
+
+def _continued(model: Any, ids: Tensor, cache: Any, first: int) -> Tensor:
+    """Read tokens behind a cache, at positions from `first` on, and return the last token's logits."""
+    positions = (first + torch.arange(ids.shape[1], device=ids.device)).expand(len(ids), -1)
+    if model.config.model_type == "qwen2_vl":
+        positions = positions.expand(3, *positions.shape)
+    read = model.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    return model.lm_head(read.last_hidden_state[:, -1])
+
+
+def _joined(caches: Sequence[Any]) -> Any:
+    for number, layer in enumerate(caches[0].layers):
+        layer.keys = torch.cat([cache.layers[number].keys for cache in caches])
+        layer.values = torch.cat([cache.layers[number].values for cache in caches])
+    return caches[0]
+
+
+@torch.no_grad()
+def batched_rows(model: Any, prefix: Rendered, branches: list[list[int]], rows: int = 0) -> Tensor:
+    """Compute gates from whole rows, the picture and question in each; `rows` at a time, all at once if 0."""
+    step = rows or len(branches)
+    parts = [branches[i : i + step] for i in range(0, len(branches), step)]
+    logits = [
+        model(**row_inputs(model, prefix, part), use_cache=False, logits_to_keep=1).logits[:, -1] for part in parts
+    ]
+    return torch.cat(logits).float().softmax(-1)[:, GATE].cpu()
+
+
+@torch.no_grad()
+def batched_generate(
+    model: Any, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]], new_tokens: int
+) -> list[list[int]]:
+    """Answer by `generate` of transformers on whole rows, those of all questions in one batch."""
+    parts = [row_inputs(model, prefix, rows) for prefix, rows in zip(prefixes, branches, strict=True)]
+    inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    answers = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+    return answers[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int]]) -> dict[str, Any]:
+    """Return the inputs of transformers' model for whole rows: the prefix in front of each branch."""
+    ids = torch.tensor([[*prefix.ids, *branch] for branch in branches], device=model.device)
+    vision = {
+        name: (value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)).repeat(
+            len(branches), *[1] * (value.dim() - 1)
+        )
+        for name, value in prefix.vision.items()
+    }
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **vision}
+    if model.config.model_type == "qwen2_vl":
+        model.model.rope_deltas = None
+        inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
+    return inputs
+
+
+def tree_of(model: PreTrainedModel, count: int, tokens: int) -> Tree:
+    """Build a question's tree for training; the prefix's last token stands for [Retrieval]."""
+    prefix = question(model)
+    labels = [*[IGNORE] * (len(prefix.ids) - 1), prefix.ids[-1]]
+    branches = [
+        Segment.of(ids, [IGNORE] * (len(ids) - SUPERVISED) + ids[-SUPERVISED:])
+        for ids in passages(model, count, tokens)
+    ]
+    return Tree(Segment.of(prefix.ids, labels), tuple(branches), dict(prefix.vision))
+
+
+def flat_rows(model: PreTrainedModel, tree: Tree) -> dict[str, Tensor]:
+    """Return a tree as a batch of whole rows, one a branch and the picture in each, as stock trainers read it."""
+    prefix = Rendered(list(tree.prefix.ids), [], dict(tree.vision))
+    batch = row_inputs(model, prefix, [list(branch.ids) for branch in tree.branches])
+    labels = torch.tensor([[*tree.prefix.labels, *branch.labels] for branch in tree.branches])
+    labels[1:, : len(tree.prefix.ids)] = IGNORE  # [Retrieval] counts once
+    return {**batch, "labels": labels.to(model.device)}
+
+
+def timed(run: Callable[[], Any], device: str = "cpu", repeats: int = 1, warm_up: int = 0) -> tuple[float, Any]:
+    """Return the median seconds of `repeats` calls after `warm_up` others, and the last call's result."""
+    seconds, result = [], None
+    for number in range(warm_up + repeats):
+        _synchronize(device)
+        start = time.perf_counter()
+        result = run()
+        _synchronize(device)
+        if number >= warm_up:
+            seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[len(seconds) // 2], result
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

@@ -1,0 +1,43 @@
+"""`benchmarks/gpu.py` on a CPU at a tiny size: its sections, its limits, and the record that it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
+
+
+def run(folder: Path, *options: str) -> dict:
+    """Run the script on a CPU, and return the record that it wrote."""
+    command = [sys.executable, str(SCRIPT), "--results", str(folder), "--device", "cpu", "--dtype", "float32"]
+    subprocess.run([*command, *options], check=True, capture_output=True, text=True, timeout=600)
+    return json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_both_sides_of_a_comparison_compute_the_same(tmp_path: Path) -> None:
+    record = run(tmp_path, "--size", "tiny", "--sections", "exact", "llava", "training")
+
+    figures = record["figures"]
+    for family in ("llava", "qwen2_vl"):
+        found = figures["exact"][family]
+        assert found["largest difference of a gate"] < 1e-4 * found["largest gate"]
+        assert found["equal answers"] == found["answers"] == 4
+    assert figures["llava"]["answers equal to the repeated cache's"]["engine"] == 4
+    assert set(figures["llava"]["gates"]) == {"engine", "repeated cache", "batched rows", "one row at a time"}
+    assert figures["training"]["loss"]["trees"] == pytest.approx(figures["training"]["loss"]["flat rows"], rel=1e-4)
+    assert not [section for section in figures.values() if isinstance(section, dict) and "errors" in section]
+    claims = {row["claim"]: row for row in record["claims"]}
+    assert "flat rows" in claims["LLaVA-1.5-7B: a LoRA step on trees"]["reference"]
+
+
+@pytest.mark.slow
+def test_a_section_that_fails_is_recorded_with_its_error(tmp_path: Path) -> None:
+    record = run(tmp_path, "--size", "tiny", "--sections", "training", "--limit", "0.1")
+
+    assert record["figures"]["training"]["errors"] == {"training": "cut off after 0.1 s"}

@@ -1,0 +1,58 @@
+"""Pages and the board are made from the JSON files of benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+HELPERS = {"results", "workload"}
+SCRIPTS = ["gpu"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_page_is_made_from_its_results(script: Callable[[str], ModuleType], name: str) -> None:
+    assert (BENCHMARKS / f"{name}.md").read_text(encoding="utf-8") == script(name).BENCHMARK.page()
+
+
+def test_the_board_is_made_from_the_results(script: Callable[[str], ModuleType]) -> None:
+    board = script("results").board()
+
+    assert (BENCHMARKS / "board.md").read_text(encoding="utf-8") == board
+    assert board.count("\n") <= 2 + 20
+
+
+def test_a_record_names_what_its_figures_depend_on(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = script("results")
+    monkeypatch.setattr("sys.argv", ["x/trial.py", "--limit", "5", "--results", str(tmp_path), "--commit=abc"])
+    trial = results.Benchmark(
+        "trial", "A trial", "Text.", lambda f: [f"{f['n']} rows"], lambda f: [("rows", f"{f['n']}", "none")]
+    )
+    path = trial.write({"n": 7}, argparse.Namespace(results=tmp_path, commit="abc"))
+
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["command"] == "python benchmarks/trial.py --limit 5"
+    assert (record["commit"], record["figures"]) == ("abc", {"n": 7})
+    assert record["machine"]
+    assert {"Python", "torch", "transformers"} <= set(record["versions"])
+    page = trial.page(tmp_path)
+    assert page.startswith("# A trial\n\nText.\n\n`python benchmarks/trial.py --limit 5`: ")
+    assert page.endswith("\n\n7 rows\n")
+    assert "| rows | 7 | none |" in results.board(tmp_path)
+
+
+def test_figures_that_are_missing_are_dashes(script: Callable[[str], ModuleType]) -> None:
+    results = script("results")
+
+    assert results.table(("a", "b"), [("x", None), ("y", 1234)])[2:] == ["| x | – |", "| y | 1,234 |"]
+    assert results.score(None) == "–"
+    assert results.score({"value": 0.5, "low": 0.25, "high": 0.75}) == "50.0 [25.0, 75.0]"
+    assert results.at({"a": {"b": 1}}, "a", "b") == 1
+    assert results.at({"a": None}, "a", "b") is None
