@@ -1,1 +1,0 @@
-"""What building data and evaluating pipelines take, before either is begun."""
