@@ -22,13 +22,13 @@ def main() -> None:
         for changes in config.planned().values()
     ]
     hold(config.output, unless=config.dry_run)
-    from reflectune.inference.comparing import run as compare_run  # slow to import
+    from reflectune.inference.comparing.run import describe, run  # slow to import: after the config is right
 
     if config.dry_run:
-        print(compare_run.describe(config, evaluations))
+        print(describe(config, evaluations))
         return
     command = shlex.join(["python", "-m", "reflectune.inference.compare", *sys.argv[1:]])
-    if compare_run.run(config, evaluations, command):
+    if run(config, evaluations, command):
         print(Path(config.output, "compare.md").read_text(encoding="utf-8"))
 
 

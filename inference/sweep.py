@@ -16,12 +16,12 @@ def main() -> None:
     """Read the config, run all points over one set of forward passes, and print their scores."""
     (config,) = parse_config(SweepConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.inference.sweeps import run as sweep_run  # slow to import
+    from reflectune.inference.sweeps.run import describe, run  # slow to import: after the config is right
 
     if config.dry_run:
-        print(sweep_run.describe(config))
+        print(describe(config))
         return
-    if record := sweep_run.run(config):
+    if record := run(config):
         print(summary(record))
         print(f"plots: {Path(config.output, 'sweep.html')}")
 

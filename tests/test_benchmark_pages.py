@@ -41,8 +41,8 @@ def test_a_page_names_its_command_first(page: Path) -> None:
 def test_a_page_is_written_by_its_script(page: Path) -> None:
     """Its title stands in the script, or among the tables' titles."""
     words = commands(page)[0]
-    folder = ROOT / "inference/grid"
-    scripts = [ROOT / words[1]] if words[1] != "-m" else sorted(folder.glob("*_*.py"))
+    folder = ROOT / "examples/miniature/tables"
+    scripts = [ROOT / words[1]] if words[1] != "-m" else sorted(folder.glob("*.py"))
     title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
     assert any(title in script.read_text(encoding="utf-8") for script in scripts)

@@ -1,7 +1,4 @@
-"""Print a paper's ablation tables in miniature.
-
-`accelerate launch examples/miniature/papers_tables.py --config …`, or `python -m`.
-"""
+"""Print a paper's ablation tables in miniature: `accelerate launch examples/miniature/papers_tables.py --config …`."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ def main() -> None:
     """Read the config, build and answer what isn't finished, and print the tables."""
     (config,) = parse_config(TablesConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.examples.miniature.tables import run as tables_run  # slow to import
+    from reflectune.examples.miniature.tables.run import describe, run, show  # slow to import
 
     if config.dry_run:
-        print(tables_run.describe(config))
+        print(describe(config))
         return
-    record = tables_run.run(config)
+    record = run(config)
     if launch_state().is_main_process:
-        print(tables_run.show(record))
+        print(show(record))
         print(f"tables: {Path(config.output, 'tables.md')}")
 
 
