@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 COMMANDS = (
     *("train.sft", "train.grpo", "train.merge", "train.fine_tuning.fine_tune", "train.refining.refine"),
     *("data_builders.probe", "data_builders.probing.run", "data_builders.build_mr2ag", "data_builders.mr2ag.run"),
-    *("examples.miniature.papers_tables", "examples.miniature.tables.run", "inference.evaluate", "inference.running.experiment"),
+    *("examples.miniature.papers_tables", "examples.miniature.tables.run"),
+    *("inference.evaluate", "inference.running.experiment"),
     *("inference.reproduce", "inference.sweep", "inference.recall", "models.miniature.architecture"),
     *("data_builders.convert", "data_builders.build_plain", "retrieval.build_index", "retrieval.build_text_index"),
     *("data_builders.build_gallery", "data_builders.derive_labels", "data_builders.mmkb.run"),
