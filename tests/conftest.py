@@ -261,6 +261,7 @@ def fork_server() -> Iterator[Path]:
             pass_fds=[listener.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         ) as server:
+            listener.close()  # a connection to a server that failed is refused, and doesn't wait for it
             yield place
             server.kill()
 

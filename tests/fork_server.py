@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -24,23 +25,17 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-COMMANDS = (
-    *("train.sft", "train.grpo", "train.merge", "train.fine_tuning.fine_tune", "train.refining.refine"),
-    *("data_builders.probe", "data_builders.probing.run", "data_builders.build_mr2ag", "data_builders.mr2ag.run"),
-    *("examples.miniature.papers_tables", "examples.miniature.tables.run"),
-    *("inference.evaluate", "inference.running.experiment"),
-    *("inference.reproduce", "inference.sweep", "inference.recall", "models.miniature.architecture"),
-    *("data_builders.convert", "data_builders.build_plain", "retrieval.build_index", "retrieval.build_text_index"),
-    *("data_builders.build_gallery", "data_builders.derive_labels", "data_builders.mmkb.run"),
-    *("inference.reproduction.running", "inference.reproduction.tables", "inference.sweeps.run"),
-    *("models.schemes.mr2ag", "models.schemes.mmkb_rag", "models.pocket.fetch"),
+PACKAGES = (
+    *("core", "formats", "metrics", "models", "retrieval", "data_builders", "train", "inference"),
+    *("examples.miniature.models", "examples.pocket.models"),
 )
+NOT_INSTALLED = "reflectune.inference.lmms"
 LIBRARIES = ("accelerate.commands.launch", "torch.distributed.launcher.api", "deepspeed", "trl.scripts", "PIL.Image")
 
 ended: list[int] = []
@@ -50,8 +45,8 @@ ended: list[int] = []
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     atexit.register(leave)  # before all others, and so called after them
-    for name in (*LIBRARIES, *(f"reflectune.{name}" for name in COMMANDS)):
-        importlib.import_module(name)  # trl looks through every installed package
+    for name in (*LIBRARIES, *modules()):  # trl looks through every installed package
+        importlib.import_module(name)
     sys.modules["PIL.Image"].init()  # imports what reads each format
     weights = importlib.import_module("transformers.conversion_mapping")
     weights.get_checkpoint_conversion_mapping("llava")  # compiles the patterns of all models
@@ -64,6 +59,15 @@ def main() -> None:
             listener.close()
             look_after(client)
         client.close()
+
+
+def modules() -> Iterator[str]:
+    """Return the names of the package's modules."""
+    for name in (f"reflectune.{package}" for package in PACKAGES):
+        yield name
+        folder = importlib.import_module(name).__path__
+        found = (module.name for module in pkgutil.walk_packages(folder, f"{name}."))
+        yield from (module for module in found if not module.startswith(NOT_INSTALLED))
 
 
 def look_after(client: socket.socket) -> NoReturn:
