@@ -29,9 +29,9 @@ from reflectune.inference.config import AgentFallback
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.reranking import UNREAD
 from reflectune.inference.operators.searching import EntryDocuments
-from reflectune.inference.operators.trajectory import Outcome, Tools, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, write
-from reflectune.inference.pipelines.mrag import CAPTION, Documents, Mrag, generate
+from reflectune.inference.pipelines.mrag import CAPTION, DocumentStages, Mrag, generate
 from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.scoring.scores import Measure, mean
@@ -115,7 +115,9 @@ class Bench:
         """The questions in batches."""
         return [self.questions[start : start + BATCH] for start in range(0, len(self.questions), BATCH)]
 
-    def run(self, start: Callable[[Question], Steps[Outcome]], modality: Any = "I", target: Any = "IT") -> list[Trace]:
+    def run(
+        self, start: Callable[[Question], Steps[TrajectoryResult]], modality: Any = "I", target: Any = "IT"
+    ) -> list[Trace]:
         """Traces of a trajectory, one a question."""
         weights = modality_weights(modality, target)
         documents = EntryDocuments(self.retriever, self.dataset.knowledge, weights)
@@ -215,11 +217,11 @@ def by_naive_prompt(bench: Bench, contexts: Mapping[str, Sequence[str]]) -> list
 def by_paper_prompt(bench: Bench, contexts: Mapping[str, Sequence[str]]) -> list[str]:
     """Answers from whole articles by mRAG's generation prompt."""
 
-    def start(question: Question) -> Steps[Outcome]:
+    def start(question: Question) -> Steps[TrajectoryResult]:
         entries = [bench.dataset.knowledge.get(name) for name in contexts[question.id]]
         articles: list[Passage] = [a for entry in entries if (a := article_of(entry, lead="first_sentence"))]
         reply = yield from generate(0, question, articles, NEW_TOKENS)
-        return Outcome(reply.text, "answered")
+        return TrajectoryResult(reply.text, "answered")
 
     return [trace.answer for trace in bench.run(start)]
 
@@ -262,9 +264,9 @@ def verdict(name: str, scores: Mapping[str, list[float]]) -> str:
 def modalities(bench: Bench) -> list[str]:
     """Recall by what is searched with and what is searched."""
 
-    def describe(question: Question) -> Steps[Outcome]:
+    def describe(question: Question) -> Steps[TrajectoryResult]:
         reply = yield from write("caption", 0, CAPTION, {"question": question.text}, max_tokens=32)
-        return Outcome(reply.text, "described")
+        return TrajectoryResult(reply.text, "described")
 
     captions = [trace.answer for trace in bench.run(describe)]
     texts: dict[Any, list[str]] = {"I": [""] * len(captions), "IQ": [q.text for q in bench.questions]}
@@ -292,7 +294,7 @@ def reranked(bench: Bench) -> tuple[list[str], str]:
     lines = ["| reranking | recall@1 | MRR | unread | right answers from the first |", "|---|---|---|---|---|"]
     recall = ""
     for name, (how, pairs) in WAYS.items():
-        traces = bench.run(Mrag(Documents("I", DEPTH, how, pairs), 1, NEW_TOKENS))
+        traces = bench.run(Mrag(DocumentStages("I", DEPTH, how, pairs), 1, NEW_TOKENS))
         ids = [[read.passage.entry_id for read in trace.passages] for trace in traces]
         golds = [question.entity_ids[:1] for question in bench.questions]
         first, all_five = (
@@ -309,7 +311,7 @@ def reranked(bench: Bench) -> tuple[list[str], str]:
 
 def generated(bench: Bench) -> list[str]:
     """A row for each number of documents, and for the agent."""
-    stages = Documents("I", DEPTH, "none")
+    stages = DocumentStages("I", DEPTH, "none")
     ways: dict[str, Any] = {
         f"`mrag`, `answer_documents: {n}`": Mrag(stages, n, NEW_TOKENS) for n in range(1, DEPTH + 1)
     }

@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import PassageHit
-from reflectune.inference.operators.requests import Picture, Prompt, Retrieved, Search, Written
-from reflectune.inference.operators.trajectory import Outcome, Tools, TrajectoryPipeline
+from reflectune.inference.operators.requests import Picture, Prompt, SearchReply, SearchRequest, WriteReply
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.pipelines.pmsr import Pmsr
@@ -67,20 +67,20 @@ class ByEngine(Counted):
         self._engine = engine_of(model, token_budget)
         self._engine.image_prefixes.keep(pictures)
 
-    def write(self, asked: AboutPictures, max_tokens: int) -> list[Written]:
+    def write(self, asked: AboutPictures, max_tokens: int) -> list[WriteReply]:
         """Replies by the shared-prefix engine."""
         state = self._engine.read([self.rendered(*each) for each in asked])
         made = self._engine.generate(state, [(i, 0) for i in range(len(asked))], max_new_tokens=max_tokens)
-        return [Written(_text(each.token_ids)) for each in made]
+        return [WriteReply(_text(each.token_ids)) for each in made]
 
 
 class ByLoop(Counted):
     """One `generate` a prompt."""
 
     @torch.no_grad()
-    def write(self, asked: AboutPictures, max_tokens: int) -> list[Written]:
+    def write(self, asked: AboutPictures, max_tokens: int) -> list[WriteReply]:
         """Replies by transformers."""
-        return [Written(self._generate(self.rendered(*each), max_tokens)) for each in asked]
+        return [WriteReply(self._generate(self.rendered(*each), max_tokens)) for each in asked]
 
     def _generate(self, rendered: Rendered, max_tokens: int) -> str:
         model: Any = self.model
@@ -89,14 +89,14 @@ class ByLoop(Counted):
         return _text(out[0, len(rendered.ids) :].tolist())
 
 
-def find(asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+def find(asked: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
     """Passages of random words, drawn by the query."""
     return [
-        Retrieved(tuple(_found(query, request, k) for k, query in enumerate(request.queries))) for _, request in asked
+        SearchReply(tuple(_found(query, request, k) for k, query in enumerate(request.queries))) for _, request in asked
     ]
 
 
-def _found(query: str, request: Search, place: int) -> dict[str, tuple[PassageHit, ...]]:
+def _found(query: str, request: SearchRequest, place: int) -> dict[str, tuple[PassageHit, ...]]:
     drawn = random.Random(query)
     return {
         base: tuple(
@@ -120,7 +120,7 @@ def _number(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=6).digest())
 
 
-TRAJECTORIES: dict[str, Callable[[Question], Steps[Outcome]]] = {
+TRAJECTORIES: dict[str, Callable[[Question], Steps[TrajectoryResult]]] = {
     "mi_rag": MiRag(ITERATIONS, BUDGETS, ANSWER, RECORD),
     "pmsr": Pmsr(ITERATIONS, BUDGETS, 2.0, ANSWER, RECORD),
 }

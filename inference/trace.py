@@ -10,7 +10,7 @@ from reflectune.core import rows
 from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.document_choice import MctTrace
-from reflectune.inference.reading.ranking import Scores
+from reflectune.inference.reading.ranking import PassageScores
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class PassageTrace:
         return self.s_rel is not None and self.s_irr is not None and self.s_rel > self.s_irr
 
     @property
-    def scores(self) -> Scores | None:
+    def scores(self) -> PassageScores | None:
         """The three scores that rankings multiply; None unless the passage was retrieved, judged and answered from."""
         if self.s_ret is None or self.s_rel is None or self.s_ans is None:
             return None
-        return Scores(ret=self.s_ret, rel=self.s_rel, ans=self.s_ans)
+        return PassageScores(ret=self.s_ret, rel=self.s_rel, ans=self.s_ans)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from reflectune.data_builders.annotators.string import annotate_by_string, canon
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.lessons.teacher import Teacher
-from reflectune.inference.operators.requests import Judged, JudgedEach, JudgeEach, Retrieved
+from reflectune.inference.operators.requests import JudgeEachReply, JudgeEachRequest, JudgeReply, SearchReply
 from reflectune.inference.pipelines.noise import irrelevant_texts
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -64,12 +64,12 @@ class ReagTeacher:
     lead: Lead
     _passages: dict[str, Passage] = field(default_factory=dict)
 
-    def see(self, found: Retrieved) -> None:
+    def see(self, found: SearchReply) -> None:
         """Remember the passages of a search by the texts that prompts show."""
         for hits in (hits for by_base in found.hits for hits in by_base.values()):
             self._passages.update({passage_text(hit.passage): hit.passage for hit in hits})
 
-    def critic_lesson(self, asked: JudgeEach) -> PromptedExample | None:
+    def critic_lesson(self, asked: JudgeEachRequest) -> PromptedExample | None:
         """The critic's prompt about evidence, found or not, and about passages that don't state the answer.
 
         Returns:
@@ -98,12 +98,12 @@ class ReagTeacher:
             branch_documents=tuple(text for _, text in replies),
         )
 
-    def judged(self, asked: JudgeEach) -> JudgedEach:
+    def judged(self, asked: JudgeEachRequest) -> JudgeEachReply:
         """What an ideal critic says: evidence is kept, and a few passages beside it that don't state the answer."""
         rng, hard = self._rng("judge"), self._hard(asked.prompt.documents)
         distracting = set(rng.sample(hard, min(self.shares.distractors, len(hard))))
         kept = [self._is_evidence(text) or text in distracting for text in asked.prompt.documents]
-        return JudgedEach(tuple(Judged(float(keep), float(not keep), 1) for keep in kept))
+        return JudgeEachReply(tuple(JudgeReply(float(keep), float(not keep), 1) for keep in kept))
 
     def thoughts(self, seen: Sequence[str]) -> str:
         """`<think>…</think><answer>…</answer>` from what is shown; "" if it doesn't have all of the evidence."""

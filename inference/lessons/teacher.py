@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from reflectune.core.types import Entry, Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import first_sentence, sentences, split_passages
-from reflectune.inference.operators.requests import Write, Writing
+from reflectune.inference.operators.requests import WriteRequest, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr
 from reflectune.models.rendering.turns import prompt_parts
 
@@ -73,7 +73,7 @@ class Teacher:
     description: str
     query_forms: tuple[str, str]
 
-    def reply(self, request: Write, shown: int) -> str:
+    def reply(self, request: WriteRequest, shown: int) -> str:
         """The ideal reply; "" if what is shown doesn't allow any.
 
         Args:
@@ -83,11 +83,11 @@ class Teacher:
         seen = request.prompt.documents[:shown]
         return _REPLIES[request.operator](self, request, seen)
 
-    def caption(self, request: Write, seen: Sequence[str]) -> str:
+    def caption(self, request: WriteRequest, seen: Sequence[str]) -> str:
         """What the picture shows."""
         return self.description
 
-    def record(self, request: Write, seen: Sequence[str]) -> str:
+    def record(self, request: WriteRequest, seen: Sequence[str]) -> str:
         """The evidence that is among the documents, as far as one leads to the next, and what is missing behind it."""
         lines = []
         for hop in self.hops:
@@ -100,7 +100,7 @@ class Teacher:
             break
         return " ".join(lines) or NOTHING
 
-    def queries(self, request: Write, seen: Sequence[str]) -> str:
+    def queries(self, request: WriteRequest, seen: Sequence[str]) -> str:
         """Queries for the first of what is missing; the question and the description if no record names its entity."""
         missing = [hop for hop in self.hops if not hop.is_in(seen)]
         wanted = missing[0] if missing else self.hops[-1]
@@ -112,12 +112,12 @@ class Teacher:
         query, other = (" ".join(_filled(each, wanted).split()) for each in self.query_forms)
         return form.format(missing=told, query=query, other=other)
 
-    def answer(self, request: Write, seen: Sequence[str]) -> str:
+    def answer(self, request: WriteRequest, seen: Sequence[str]) -> str:
         """The accepted answer, if the records state the evidence for it."""
         return self.question.answers[0] if self.hops[-1].is_in(seen) else ""
 
 
-_REPLIES: Mapping[Writing, Callable[[Teacher, Write, Sequence[str]], str]] = {
+_REPLIES: Mapping[Writing, Callable[[Teacher, WriteRequest, Sequence[str]], str]] = {
     "caption": Teacher.caption,
     "rewrite": Teacher.queries,
     "reason": Teacher.record,

@@ -24,10 +24,17 @@ from reflectune.inference.lessons.reag import ReagTeacher
 from reflectune.inference.lessons.renaming import TitleExchange, renamed
 from reflectune.inference.lessons.teacher import Teacher, teacher_of
 from reflectune.inference.operators.models import LocalModel
-from reflectune.inference.operators.requests import JudgedEach, JudgeEach, Reply, Retrieved, Write, Written
-from reflectune.inference.operators.trajectory import Outcome, TrajectoryPipeline
+from reflectune.inference.operators.requests import (
+    JudgeEachReply,
+    JudgeEachRequest,
+    SearchReply,
+    StepReply,
+    WriteReply,
+    WriteRequest,
+)
+from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.reading.collaborators import open_engine, open_model, open_retriever
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -108,7 +115,7 @@ class LessonWriter:
         )
         retriever = open_retriever(config, dataset.knowledge)
         self._titles = TitleExchange(entry.title for entry in self._knowledge) if config.renamed else None
-        self._parts = Parts(config, dataset.knowledge, engine=engine, retriever=retriever, texts=texts)
+        self._parts = PipelineParts(config, dataset.knowledge, engine=engine, retriever=retriever, texts=texts)
 
     @property
     def fingerprint(self) -> str:
@@ -157,25 +164,25 @@ class LessonWriter:
             raise ValueError(f"question {question.id} has no evidence")
         return teacher
 
-    def _taught(self, name: str, lessons: _Lessons, steps: Steps[Outcome]) -> Steps[Outcome]:
+    def _taught(self, name: str, lessons: _Lessons, steps: Steps[TrajectoryResult]) -> Steps[TrajectoryResult]:
         """A trajectory whose model is the teacher; all other steps are carried out."""
-        reply: Reply | None = None
+        reply: StepReply | None = None
         while True:
             try:
                 request = next(steps) if reply is None else steps.send(reply)
             except StopIteration as ended:
-                outcome: Outcome = ended.value
+                outcome: TrajectoryResult = ended.value
                 return outcome
-            if isinstance(request, Write):
+            if isinstance(request, WriteRequest):
                 reply = self._replied(name, lessons, request)
-            elif isinstance(request, JudgeEach) and self._config.judge == "teacher":
+            elif isinstance(request, JudgeEachRequest) and self._config.judge == "teacher":
                 reply = self._judged(lessons, request)
             else:
                 reply = yield request
-            if isinstance(reply, Retrieved) and isinstance(lessons.teacher, ReagTeacher):
+            if isinstance(reply, SearchReply) and isinstance(lessons.teacher, ReagTeacher):
                 lessons.teacher.see(reply)
 
-    def _judged(self, lessons: _Lessons, request: JudgeEach) -> JudgedEach:
+    def _judged(self, lessons: _Lessons, request: JudgeEachRequest) -> JudgeEachReply:
         """What ReAG's teacher says of passages; a lesson, where it is the critic that learns."""
         teacher = lessons.teacher
         assert isinstance(teacher, ReagTeacher)  # no other pipeline that is taught judges
@@ -183,7 +190,7 @@ class LessonWriter:
             lessons.written.append(lesson)
         return teacher.judged(request)
 
-    def _replied(self, name: str, lessons: _Lessons, request: Write) -> Written:
+    def _replied(self, name: str, lessons: _Lessons, request: WriteRequest) -> WriteReply:
         """The teacher's reply, kept as a lesson if there is one."""
         prompt = request.prompt
         shown, rendered = self._model.fit(lessons.image, prompt, request.max_tokens)
@@ -201,9 +208,9 @@ class LessonWriter:
                 system=prompt.system,
             )
             lessons.written.append(example)
-        return Written(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))
+        return WriteReply(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))
 
-    def _reply(self, teacher: Teacher | ReagTeacher, request: Write, shown: int) -> str:
+    def _reply(self, teacher: Teacher | ReagTeacher, request: WriteRequest, shown: int) -> str:
         """What the teacher says, "" for nothing. For GRPO it is the accepted answer, whatever the prompt shows."""
         if not isinstance(teacher, ReagTeacher):
             return teacher.reply(request, shown)

@@ -24,7 +24,7 @@ from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.lmms.config import BenchmarkConfig, Mode
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
 from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
 from reflectune.inference.trace import Trace
@@ -152,7 +152,10 @@ class BenchmarkAnswerer:
         self._config = config
         if config.mode == "base":
             loaded = open_plain(config, config.base_model)
-            self._name, parts = "closed_book", Parts(config, _no_knowledge(), engine=open_engine(config, loaded))
+            self._name, parts = (
+                "closed_book",
+                PipelineParts(config, _no_knowledge(), engine=open_engine(config, loaded)),
+            )
         else:
             loaded = open_tuned(config)
             self._name, parts = _scheme_of(loaded), self._reflecting_parts(loaded)
@@ -208,7 +211,7 @@ class BenchmarkAnswerer:
         """What the gate would have decided."""
         return find_scheme(self._name).retrieves(gate or 0.0, self._config.gamma)
 
-    def _reflecting_parts(self, loaded: Loaded) -> Parts:
+    def _reflecting_parts(self, loaded: Loaded) -> PipelineParts:
         """What the pipeline of a checkpoint's scheme is made from; it finds nothing unless the mode is `pipeline`."""
         config, name = self._config, _scheme_of(loaded)
         with_base = find_recipe(name).answered_by_base(config)
@@ -219,7 +222,7 @@ class BenchmarkAnswerer:
             )
         searching = config.mode == "pipeline"
         knowledge = Dataset(Path(config.dataset)).knowledge if searching else _no_knowledge()
-        return Parts(
+        return PipelineParts(
             config,
             knowledge,
             engine=open_engine(config, loaded),

@@ -13,18 +13,18 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.inference.operators.budget import Spent
 from reflectune.inference.operators.requests import (
-    Judged,
-    JudgedEach,
-    Likeness,
-    Reply,
-    Request,
-    Reranked,
-    Retrieved,
-    Written,
+    JudgeEachReply,
+    JudgeReply,
+    LikenReply,
+    RerankReply,
+    SearchReply,
+    StepReply,
+    StepRequest,
+    WriteReply,
 )
 
 _KINDS: Mapping[str, type[Any]] = {
-    kind.__name__: kind for kind in (Written, Judged, JudgedEach, Retrieved, Likeness, Reranked)
+    kind.__name__: kind for kind in (WriteReply, JudgeReply, JudgeEachReply, SearchReply, LikenReply, RerankReply)
 }
 
 
@@ -53,7 +53,7 @@ class Journal:
         paths = sorted(folder.glob(f"{name}.*.jsonl"))
         self._rows = {row["id"]: row for path in paths for row in read_rows(path, fingerprint)}
 
-    def get(self, key: str, requests: Sequence[Request]) -> tuple[Sequence[Reply], float] | None:
+    def get(self, key: str, requests: Sequence[StepRequest]) -> tuple[Sequence[StepReply], float] | None:
         """The replies of a round and the seconds that they took; None if it was not carried out.
 
         Raises:
@@ -77,7 +77,12 @@ class Journal:
         return None if row is None else (row.get("spent", [0, 0.0])[0], row.get("spent", [0, 0.0])[1])
 
     def put(
-        self, key: str, requests: Sequence[Request], replies: Sequence[Reply], seconds: float, spent: Spent = (0, 0.0)
+        self,
+        key: str,
+        requests: Sequence[StepRequest],
+        replies: Sequence[StepReply],
+        seconds: float,
+        spent: Spent = (0, 0.0),
     ) -> None:
         """Keep a round; it is on the disk when this returns."""
         kept = [{"kind": type(reply).__name__, "value": rows.to_row(reply)} for reply in replies]

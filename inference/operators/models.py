@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.inference.operators.requests import Judged, JudgedEach, Picture, Prompt, Written
+from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.image_prefix import split_after_images
 from reflectune.models.remote.client import Messages, RemoteModel
@@ -37,7 +37,7 @@ class LocalModel:
         self._engine, self._renderer = engine, engine.renderer
         engine.image_prefixes.keep(pictures)
 
-    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
+    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """A greedy reply to each prompt; of a prompt's documents the leading ones that fit are shown.
 
         Raises:
@@ -48,7 +48,7 @@ class LocalModel:
         made = self._engine.generate(prefixes, [(i, 0) for i in range(len(prompts))], max_new_tokens=max_tokens)
         self._engine.check_numbers(*(generation.score for generation in made))
         return [
-            Written(
+            WriteReply(
                 self._lines(generation.text),
                 shown,
                 len(rendered.ids),
@@ -60,7 +60,7 @@ class LocalModel:
             for generation, (shown, rendered) in zip(made, fitted, strict=True)
         ]
 
-    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
+    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """P(yes) and P(no) of each prompt, from one forward pass: of the first token in which they differ.
 
         Raises:
@@ -71,11 +71,11 @@ class LocalModel:
         fitted = [(shown, _followed_by(rendered, same)) for shown, rendered in fitted]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
         return [
-            Judged(pair[0], pair[1], shown, len(rendered.ids), self._shared(rendered))
+            JudgeReply(pair[0], pair[1], shown, len(rendered.ids), self._shared(rendered))
             for pair, (shown, rendered) in zip(prefixes.probabilities(ids).tolist(), fitted, strict=True)
         ]
 
-    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
         """P(yes) and P(no), as in `judge`, of each document alone, over what its question's prompts begin with.
 
         Raises:
@@ -95,11 +95,11 @@ class LocalModel:
         )
         judged = []
         for (prefix, branches), fitting, pairs in zip(read, kept, state.probabilities(ids), strict=True):
-            each = [Judged(0.0, 0.0)] * len(branches)
+            each = [JudgeReply(0.0, 0.0)] * len(branches)
             for k, pair in zip(fitting, pairs.tolist(), strict=True):
-                each[k] = Judged(pair[0], pair[1], 1, len(branches[k]) + len(same))
+                each[k] = JudgeReply(pair[0], pair[1], 1, len(branches[k]) + len(same))
             read_together = len(prefix.ids) + sum(one.read for one in each)
-            judged.append(JudgedEach(tuple(each), read_together, self._shared(prefix)))
+            judged.append(JudgeEachReply(tuple(each), read_together, self._shared(prefix)))
         return judged
 
     def fit(self, image: Picture, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
@@ -155,13 +155,13 @@ class ServedModel:
     def __init__(self, remote: RemoteModel) -> None:
         self._remote = remote
 
-    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
+    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """A reply to each prompt. A refusal is an empty reply; the server itself says what is too long."""
         conversations = [conversation(image, prompt) for image, prompt in prompts]
         replies = self._remote.complete_all(conversations, what="", max_tokens=max_tokens)
         return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
 
-    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
+    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """P(yes) and P(no) of each prompt by the server's log-probabilities; 0 for a word that is not among its 20.
 
         Warns if neither word is, as with a model that begins with its thoughts: such a judgement says nothing.
@@ -179,10 +179,11 @@ class ServedModel:
                 stacklevel=2,
             )
         return [
-            Judged(pair[0], pair[1], len(prompt.documents)) for pair, (_, prompt) in zip(likely, prompts, strict=True)
+            JudgeReply(pair[0], pair[1], len(prompt.documents))
+            for pair, (_, prompt) in zip(likely, prompts, strict=True)
         ]
 
-    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
         """As `judge` about each document alone. They begin alike, so a server's prefix cache reads that once.
 
         Raises:
@@ -194,7 +195,7 @@ class ServedModel:
             for document in prompt.documents
         ]
         judged = iter(self.judge(alone, yes, no))
-        return [JudgedEach(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
+        return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
 
 
 def conversation(image: Picture, prompt: Prompt) -> Messages:
@@ -216,8 +217,8 @@ def _data_url(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _written(reply: RemoteReply, prompt: Prompt) -> Written:
-    return Written(
+def _written(reply: RemoteReply, prompt: Prompt) -> WriteReply:
+    return WriteReply(
         reply.text,
         0 if reply.refused else len(prompt.documents),
         reply.prompt_tokens,

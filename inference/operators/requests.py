@@ -48,7 +48,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteRequest:
     """Have a model write.
 
     Attributes:
@@ -69,7 +69,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteReply:
     """What a model wrote.
 
     Attributes:
@@ -94,7 +94,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Judging:
+class YesNoRequest:
     """A question of which only is read how likely a reply is that begins with one word or with another.
 
     Attributes:
@@ -112,17 +112,17 @@ class Judging:
     model: ModelName = "reader"
 
 
-class Judge(Judging):
+class JudgeRequest(YesNoRequest):
     """Ask a prompt with its documents; nothing is decoded."""
 
 
-class JudgeEach(Judging):
+class JudgeEachRequest(YesNoRequest):
     """Ask a prompt with each of its documents alone. What these begin with is read once; nothing is decoded."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read, as in `Written`."""
+class JudgeReply:
+    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read, as in `WriteReply`."""
 
     yes: float
     no: float
@@ -137,16 +137,16 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class JudgedEach:
+class JudgeEachReply:
     """What is said of each document; 0 and 0, with none shown, of one that the model's context doesn't hold whole.
 
     Attributes:
         each: In the documents' order; `read` counts the tokens that were read for one alone.
         read: Tokens that were read for all of them together.
-        shared: As in `Written`.
+        shared: As in `WriteReply`.
     """
 
-    each: tuple[Judged, ...] = ()
+    each: tuple[JudgeReply, ...] = ()
     read: int = 0
     shared: int | None = None
 
@@ -158,7 +158,7 @@ class JudgedEach:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchRequest:
     """Look several texts up in the knowledge bases, each beside the question's picture where a base has pictures.
 
     An empty text stands for the picture alone, which only a base that has pictures can be searched with.
@@ -179,7 +179,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Retrieved:
+class SearchReply:
     """What was found.
 
     Attributes:
@@ -192,7 +192,7 @@ class Retrieved:
 
 
 @dataclass(frozen=True)
-class Liken:
+class LikenRequest:
     """Compare texts with earlier ones.
 
     Attributes:
@@ -207,14 +207,14 @@ class Liken:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class LikenReply:
     """The highest cosine similarity of each text to an earlier one."""
 
     highest: tuple[float, ...] = field(default=())
 
 
 @dataclass(frozen=True)
-class Rerank:
+class RerankRequest:
     """Have the text reranker compare a text with passages.
 
     Attributes:
@@ -229,11 +229,11 @@ class Rerank:
 
 
 @dataclass(frozen=True)
-class Reranked:
+class RerankReply:
     """The reranker's score of each passage, in the order that they were given in."""
 
     scores: tuple[float, ...] = ()
 
 
-Request: TypeAlias = Write | Judge | JudgeEach | Search | Liken | Rerank
-Reply: TypeAlias = Written | Judged | JudgedEach | Retrieved | Likeness | Reranked
+StepRequest: TypeAlias = WriteRequest | JudgeRequest | JudgeEachRequest | SearchRequest | LikenRequest | RerankRequest
+StepReply: TypeAlias = WriteReply | JudgeReply | JudgeEachReply | SearchReply | LikenReply | RerankReply

@@ -16,7 +16,7 @@ from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.operators.requests import Box, Picture, Rerank, Reranked, Retrieved, Search
+from reflectune.inference.operators.requests import Box, Picture, RerankReply, RerankRequest, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Embed
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
@@ -46,7 +46,7 @@ class KnowledgeBases:
     joint: JointSearch
     embed: Embed
 
-    def search(self, searches: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         """What the searches of several questions find; all queries go to each base in one call.
 
         A passage that was found by a picture alone has its entry's score: there was no text to compare it with.
@@ -62,13 +62,13 @@ class KnowledgeBases:
         ]
 
 
-def _retrieved(request: Search, query_hits: Sequence[JointHits]) -> Retrieved:
+def _retrieved(request: SearchRequest, query_hits: Sequence[JointHits]) -> SearchReply:
     """What was found for the queries of one search."""
     hits = tuple(
         {base: tuple(_scored(hit, text) for hit in joint.hits[base]) for base in request.tops}
         for text, joint in zip(request.queries, query_hits, strict=True)
     )
-    return Retrieved(hits, {base: why for joint in query_hits for base, why in joint.missing.items()})
+    return SearchReply(hits, {base: why for joint in query_hits for base, why in joint.missing.items()})
 
 
 def knowledge_bases(
@@ -166,7 +166,7 @@ class EntryDocuments:
     lead: Lead = "first_sentence"
     on_failure: OnFailure = "stop"
 
-    def search(self, searches: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         """What the searches of several questions find: one document an entry, best entry first.
 
         Entries without text have no document and are passed over.
@@ -177,9 +177,11 @@ class EntryDocuments:
             if self.on_failure == "stop":
                 raise
             why = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
-            return [Retrieved(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in searches]
+            return [
+                SearchReply(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in searches
+            ]
 
-    def _search(self, searches: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def _search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         rows = [
             (query, top, request.question or query.text)
             for image, request in searches
@@ -188,7 +190,9 @@ class EntryDocuments:
         most = max((top for _, top, _ in rows), default=1)
         query_hits = iter(self.entries.search_queries([query for query, _, _ in rows], most, weights=self.weights))
         documents = iter([self._documents(question, next(query_hits)[:top]) for _, top, question in rows])
-        return [Retrieved(tuple({ENTRIES: tuple(next(documents))} for _ in request.queries)) for _, request in searches]
+        return [
+            SearchReply(tuple({ENTRIES: tuple(next(documents))} for _ in request.queries)) for _, request in searches
+        ]
 
     def _documents(self, question: str, hits: Sequence[Hit]) -> list[PassageHit]:
         documents = [(hit, self._document(question, self.knowledge.get(hit.entry_id))) for hit in hits]
@@ -211,7 +215,7 @@ def _scored(hit: PassageHit, text: str) -> PassageHit:
     return hit if text.strip() else dataclasses.replace(hit, score=hit.parts.get("entry", hit.score))
 
 
-def _queries(image: Picture, request: Search) -> list[Query]:
+def _queries(image: Picture, request: SearchRequest) -> list[Query]:
     """What a search looks up about a picture, or about parts of it."""
     boxes = request.boxes or (None,) * len(request.queries)
     return [
@@ -231,11 +235,11 @@ def cropped(image: Image.Image, box: Box | None) -> Image.Image:
     )
 
 
-def reranked(requests: Sequence[Rerank], reranker: Reranker) -> list[Reranked]:
+def reranked(requests: Sequence[RerankRequest], reranker: Reranker) -> list[RerankReply]:
     """A reranker's scores of passages, in the order that they were given in."""
     ranked = reranker.rank([request.query for request in requests], [request.passages for request in requests])
     scores = [{each.passage: each.score for each in row} for row in ranked]
     return [
-        Reranked(tuple(by_passage[passage] for passage in request.passages))
+        RerankReply(tuple(by_passage[passage] for passage in request.passages))
         for request, by_passage in zip(requests, scores, strict=True)
     ]

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.operators.requests import (
-    Judge,
-    Judged,
-    JudgedEach,
-    JudgeEach,
-    Liken,
-    Likeness,
-    Reply,
-    Request,
-    Rerank,
-    Reranked,
-    Retrieved,
-    Search,
-    Write,
-    Written,
+    JudgeEachReply,
+    JudgeEachRequest,
+    JudgeReply,
+    JudgeRequest,
+    LikenReply,
+    LikenRequest,
+    RerankReply,
+    RerankRequest,
+    SearchReply,
+    SearchRequest,
+    StepReply,
+    StepRequest,
+    WriteReply,
+    WriteRequest,
 )
 from reflectune.inference.trace import FoundPassage, Step
 
@@ -44,54 +44,54 @@ class StepLog:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
-    def add(self, request: Request, reply: Reply, seconds: float) -> None:
+    def add(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
         """Write down a step: what was asked for, what was replied, and the seconds that are this question's share."""
-        operator = request.operator if isinstance(request, Write) else _OPERATORS[type(request)]
+        operator = request.operator if isinstance(request, WriteRequest) else _OPERATORS[type(request)]
         self.seconds[operator] = self.seconds.get(operator, 0.0) + seconds
         counts = self.tokens
         counts["iterations"] = max(counts["iterations"], request.iteration + 1)
         step = Step(operator, request.iteration)
-        if isinstance(reply, (Written, Judged)):
+        if isinstance(reply, (WriteReply, JudgeReply)):
             counts["calls"] += 1
             counts["read"] += reply.read
             counts["documents_read"] += reply.shown
             step = dataclasses.replace(step, shown=reply.shown, read=reply.read)
-        if isinstance(reply, Written):
+        if isinstance(reply, WriteReply):
             counts["generated"] += reply.tokens
             step = dataclasses.replace(step, text=reply.text, generated=reply.tokens, finished=reply.finished)
-        elif isinstance(reply, Judged):
+        elif isinstance(reply, JudgeReply):
             step = dataclasses.replace(step, probability=reply.yes)
-        elif isinstance(reply, Retrieved) and isinstance(request, Search):
+        elif isinstance(reply, SearchReply) and isinstance(request, SearchRequest):
             counts["searches"] += len(request.queries)
             step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
             if reply.missing:
                 counts["searches_failed"] = counts.get("searches_failed", 0) + 1
             for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
                 _keep_best(self.hits, hit)
-        elif isinstance(reply, JudgedEach):
+        elif isinstance(reply, JudgeEachReply):
             shown = sum(judged.shown for judged in reply.each)
             counts["calls"] += len(reply.each)
             counts["read"] += reply.read_apart
             counts["documents_read"] += shown
             each = tuple(judged.yes for judged in reply.each)
             step = dataclasses.replace(step, each=each, shown=shown, read=reply.read)
-        elif isinstance(reply, Reranked):
+        elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
-        elif isinstance(reply, Likeness):
+        elif isinstance(reply, LikenReply):
             step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
         self.steps.append(step)
 
 
-_OPERATORS: Mapping[type[Request], str] = {
-    Judge: "judge",
-    JudgeEach: "judge",
-    Search: "search",
-    Liken: "liken",
-    Rerank: "rerank",
+_OPERATORS: Mapping[type[StepRequest], str] = {
+    JudgeRequest: "judge",
+    JudgeEachRequest: "judge",
+    SearchRequest: "search",
+    LikenRequest: "liken",
+    RerankRequest: "rerank",
 }
 
 
-def _found(reply: Retrieved) -> tuple[FoundPassage, ...]:
+def _found(reply: SearchReply) -> tuple[FoundPassage, ...]:
     return tuple(
         FoundPassage(hit.passage.id, hit.passage.entry_id, base, query, hit.rank, hit.score)
         for query, by_base in enumerate(reply.hits)

@@ -16,50 +16,50 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit, Spent
 from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.requests import (
-    Judge,
-    Judged,
-    JudgedEach,
-    JudgeEach,
-    Judging,
-    Liken,
-    Likeness,
+    JudgeEachReply,
+    JudgeEachRequest,
+    JudgeReply,
+    JudgeRequest,
+    LikenReply,
+    LikenRequest,
     ModelName,
     Picture,
     Prompt,
-    Reply,
-    Request,
-    Rerank,
-    Reranked,
-    Retrieved,
-    Search,
-    Write,
-    Written,
+    RerankReply,
+    RerankRequest,
+    SearchReply,
+    SearchRequest,
+    StepReply,
+    StepRequest,
+    WriteReply,
+    WriteRequest,
+    YesNoRequest,
 )
 from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.rendering.thoughts import without_thoughts
 
-SearchTool = Callable[[Sequence[tuple[Picture, Search]]], Sequence[Retrieved]]
+SearchFunction = Callable[[Sequence[tuple[Picture, SearchRequest]]], Sequence[SearchReply]]
 """What looks things up: for each picture and search what was found."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
-RerankTool = Callable[[Sequence[Rerank]], Sequence[Reranked]]
+RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
 """What compares texts with passages."""
 
 
 class Model(Protocol):
     """A model as steps see it: on this machine, or behind a server."""
 
-    def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
+    def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
         """A reply to each prompt."""
         ...
 
-    def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
+    def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         """P(yes) and P(no) of each prompt."""
         ...
 
-    def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
@@ -77,14 +77,14 @@ class Tools:
     """
 
     models: Mapping[ModelName, Model]
-    search: SearchTool | None = None
+    search: SearchFunction | None = None
     embed: Embed | None = None
-    rerank: RerankTool | None = None
+    rerank: RerankFunction | None = None
     budget: Budget = dataclasses.field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrajectoryResult:
     """What a trajectory ends with.
 
     Attributes:
@@ -116,30 +116,30 @@ class _Course:
 
     question: Question
     image: Picture
-    steps: Steps[Outcome]
-    waiting: Request | None = None
+    steps: Steps[TrajectoryResult]
+    waiting: StepRequest | None = None
     log: StepLog = dataclasses.field(default_factory=StepLog)
     begun: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
     limit: Limit | None = None
-    outcome: Outcome | None = None
+    outcome: TrajectoryResult | None = None
 
-    def go_on(self, reply: Reply | None) -> None:
+    def go_on(self, reply: StepReply | None) -> None:
         """Take the trajectory to its next request, or to its end."""
         try:
             self.waiting = self._seen(next(self.steps) if reply is None else self.steps.send(reply))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
 
-    def _seen(self, request: Request) -> Request:
+    def _seen(self, request: StepRequest) -> StepRequest:
         """A request as it is carried out: no prompt shows the picture of a question that has none."""
-        if self.image is not None or not isinstance(request, (Write, Judging)):
+        if self.image is not None or not isinstance(request, (WriteRequest, YesNoRequest)):
             return request
         return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
 
     @property
     def may_end(self) -> bool:
         """Whether a budget that is used up can still end it: once, and not when it asks for its answer, or its form."""
-        answers = isinstance(self.waiting, Write) and self.waiting.operator in ("answer", "extract")
+        answers = isinstance(self.waiting, WriteRequest) and self.waiting.operator in ("answer", "extract")
         return self.waiting is not None and self.limit is None and not (answers and self.log.steps)
 
     def end(self, limit: Limit) -> None:
@@ -153,7 +153,7 @@ class _Course:
             self.waiting, self.outcome = None, end.value
         except BudgetSpent:
             answers = [step.text for step in self.log.steps if step.operator == "answer"]
-            self.waiting, self.outcome = None, Outcome("".join(answers[-1:]), str(limit), fallback="budget")
+            self.waiting, self.outcome = None, TrajectoryResult("".join(answers[-1:]), str(limit), fallback="budget")
 
 
 class TrajectoryPipeline:
@@ -174,7 +174,7 @@ class TrajectoryPipeline:
     def __init__(
         self,
         name: str,
-        start: Callable[[Question], Steps[Outcome]],
+        start: Callable[[Question], Steps[TrajectoryResult]],
         tools: Tools,
         journal: Journal | None = None,
         *,
@@ -183,7 +183,9 @@ class TrajectoryPipeline:
         self.name, self.takes_texts = name, takes_texts
         self._start, self._tools, self._journal = start, tools, journal
 
-    def guided(self, guide: Callable[[Question, Steps[Outcome]], Steps[Outcome]]) -> TrajectoryPipeline:
+    def guided(
+        self, guide: Callable[[Question, Steps[TrajectoryResult]], Steps[TrajectoryResult]]
+    ) -> TrajectoryPipeline:
         """The same pipeline without a journal, of each trajectory of which `guide` makes the steps carried out."""
         begin = self._start
         return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
@@ -227,8 +229,8 @@ class TrajectoryPipeline:
         return spent
 
     def _replies(
-        self, key: str, courses: Sequence[_Course], requests: Sequence[Request], spent: Spent
-    ) -> tuple[Sequence[Reply], float]:
+        self, key: str, courses: Sequence[_Course], requests: Sequence[StepRequest], spent: Spent
+    ) -> tuple[Sequence[StepReply], float]:
         """What is replied in a round, and the seconds that it took; from the journal if it is there."""
         if self._journal is not None and (kept := self._journal.get(key, requests)) is not None:
             return kept
@@ -239,9 +241,11 @@ class TrajectoryPipeline:
             self._journal.put(key, requests, replies, seconds, spent)
         return replies, seconds
 
-    def _count_computed(self, course: _Course, request: Request, reply: Reply) -> None:
+    def _count_computed(self, course: _Course, request: StepRequest, reply: StepReply) -> None:
         """Count the tokens that were read, what prompts about a picture share once; dropped where that isn't known."""
-        if not isinstance(reply, (Written, Judged, JudgedEach)) or not isinstance(request, (Write, Judging)):
+        if not isinstance(reply, (WriteReply, JudgeReply, JudgeEachReply)) or not isinstance(
+            request, (WriteRequest, YesNoRequest)
+        ):
             return
         if reply.shared is None:
             course.log.tokens.pop("computed", None)
@@ -250,33 +254,37 @@ class TrajectoryPipeline:
             course.log.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
             course.begun.add(beginning)
 
-    def _carry_out(self, images: Sequence[Picture], requests: Sequence[Request]) -> Sequence[Reply]:
+    def _carry_out(self, images: Sequence[Picture], requests: Sequence[StepRequest]) -> Sequence[StepReply]:
         first = requests[0]
-        if isinstance(first, Write | Judge | JudgeEach):
-            prompts = [request.prompt for request in requests if isinstance(request, Write | Judge | JudgeEach)]
+        if isinstance(first, WriteRequest | JudgeRequest | JudgeEachRequest):
+            prompts = [
+                request.prompt
+                for request in requests
+                if isinstance(request, WriteRequest | JudgeRequest | JudgeEachRequest)
+            ]
             illustrated, model = list(zip(images, prompts, strict=True)), self._tools.models[first.model]
-            if isinstance(first, Write):
+            if isinstance(first, WriteRequest):
                 return model.write(illustrated, first.max_tokens)
-            judge = model.judge if isinstance(first, Judge) else model.judge_each
+            judge = model.judge if isinstance(first, JudgeRequest) else model.judge_each
             return judge(illustrated, first.yes, first.no)
-        if isinstance(first, Rerank):
+        if isinstance(first, RerankRequest):
             if self._tools.rerank is None:
                 raise ValueError(f"{self.name} reranks passages, but was given nothing to rerank them with")
-            return self._tools.rerank([request for request in requests if isinstance(request, Rerank)])
-        if isinstance(first, Search):
+            return self._tools.rerank([request for request in requests if isinstance(request, RerankRequest)])
+        if isinstance(first, SearchRequest):
             if self._tools.search is None:
                 raise ValueError(f"{self.name} searches, but was given nothing to search with")
-            searches = [request for request in requests if isinstance(request, Search)]
+            searches = [request for request in requests if isinstance(request, SearchRequest)]
             return self._tools.search(list(zip(images, searches, strict=True)))
         if self._tools.embed is None:
             raise ValueError(f"{self.name} compares texts, but was given nothing to compare them with")
-        compared = [request for request in requests if isinstance(request, Liken)]
+        compared = [request for request in requests if isinstance(request, LikenRequest)]
         return likenesses(compared, self._tools.embed)
 
 
-def _spoken(request: Request, reply: Reply) -> Reply:
+def _spoken(request: StepRequest, reply: StepReply) -> StepReply:
     """A reply as trajectories and traces have it: without a reasoning model's thoughts, unless they are asked for."""
-    if not isinstance(reply, Written) or (isinstance(request, Write) and request.keeps_thoughts):
+    if not isinstance(reply, WriteReply) or (isinstance(request, WriteRequest) and request.keeps_thoughts):
         return reply
     return dataclasses.replace(reply, text=without_thoughts(reply.text))
 
@@ -286,7 +294,7 @@ def _told(question: Question, image: Picture) -> Question:
     return dataclasses.replace(question, image="" if image is None else question.image or "image")
 
 
-def likenesses(requests: Sequence[Liken], embed: Embed) -> list[Likeness]:
+def likenesses(requests: Sequence[LikenRequest], embed: Embed) -> list[LikenReply]:
     """What is replied to comparisons: cosine similarities, with every text encoded once."""
     texts = list(dict.fromkeys(text for request in requests for text in (*request.texts, *request.others)))
     vectors = dict(zip(texts, embed(texts), strict=True))
@@ -294,7 +302,7 @@ def likenesses(requests: Sequence[Liken], embed: Embed) -> list[Likeness]:
     def highest(text: str, others: Sequence[str]) -> float:
         return max(float(vectors[text] @ vectors[other]) for other in others)
 
-    return [Likeness(tuple(highest(text, request.others) for text in request.texts)) for request in requests]
+    return [LikenReply(tuple(highest(text, request.others) for text in request.texts)) for request in requests]
 
 
 def _largest_group(courses: Sequence[_Course]) -> list[_Course]:
@@ -305,11 +313,11 @@ def _largest_group(courses: Sequence[_Course]) -> list[_Course]:
     return max(groups.values(), key=len)
 
 
-def _kind(request: Request | None) -> tuple[object, ...]:
+def _kind(request: StepRequest | None) -> tuple[object, ...]:
     """What requests must have in common to be carried out together."""
-    if isinstance(request, Write):
-        return (Write, request.model, request.max_tokens, request.prompt.picture)
-    if isinstance(request, Judging):
+    if isinstance(request, WriteRequest):
+        return (WriteRequest, request.model, request.max_tokens, request.prompt.picture)
+    if isinstance(request, YesNoRequest):
         return (type(request), request.model, request.yes, request.no, request.prompt.picture)
     return (type(request),)
 

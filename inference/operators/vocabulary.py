@@ -8,29 +8,29 @@ from typing import TypeVar
 from reflectune.core.types import Passage
 from reflectune.inference.operators.requests import (
     Box,
-    Judge,
-    Judged,
-    JudgedEach,
-    JudgeEach,
-    Liken,
-    Likeness,
+    JudgeEachReply,
+    JudgeEachRequest,
+    JudgeReply,
+    JudgeRequest,
+    LikenReply,
+    LikenRequest,
     ModelName,
     Prompt,
-    Reply,
-    Request,
-    Rerank,
-    Reranked,
-    Retrieved,
-    Search,
-    Write,
+    RerankReply,
+    RerankRequest,
+    SearchReply,
+    SearchRequest,
+    StepReply,
+    StepRequest,
+    WriteReply,
+    WriteRequest,
     Writing,
-    Written,
 )
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.retrievers.joint import merge_hits
 
 Value = TypeVar("Value")
-Steps = Generator[Request, Reply, Value]
+Steps = Generator[StepRequest, StepReply, Value]
 """Steps that end with a value: what an operator is, and what a whole trajectory is."""
 
 
@@ -46,7 +46,7 @@ def write(
     system: str = "",
     picture: bool = True,
     keeps_thoughts: bool = False,
-) -> Steps[Written]:
+) -> Steps[WriteReply]:
     """Have a model write: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
     Args:
@@ -62,8 +62,8 @@ def write(
         keeps_thoughts: Whether the reply holds what a reasoning model thinks first; else it is cut off.
     """
     prompt = Prompt(template, texts, tuple(documents), system, picture)
-    reply = yield Write(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
-    return _as(Written, reply)
+    reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
+    return _as(WriteReply, reply)
 
 
 def judge(
@@ -75,10 +75,10 @@ def judge(
     yes: str = "Yes",
     no: str = "No",
     model: ModelName = "reader",
-) -> Steps[Judged]:
+) -> Steps[JudgeReply]:
     """Ask a model a question of yes or no, by probability; see `write`."""
-    reply = yield Judge(iteration, Prompt(template, texts, tuple(documents)), yes, no, model)
-    return _as(Judged, reply)
+    reply = yield JudgeRequest(iteration, Prompt(template, texts, tuple(documents)), yes, no, model)
+    return _as(JudgeReply, reply)
 
 
 def judge_each(
@@ -91,12 +91,12 @@ def judge_each(
     yes: str = "Yes",
     no: str = "No",
     model: ModelName = "reader",
-) -> Steps[JudgedEach]:
-    """Ask a question of yes or no about each document alone; see `JudgeEach`. About none, nothing is asked."""
+) -> Steps[JudgeEachReply]:
+    """Ask a question of yes or no about each document alone; see `JudgeEachRequest`. About none, nothing is asked."""
     if not documents:
-        return JudgedEach()
-    reply = yield JudgeEach(iteration, Prompt(template, texts, tuple(documents), system), yes, no, model)
-    return _as(JudgedEach, reply)
+        return JudgeEachReply()
+    reply = yield JudgeEachRequest(iteration, Prompt(template, texts, tuple(documents), system), yes, no, model)
+    return _as(JudgeEachReply, reply)
 
 
 def search(
@@ -106,36 +106,36 @@ def search(
     *,
     question: str = "",
     boxes: Sequence[Box | None] = (),
-) -> Steps[Retrieved]:
-    """Look texts up; see `Search`. Without a query nothing is asked for, and nothing found."""
+) -> Steps[SearchReply]:
+    """Look texts up; see `SearchRequest`. Without a query nothing is asked for, and nothing found."""
     if not queries:
-        return Retrieved()
+        return SearchReply()
     each = {base: tuple(numbers) for base, numbers in tops.items()}
-    return _as(Retrieved, (yield Search(iteration, tuple(queries), each, question, tuple(boxes))))
+    return _as(SearchReply, (yield SearchRequest(iteration, tuple(queries), each, question, tuple(boxes))))
 
 
-def liken(iteration: int, texts: Sequence[str], others: Sequence[str]) -> Steps[Likeness]:
-    """The highest similarity of each text to one of the others; see `Likeness`."""
+def liken(iteration: int, texts: Sequence[str], others: Sequence[str]) -> Steps[LikenReply]:
+    """The highest similarity of each text to one of the others; see `LikenReply`."""
     if not others:
-        return Likeness((-1.0,) * len(texts))
-    return _as(Likeness, (yield Liken(iteration, tuple(texts), tuple(others))))
+        return LikenReply((-1.0,) * len(texts))
+    return _as(LikenReply, (yield LikenRequest(iteration, tuple(texts), tuple(others))))
 
 
-def rerank(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[Reranked]:
-    """The text reranker's scores of passages; see `Rerank`."""
+def rerank(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[RerankReply]:
+    """The text reranker's scores of passages; see `RerankRequest`."""
     if not passages:
-        return Reranked()
-    return _as(Reranked, (yield Rerank(iteration, query, tuple(passages))))
+        return RerankReply()
+    return _as(RerankReply, (yield RerankRequest(iteration, query, tuple(passages))))
 
 
-def merge(found: Retrieved) -> list[Passage]:
+def merge(found: SearchReply) -> list[Passage]:
     """The passages that were found, each once: base after base, and of a base the queries' best ones in turn."""
     bases = dict.fromkeys(base for hits in found.hits for base in hits)
     by_base = [merge_hits([hits.get(base, ()) for hits in found.hits], "in_turn") for base in bases]
     return [hit.passage for hit in merge_hits(by_base, "concat")]
 
 
-def best_entries(found: Retrieved, entries: int) -> list[Passage]:
+def best_entries(found: SearchReply, entries: int) -> list[Passage]:
     """The passages of the entries with the highest similarity in any search, in the order of entries."""
     score: dict[str, float] = {}
     passages: dict[str, Passage] = {}
@@ -152,7 +152,7 @@ def texts_of(passages: Sequence[Passage]) -> list[str]:
     return [passage_text(passage) for passage in passages]
 
 
-def _as(kind: type[Value], reply: Reply) -> Value:
+def _as(kind: type[Value], reply: StepReply) -> Value:
     if not isinstance(reply, kind):
         raise TypeError(f"expected {kind.__name__} in reply, found {type(reply).__name__}")
     return reply

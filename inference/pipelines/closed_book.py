@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, every, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, every, needed
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 
@@ -42,7 +42,7 @@ class ClosedBook:
         ]
 
 
-def _make(name: str, parts: Parts) -> ClosedBook:
+def _make(name: str, parts: PipelineParts) -> ClosedBook:
     return ClosedBook(name, Reader(needed(parts.engine), parts.config.max_new_tokens))
 
 

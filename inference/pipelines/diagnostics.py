@@ -22,7 +22,7 @@ STATING = "stating"
 
 
 @dataclass(frozen=True)
-class Probe:
+class DiagnosticProbe:
     """A passage to judge, and what it is to the question.
 
     `source` is `gold`, `same_article` (another section of the gold article), or `look_alike:<attribute>`: a section
@@ -85,7 +85,7 @@ class DiagnosticPassages:
         """Whether the data set says which entries look alike."""
         return bool(self._written or self._listed) or bool(self._looks and self._relations)
 
-    def build(self, question: Question) -> list[Probe]:
+    def build(self, question: Question) -> list[DiagnosticProbe]:
         """The probes of a question with evidence, gold first; none if its evidence has no passage."""
         entries = dict.fromkeys(evidence.entry_id for evidence in question.evidence)
         passages = [p for entry_id in entries for p in self._passages(entry_id)]
@@ -95,15 +95,15 @@ class DiagnosticPassages:
         sections = set(question.evidence)
         others = [p for p in passages if Evidence(p.entry_id, p.section) not in sections]
         return [
-            *(Probe(p, GOLD) for p in gold),
-            *(Probe(p, SAME_ARTICLE) for p in others),
+            *(DiagnosticProbe(p, GOLD) for p in gold),
+            *(DiagnosticProbe(p, SAME_ARTICLE) for p in others),
             *(self._written.get(question.id) or self._look_alikes(question) or self._alike(question, gold[0])),
         ]
 
     def _passages(self, entry_id: str) -> list[Passage]:
         return split_passages(self._knowledge.get(entry_id), lead=self._lead)
 
-    def _look_alikes(self, question: Question) -> list[Probe]:
+    def _look_alikes(self, question: Question) -> list[DiagnosticProbe]:
         evidence = question.evidence[0]
         relations = self._relations.get(evidence.entry_id, ())
         if evidence.entry_id not in self._looks or evidence.section >= len(relations):
@@ -116,16 +116,18 @@ class DiagnosticPassages:
             for entry_id in rng.sample(entries, min(len(entries), self._several if attribute == SEVERAL else 1)):
                 section = list(self._relations[entry_id]).index(relation)
                 probes += [
-                    Probe(p, f"{LOOK_ALIKE}:{attribute}") for p in self._passages(entry_id) if p.section == section
+                    DiagnosticProbe(p, f"{LOOK_ALIKE}:{attribute}")
+                    for p in self._passages(entry_id)
+                    if p.section == section
                 ]
         return probes
 
-    def _alike(self, question: Question, gold: Passage) -> list[Probe]:
+    def _alike(self, question: Question, gold: Passage) -> list[DiagnosticProbe]:
         """What listed look-alikes say under the heading of a gold passage."""
         alike = self._listed.get(gold.entry_id, [])
         rng = random.Random(f"{self._seed} {question.id}")
         return [
-            Probe(passage, f"{LOOK_ALIKE}:{SEVERAL}")
+            DiagnosticProbe(passage, f"{LOOK_ALIKE}:{SEVERAL}")
             for entry_id in rng.sample(alike, min(len(alike), self._several))
             for passage in self._passages(entry_id)
             if passage.heading == gold.heading and not annotate_by_string(question, passage).relevant
@@ -142,12 +144,12 @@ class DiagnosticPassages:
         return near
 
 
-def _read_written(path: Path | None) -> dict[str, list[Probe]]:
+def _read_written(path: Path | None) -> dict[str, list[DiagnosticProbe]]:
     """Look-alike probes that the data set brings, by question id."""
-    probes: dict[str, list[Probe]] = defaultdict(list)
+    probes: dict[str, list[DiagnosticProbe]] = defaultdict(list)
     for number, row in _rows(path):
         try:
-            probe = Probe(Passage(**row["passage"]), f"{LOOK_ALIKE}:{row['attribute']}")
+            probe = DiagnosticProbe(Passage(**row["passage"]), f"{LOOK_ALIKE}:{row['attribute']}")
             probes[row["question_id"]].append(probe)
         except (KeyError, TypeError) as error:
             raise UserError(

@@ -9,12 +9,12 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.documents import DocumentFinder, Found
+from reflectune.inference.pipelines.documents import DocumentFinder, FoundDocuments
 from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.reading.reader import Answer, Reader
+from reflectune.inference.reading.reader import Reader, ReaderAnswer
 from reflectune.inference.trace import Trace
 
-Row = tuple[int, int]
+DocumentPosition = tuple[int, int]
 """A question's place in its batch, and a document's place in the question's."""
 
 
@@ -57,15 +57,15 @@ class DocumentAnswers:
         ]
 
     def _answers(
-        self, questions: Sequence[Question], images: Sequence[Image.Image], retrieved: Sequence[Found]
-    ) -> dict[Row, Answer]:
+        self, questions: Sequence[Question], images: Sequence[Image.Image], retrieved: Sequence[FoundDocuments]
+    ) -> dict[DocumentPosition, ReaderAnswer]:
         rows = [(i, k) for i, retrieval in enumerate(retrieved) for k in range(len(retrieval.documents))]
         contexts = [[retrieved[i].documents[k]] for i, k in rows]
         if self._base is not None:
             row_questions, seen = [questions[i] for i, _ in rows], [images[i] for i, _ in rows]
             return dict(zip(rows, self._base.answer_plainly(row_questions, seen, contexts), strict=True))
         opened = self._reader.open(questions, images)
-        answers: dict[Row, Answer] = {}
+        answers: dict[DocumentPosition, ReaderAnswer] = {}
         for place in range(max((k + 1 for _, k in rows), default=0)):
             one_each = {i: context for (i, k), context in zip(rows, contexts, strict=True) if k == place}
             answers |= {(i, place): answer for i, answer in self._reader.answer(opened, one_each).items()}

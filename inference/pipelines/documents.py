@@ -18,7 +18,7 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDocuments:
     """What was retrieved for a question: entries, best first, and documents in the retriever's order."""
 
     hits: tuple[Hit, ...] = ()
@@ -56,14 +56,14 @@ class DocumentFinder:
         self._retriever, self._knowledge = retriever, knowledge
         self._top_n, self._documents, self._lead = top_n, documents, lead
 
-    def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Found]:
+    def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[FoundDocuments]:
         """What is found for each question, in order."""
         hits = self._retriever.search(images, self._top_n) if questions else []
         return [self._best(question, question_hits) for question, question_hits in zip(questions, hits, strict=True)]
 
-    def _best(self, question: Question, hits: Sequence[Hit]) -> Found:
+    def _best(self, question: Question, hits: Sequence[Hit]) -> FoundDocuments:
         documents = find_documents(question.text, hits, self._passages, self._documents)
-        return Found(tuple(hits), tuple(document.passage for document in documents))
+        return FoundDocuments(tuple(hits), tuple(document.passage for document in documents))
 
     def _passages(self, entry_id: str) -> list[Passage]:
         return split_passages(self._knowledge.get(entry_id), lead=self._lead)

@@ -21,7 +21,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, texts_of, write
 from reflectune.inference.pipelines.diagnostics import gold_passages, is_stating
 from reflectune.metrics.judging.extraction import (
@@ -43,8 +43,8 @@ Shots = Callable[[Question], Sequence[Shot]]
 
 
 def with_extraction(
-    trajectory: Callable[[Question], Steps[Outcome]], shots: Shots, max_tokens: int
-) -> Callable[[Question], Steps[Outcome]]:
+    trajectory: Callable[[Question], Steps[TrajectoryResult]], shots: Shots, max_tokens: int
+) -> Callable[[Question], Steps[TrajectoryResult]]:
     """A trajectory, and then the step that makes its detailed answer short; a reply without one leaves it as it is.
 
     Args:
@@ -53,7 +53,7 @@ def with_extraction(
         max_tokens: The longest short answer.
     """
 
-    def steps(question: Question) -> Steps[Outcome]:
+    def steps(question: Question) -> Steps[TrajectoryResult]:
         outcome = yield from trajectory(question)
         if not outcome.answer.strip() and not outcome.records:
             return outcome

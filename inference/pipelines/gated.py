@@ -13,9 +13,9 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.reading.passage_reader import Judged, PassageReader
+from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
 from reflectune.inference.reading.ranking import entry_scores
-from reflectune.inference.reading.reader import Opened
+from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
@@ -30,8 +30,8 @@ class Gated:
         traces: One a question, in order: gate, hits, passages with S_ret and S_rel, and how many were read.
     """
 
-    opened: Opened
-    judged: Judged
+    opened: OpenedQuestions
+    judged: JudgedPassages
     traces: list[Trace]
 
 

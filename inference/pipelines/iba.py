@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.requests import Retrieved
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.requests import SearchReply
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
 from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
 from reflectune.inference.pipelines.naive_rag import RERANKING
@@ -67,7 +67,7 @@ class Iba:
     max_answer: int
     max_record: int
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         asked = {"question": question.text}
         found = yield from search(0, [""], {"pairs": [self.candidates]})
@@ -96,7 +96,7 @@ class Iba:
             model="answerer",
         )
         named = ", ".join(titles[name] for name in picked)
-        return Outcome(answer.text, f"identified {named}", answer.score, tuple(best[: answer.shown]))
+        return TrajectoryResult(answer.text, f"identified {named}", answer.score, tuple(best[: answer.shown]))
 
     def _best(
         self,
@@ -119,7 +119,7 @@ def _options(names: Sequence[str], titles: Mapping[str, str]) -> list[str]:
     return [f"{letter}. {titles[name]}" for letter, name in zip(string.ascii_uppercase, names, strict=False)]
 
 
-def similarities(found: Retrieved) -> dict[str, float]:
+def similarities(found: SearchReply) -> dict[str, float]:
     """V: each entry's similarity to the picture."""
     hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
     return {hit.passage.entry_id: hit.score for hit in hits}

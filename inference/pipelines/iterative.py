@@ -16,11 +16,11 @@ from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
-from reflectune.inference.operators.trajectory import Model, Outcome, Tools, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import Model, Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
 from reflectune.inference.pipelines.noise import drawn_passages, with_noise
-from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import split_budget
@@ -28,7 +28,7 @@ from reflectune.retrieval.web.pages import KnowledgePages, SearchTool
 
 Budgets = Mapping[str, int]
 """The most passages of an iteration, by knowledge base: `texts` and `pairs`."""
-Trajectory = Callable[[Question], Steps[Outcome]]
+Trajectory = Callable[[Question], Steps[TrajectoryResult]]
 
 DETAILED = "Based on the information, provide a detailed answer to the question."
 """How MI-RAG and PMSR ask for an answer."""
@@ -97,7 +97,7 @@ def searched(question: Question, budgets: Budgets) -> Budgets:
     return left
 
 
-def entry_retriever(name: str, parts: Parts) -> EntryRetriever:
+def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
     """What finds entries by images and texts.
 
     Raises:
@@ -109,7 +109,7 @@ def entry_retriever(name: str, parts: Parts) -> EntryRetriever:
     return entries
 
 
-def reading_models(parts: Parts) -> Mapping[ModelName, Model]:
+def reading_models(parts: PipelineParts) -> Mapping[ModelName, Model]:
     """The models of a pipeline: who reads, writes and reasons, and who answers; often they are one."""
     config = parts.config
     served = ServedModel(needed(parts.remote)) if SERVER in (config.reader, config.answerer) else None
@@ -119,7 +119,7 @@ def reading_models(parts: Parts) -> Mapping[ModelName, Model]:
     return {"reader": reader, "answerer": served if served and config.answerer == SERVER else reader}
 
 
-def search_tool(parts: Parts) -> SearchTool:
+def search_tool(parts: PipelineParts) -> SearchTool:
     """The search tool: a server's if there is one, else the articles of the text knowledge base."""
     return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
 
@@ -166,7 +166,7 @@ def iterative_recipe(
         takes_texts: Whether it answers questions without a picture, from the index of passages alone.
     """
 
-    def build(name: str, parts: Parts) -> TrajectoryPipeline:
+    def build(name: str, parts: PipelineParts) -> TrajectoryPipeline:
         config = parts.config
         by_texts = takes_texts and parts.retriever is None and parts.texts is not None
         entries = None if by_texts else entry_retriever(name, parts)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.requests import Written
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.requests import WriteReply
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import (
     Budgets,
@@ -80,7 +80,7 @@ class MiRag:
     max_record: int
     detailed: bool = False
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         records: list[str] = []
         passages: dict[str, Passage] = {}
@@ -88,7 +88,7 @@ class MiRag:
             yield from self._search(question, records, passages)
         answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = f"after {self.iterations} iterations"
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
+        return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
         """Search and reason; records and passages are added to those given, and stay if a budget cuts this short."""
@@ -125,7 +125,7 @@ def recorded(iteration: int, question: Question, documents: Sequence[str], max_t
 
 def answered(
     question: Question, records: Sequence[str], passages: Mapping[str, Passage], max_tokens: int, *, detailed: bool
-) -> Steps[Written]:
+) -> Steps[WriteReply]:
     """The answer from the records; from the passages by id where a budget left no record."""
     return (
         yield from write(

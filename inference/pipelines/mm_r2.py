@@ -19,8 +19,8 @@ from typing import Final, TypeAlias
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.requests import Retrieved
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.requests import SearchReply
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
 from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
 from reflectune.inference.pipelines.naive_rag import RERANKING
@@ -61,7 +61,7 @@ FIELDS: Final = ("need", "referent", "constraints")
 UNITS: Final = 3
 UNPARSED: Final = "replies_unparsed"
 """What a trace calls the number of replies without a state, a unit or a query."""
-Unit: TypeAlias = tuple[str, int]
+MapUnit: TypeAlias = tuple[str, int]
 """A unit of a knowledge map: an entry's id, and the index of a section."""
 
 
@@ -81,7 +81,7 @@ class MmR2:
     max_answer: int
     max_record: int
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         best: list[Passage] = []
         counts = {UNPARSED: 0}
@@ -93,7 +93,7 @@ class MmR2:
             "answer", 0, template, slots, documents=texts_of(read), max_tokens=longest, model="answerer"
         )
         ended = f"units searched: {len({_unit(passage) for passage in best})}"
-        return Outcome(answer.text, ended, answer.score, tuple(read[: answer.shown]), counts=counts)
+        return TrajectoryResult(answer.text, ended, answer.score, tuple(read[: answer.shown]), counts=counts)
 
     def _search(self, question: Question, best: list[Passage], counts: dict[str, int]) -> Steps[None]:
         """Fill `best` with the passages of the chosen units, in their order until they are ranked by the query."""
@@ -117,7 +117,7 @@ class MmR2:
         best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
 
 
-def knowledge_map(retrieved: Retrieved) -> dict[Unit, list[Passage]]:
+def knowledge_map(retrieved: SearchReply) -> dict[MapUnit, list[Passage]]:
     """The passages found by unit: the most similar entry first, its sections in the order of the article."""
     hits = [hit for by_base in retrieved.hits for hits in by_base.values() for hit in hits]
     similar: dict[str, float] = {}
@@ -125,17 +125,17 @@ def knowledge_map(retrieved: Retrieved) -> dict[Unit, list[Passage]]:
         similar[hit.passage.entry_id] = max(hit.parts.get("entry", hit.score), similar.get(hit.passage.entry_id, -2.0))
     place = {name: rank for rank, name in enumerate(sorted(similar, key=lambda name: -similar[name]))}
     passages = {hit.passage.id: hit.passage for hit in hits}.values()
-    units: dict[Unit, list[Passage]] = {}
+    units: dict[MapUnit, list[Passage]] = {}
     for passage in sorted(passages, key=lambda each: (place[each.entry_id], each.section, each.index)):
         units.setdefault(_unit(passage), []).append(passage)
     return units
 
 
-def _unit(passage: Passage) -> Unit:
+def _unit(passage: Passage) -> MapUnit:
     return passage.entry_id, passage.section
 
 
-def _listed(units: Mapping[Unit, Sequence[Passage]]) -> list[str]:
+def _listed(units: Mapping[MapUnit, Sequence[Passage]]) -> list[str]:
     """The units by number, title and heading; an article's beginning has no heading."""
     names = (" – ".join(filter(None, (passages[0].title, passages[0].heading))) for passages in units.values())
     return [f"[{number}] {name}" for number, name in enumerate(names, start=1)]

@@ -12,11 +12,11 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
-from reflectune.inference.pipelines.documents import DocumentFinder, Found
-from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
+from reflectune.inference.pipelines.documents import DocumentFinder, FoundDocuments
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
 from reflectune.inference.reading.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.reading.reader import Answer, Opened, Reader
+from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 
 
@@ -101,7 +101,7 @@ class MMKBRAG:
             for i, trace in enumerate(traces)
         ]
 
-    def _judge(self, opened: Opened, retrieved: Mapping[int, Found]) -> list[list[float | None]]:
+    def _judge(self, opened: OpenedQuestions, retrieved: Mapping[int, FoundDocuments]) -> list[list[float | None]]:
         """Score_SRT of the documents of each question; all None without SRT."""
         documents = [retrieved[i].documents if i in retrieved else () for i in range(len(opened.questions))]
         if self._reflection.srt:
@@ -109,7 +109,7 @@ class MMKBRAG:
         return [[None] * len(question_documents) for question_documents in documents]
 
     def _looked_up(
-        self, question: Question, gate: float | None, retrieved: Found, scores: Sequence[float | None]
+        self, question: Question, gate: float | None, retrieved: FoundDocuments, scores: Sequence[float | None]
     ) -> Trace:
         """The trace of a question after SRT."""
         how, below = self._reflection, False
@@ -133,7 +133,7 @@ class MMKBRAG:
             tokens={"passages_judged": len(scores) - left_out if how.srt else 0, "passages_left_out": left_out},
         )
 
-    def _agree(self, opened: Opened, traces: Sequence[Trace]) -> list[Trace]:
+    def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
         """The traces after MCT, which is asked about questions that kept two documents or more."""
         how = self._reflection.mct
         kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
@@ -148,8 +148,8 @@ class MMKBRAG:
         return agreed
 
     def _answer(
-        self, opened: Opened, images: Sequence[Image.Image], contexts: Mapping[int, Sequence[Passage]]
-    ) -> Mapping[int, Answer]:
+        self, opened: OpenedQuestions, images: Sequence[Image.Image], contexts: Mapping[int, Sequence[Passage]]
+    ) -> Mapping[int, ReaderAnswer]:
         if self._base is None:
             return self._reader.answer(opened, contexts)
         made = self._base.answer_plainly(opened.questions, images, [contexts[i] for i in range(len(images))])
@@ -169,7 +169,7 @@ def _summary(mct: MctTrace) -> Passage:
     return Passage(entry_id="", section=0, index=0, title="", lead="", heading="", text=mct.summary)
 
 
-def _answered(trace: Trace, answer: Answer, given: int, usage: Mapping[str, int]) -> Trace:
+def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str, int]) -> Trace:
     """The trace with its answer, and with how much of its context the answering model could hold."""
     read = answer.passages_read
     mct = trace.mct
@@ -210,7 +210,7 @@ class ReflectionScores:
             rows = [i for i, question in enumerate(questions) if question.requires_retrieval is not False]
             made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
             by_row = dict(zip(rows, made, strict=True))
-            retrieved = [by_row.get(i, Found()) for i in range(len(questions))]
+            retrieved = [by_row.get(i, FoundDocuments()) for i in range(len(questions))]
         with clock.step("judge"):
             scores = self._reader.judge(opened, [retrieval.documents for retrieval in retrieved])
         return [
@@ -237,7 +237,7 @@ ORDERED_BY = ("s_ret_temperature",)
 REFLECTION = ("ret", "gamma", "srt", "k", "threshold", "mct", "max_reply_tokens", "answer_model")
 
 
-def _make(name: str, parts: Parts) -> MMKBRAG:
+def _make(name: str, parts: PipelineParts) -> MMKBRAG:
     config = parts.config
     how = Reflection(
         config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct, config.s_ret_temperature
@@ -245,11 +245,11 @@ def _make(name: str, parts: Parts) -> MMKBRAG:
     return MMKBRAG(_reader(parts), build_finder(parts), how, _base(parts))
 
 
-def _answer_each(parts: Parts) -> DocumentAnswers:
+def _answer_each(parts: PipelineParts) -> DocumentAnswers:
     return DocumentAnswers(_reader(parts), build_finder(parts), _base(parts))
 
 
-def build_finder(parts: Parts) -> DocumentFinder:
+def build_finder(parts: PipelineParts) -> DocumentFinder:
     """What finds the documents."""
     config = parts.config
     return DocumentFinder(
@@ -257,11 +257,11 @@ def build_finder(parts: Parts) -> DocumentFinder:
     )
 
 
-def _reader(parts: Parts) -> PromptedReader:
+def _reader(parts: PipelineParts) -> PromptedReader:
     return PromptedReader(needed(parts.engine), parts.config.max_new_tokens, parts.config.max_reply_tokens)
 
 
-def _base(parts: Parts) -> Reader | None:
+def _base(parts: PipelineParts) -> Reader | None:
     if parts.config.answer_model != "base":
         return None
     return Reader(needed(parts.base), parts.config.max_new_tokens)

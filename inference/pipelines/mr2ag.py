@@ -14,11 +14,11 @@ from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.oracle import WithGoldEntries
-from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed, with_entry
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.stages import passage_reader
-from reflectune.inference.reading.passage_reader import Judged, PassageReader
+from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
 from reflectune.inference.reading.ranking import best
-from reflectune.inference.reading.reader import Answer, Opened
+from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
@@ -100,14 +100,18 @@ class MR2AG:
         ]
 
     def _answer_directly(
-        self, opened: Opened, traces: Sequence[Trace], fallbacks: Mapping[int, Fallback]
-    ) -> dict[int, Answer]:
+        self, opened: OpenedQuestions, traces: Sequence[Trace], fallbacks: Mapping[int, Fallback]
+    ) -> dict[int, ReaderAnswer]:
         """Answers without passages: where the gate says so, and where that is the fallback; by position."""
         rows = [i for i, trace in enumerate(traces) if not trace.retrieved or fallbacks.get(i) == "closed_book"]
         return dict(zip(rows, self._reader.answer_directly(opened, rows), strict=True))
 
     def _answer_from_passages(
-        self, opened: Opened, judged: Judged, reads: list[list[PassageTrace]], fallbacks: Mapping[int, Fallback]
+        self,
+        opened: OpenedQuestions,
+        judged: JudgedPassages,
+        reads: list[list[PassageTrace]],
+        fallbacks: Mapping[int, Fallback],
     ) -> None:
         """Answer from every relevant passage, and from those that the fallback takes; in place."""
         rows = [(i, k) for i, passages in enumerate(reads) for k, passage in enumerate(passages) if passage.relevant]
@@ -119,7 +123,7 @@ class MR2AG:
         for (i, k), answer in zip(rows, self._reader.answer_from(judged, rows), strict=True):
             reads[i][k] = dataclasses.replace(reads[i][k], answer=answer.text, s_ans=answer.score)
 
-    def _trace(self, trace: Trace, direct: Answer | None) -> Trace:
+    def _trace(self, trace: Trace, direct: ReaderAnswer | None) -> Trace:
         """Add the answer: the direct one if there is one, else that of the passage with the highest product."""
         if direct is not None:
             return dataclasses.replace(trace, answer=direct.text, confidence=direct.score)
@@ -130,7 +134,7 @@ class MR2AG:
         return dataclasses.replace(trace, answer=trace.passages[chosen].answer or "", chosen=chosen)
 
 
-def _make(parts: Parts, retriever: Retriever) -> MR2AG:
+def _make(parts: PipelineParts, retriever: Retriever) -> MR2AG:
     config = parts.config
     return MR2AG(
         passage_reader(parts),
@@ -144,7 +148,7 @@ def _make(parts: Parts, retriever: Retriever) -> MR2AG:
     )
 
 
-def _answer_each(parts: Parts) -> MR2AG:
+def _answer_each(parts: PipelineParts) -> MR2AG:
     always = dataclasses.replace(parts, config=dataclasses.replace(parts.config, gamma=-1.0), judging=False)
     return _make(always, needed(parts.retriever))
 

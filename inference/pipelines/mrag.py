@@ -13,14 +13,14 @@ from typing import Final
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Pairs, QueryModality, ReadingConfig, Reranking
 from reflectune.inference.operators.budget import Budget, BudgetSpent
-from reflectune.inference.operators.requests import Written
+from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import UNREAD, Ranked, paragraphs, rerank
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
-from reflectune.inference.operators.trajectory import Outcome, Tools, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import Trajectory, answer_instruction, entry_retriever, reading_models
 from reflectune.inference.pipelines.naive_rag import RERANKING
-from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.retrieval.retrievers.queries import modality_weights
 
 CAPTION: Final = """\
@@ -46,7 +46,7 @@ DOCUMENTS.
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentStages:
     """The stages before an answer: what to search with, search, rerank.
 
     Attributes:
@@ -78,7 +78,7 @@ class Documents:
             return Ranked(tuple(found))
 
 
-def generate(iteration: int, question: Question, documents: Sequence[Passage], most: int) -> Steps[Written]:
+def generate(iteration: int, question: Question, documents: Sequence[Passage], most: int) -> Steps[WriteReply]:
     """An answer of at most so many tokens from some documents, as many of their paragraphs as the context holds."""
     template, asked = GENERATE + answer_instruction(question, detailed=False), {"question": question.text}
     texts = paragraphs(documents)
@@ -95,17 +95,17 @@ class Mrag:
         max_answer: The longest answer in tokens.
     """
 
-    documents: Documents
+    documents: DocumentStages
     answer_documents: int
     max_answer: int
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         ranked = yield from self.documents.of(question)
         given = ranked.passages[: self.answer_documents]
         answer = yield from generate(0, question, given, self.max_answer)
         ended = f"answered from {len(given)} of {len(ranked.passages)} documents"
-        return Outcome(
+        return TrajectoryResult(
             answer.text,
             ended,
             answer.score,
@@ -116,9 +116,9 @@ class Mrag:
         )
 
 
-def stages(config: ReadingConfig, how: Reranking) -> Documents:
+def stages(config: ReadingConfig, how: Reranking) -> DocumentStages:
     """The stages before an answer, as a config has them."""
-    return Documents(
+    return DocumentStages(
         config.query_modality, config.top_n, how, config.pairs, config.max_record_tokens, config.max_rank_tokens
     )
 
@@ -134,7 +134,7 @@ def mrag_recipe(
         settings: Config fields that it depends on, beyond those of its documents.
     """
 
-    def build(name: str, parts: Parts) -> TrajectoryPipeline:
+    def build(name: str, parts: PipelineParts) -> TrajectoryPipeline:
         config = parts.config
         weights = modality_weights(config.query_modality, config.entry_modality)
         weights = weights.with_summaries(config.summary_share).fused(config.fusion)

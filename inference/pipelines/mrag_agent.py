@@ -14,11 +14,11 @@ from typing import Final
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import AgentFallback
-from reflectune.inference.operators.requests import Written
+from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import UNREAD, paragraphs, relevance
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge
-from reflectune.inference.pipelines.mrag import Documents, generate, mrag_recipe, stages
+from reflectune.inference.pipelines.mrag import DocumentStages, generate, mrag_recipe, stages
 
 VALID: Final = """\
 Given the following reference document, image, question, and response, please evaluate whether the response correctly \
@@ -50,25 +50,29 @@ class MragAgent:
         fallback: What becomes of a question that no document answers validly: no answer, or the first document's.
     """
 
-    documents: Documents
+    documents: DocumentStages
     max_answer: int
     fallback: AgentFallback = "abstain"
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         ranked = yield from self.documents.of(question)
-        counts, answers = {UNREAD: ranked.unread}, dict[int, Written]()
+        counts, answers = {UNREAD: ranked.unread}, dict[int, WriteReply]()
         for place, document in enumerate(ranked.passages):
             if (yield from relevance(place, question.text, document)) <= 0.5:
                 continue
             answer = answers[place] = yield from generate(place, question, [document], self.max_answer)
             if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
                 ended = f"valid answer from document {place + 1} of {len(ranked.passages)}"
-                return Outcome(answer.text, ended, answer.score, ranked.passages, place, (place,), counts=counts)
+                return TrajectoryResult(
+                    answer.text, ended, answer.score, ranked.passages, place, (place,), counts=counts
+                )
         if self.fallback == "abstain" or not ranked.passages:
-            return Outcome("", FAILS, passages=ranked.passages, fallback="abstain", counts=counts)
+            return TrajectoryResult("", FAILS, passages=ranked.passages, fallback="abstain", counts=counts)
         first = answers.get(0) or (yield from generate(0, question, ranked.passages[:1], self.max_answer))
-        return Outcome(first.text, FAILS, first.score, ranked.passages, 0, (0,), fallback="first", counts=counts)
+        return TrajectoryResult(
+            first.text, FAILS, first.score, ranked.passages, 0, (0,), fallback="first", counts=counts
+        )
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:
         """Whether the model holds its own answer to be right by the document."""

@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, knowledge_based, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -57,7 +57,7 @@ RERANKING = (
 
 
 def _recipe(form: ContextForm) -> Recipe:
-    def make(name: str, parts: Parts) -> NaiveRAG:
+    def make(name: str, parts: PipelineParts) -> NaiveRAG:
         config = parts.config
         contexts = ContextBuilder(parts.knowledge, parts.reranker, config.top_n, config.passages, config.lead)
         reader = Reader(needed(parts.engine), config.max_new_tokens)

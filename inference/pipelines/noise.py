@@ -17,8 +17,8 @@ from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.requests import Request, Write
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.requests import StepRequest, WriteRequest
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.models.rendering.turns import passage_text
 
@@ -30,8 +30,8 @@ _READ_FROM_RECORDS = ("rewrite", "answer")
 
 
 def with_noise(
-    trajectory: Callable[[Question], Steps[Outcome]], draw: Callable[[Question], Sequence[str]], seed: int
-) -> Callable[[Question], Steps[Outcome]]:
+    trajectory: Callable[[Question], Steps[TrajectoryResult]], draw: Callable[[Question], Sequence[str]], seed: int
+) -> Callable[[Question], Steps[TrajectoryResult]]:
     """A pipeline's trajectory with irrelevant texts among the records that it shows a model.
 
     Args:
@@ -40,14 +40,14 @@ def with_noise(
         seed: Of their places among the records, which are drawn by the question's id and kept from step to step.
     """
 
-    def steps(question: Question) -> Steps[Outcome]:
+    def steps(question: Question) -> Steps[TrajectoryResult]:
         texts = list(draw(question))
         inner = trajectory(question)
         places = random.Random(f"{seed} places {question.id}")
         spread = [places.random() for _ in texts]
 
-        def shown(request: Request) -> Request:
-            if not isinstance(request, Write) or request.operator not in _READ_FROM_RECORDS:
+        def shown(request: StepRequest) -> StepRequest:
+            if not isinstance(request, WriteRequest) or request.operator not in _READ_FROM_RECORDS:
                 return request
             mixed = among(request.prompt.documents, texts, spread)
             return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, documents=mixed))
@@ -62,7 +62,7 @@ def with_noise(
                 else:
                     request = inner.send(reply)
         except StopIteration as end:
-            outcome: Outcome = end.value
+            outcome: TrajectoryResult = end.value
         return dataclasses.replace(outcome, counts={**outcome.counts, NOISE: len(texts)})
 
     return steps

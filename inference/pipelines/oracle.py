@@ -15,7 +15,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.pipelines.base import Clock, Pipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
-from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, needed, with_entry, with_evidence
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -152,15 +152,15 @@ def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) ->
     return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]
 
 
-def _oracle(given: Given) -> Callable[[str, Parts], Oracle]:
-    def make(name: str, parts: Parts) -> Oracle:
+def _oracle(given: Given) -> Callable[[str, PipelineParts], Oracle]:
+    def make(name: str, parts: PipelineParts) -> Oracle:
         reader = Reader(needed(parts.engine), parts.config.max_new_tokens)
         return Oracle(name, reader, parts.knowledge, given, lead=parts.config.lead)
 
     return make
 
 
-def _among_others(name: str, parts: Parts) -> OracleAmongOthers:
+def _among_others(name: str, parts: PipelineParts) -> OracleAmongOthers:
     config, reader = parts.config, Reader(needed(parts.engine), parts.config.max_new_tokens)
     retriever = needed(parts.retriever)
     return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=config.top_n, lead=config.lead)

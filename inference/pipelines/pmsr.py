@@ -19,7 +19,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.config import ReadingConfig, Scope
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, searched, split
 from reflectune.inference.pipelines.mi_rag import answered, opening, recorded
@@ -69,7 +69,7 @@ class Pmsr:
     strip_question: bool = False
     detailed: bool = False
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         records: list[str] = []
         passages: dict[str, Passage] = {}
@@ -78,7 +78,7 @@ class Pmsr:
             repeats = yield from self._search(question, records, passages)
         answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = REPEATS if repeats else f"after {self.iterations} iterations"
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
+        return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
         """Search and reason; records and passages are added to those given, and stay if a budget cuts this short.

@@ -16,7 +16,7 @@ from typing import Final
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.requests import Retrieved
+from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import REASON
@@ -66,7 +66,7 @@ class PmsrWeb(Pmsr):
             web = {WEB: [self.results] * len(queries)} if iteration else {}
             found = yield from search(iteration, queries, {**web, **tops})
             summaries = yield from self._summaries(iteration, question, queries, found)
-            pairs = Retrieved(tuple({base: hits[base] for base in tops} for hits in found.hits))
+            pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
             read = [*summaries, *merge(pairs)]
             passages |= {passage.id: passage for passage in read}
             record = yield from write(
@@ -91,7 +91,7 @@ class PmsrWeb(Pmsr):
         return (yield from self._beside(of_record, iteration, question, records, otherwise=question.text))
 
     def _summaries(
-        self, iteration: int, question: Question, queries: Sequence[str], found: Retrieved
+        self, iteration: int, question: Question, queries: Sequence[str], found: SearchReply
     ) -> Steps[list[Passage]]:
         """What each page says about the first query that found it; a page of which nothing is said is left out."""
         pages: dict[str, tuple[str, Passage]] = {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, best_entries, judge_each, search, texts_of, write
 from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe, part_of_picture
 from reflectune.models.rendering.turns import answer_prompt
@@ -102,7 +102,7 @@ class ReAG:
     box_field: str = ""
     think: bool = False
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         asked = {"question": question.text}
         boxes = (None, *part_of_picture(question, self.crop, self.box_field))
@@ -128,7 +128,9 @@ class ReAG:
             keeps_thoughts=self.think,
         )
         text = parsing.answer(answer.text) if self.think else answer.text
-        return Outcome(text, f"{len(kept)} of {len(passages)} passages kept", answer.score, tuple(kept[: answer.shown]))
+        return TrajectoryResult(
+            text, f"{len(kept)} of {len(passages)} passages kept", answer.score, tuple(kept[: answer.shown])
+        )
 
 
 RECIPES = iterative_recipe(

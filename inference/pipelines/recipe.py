@@ -24,7 +24,7 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
-class Parts:
+class PipelineParts:
     """What pipelines are put together from; the pipelines at hand need not use all.
 
     Attributes:
@@ -91,7 +91,7 @@ class Recipe:
         answer_each: Makes a pipeline that answers from each passage alone, whatever the gates say; for rewards.
     """
 
-    make: Callable[[str, Parts], Pipeline]
+    make: Callable[[str, PipelineParts], Pipeline]
     model: ModelRole | None
     retrieves: bool
     takes: Callable[[Question], bool]
@@ -107,7 +107,7 @@ class Recipe:
     is_iterative: bool = False
     takes_texts: bool = False
     base_answers: bool = False
-    answer_each: Callable[[Parts], Pipeline] | None = None
+    answer_each: Callable[[PipelineParts], Pipeline] | None = None
 
     def role(self, config: ReadingConfig) -> ModelRole | None:
         """The config's field that names the model that reads, to be loaded; None if there is none, or a server's."""

@@ -13,9 +13,9 @@ from reflectune.formats.passages import Lead
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
-from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
 from reflectune.inference.reading.passage_reader import PassageReader
-from reflectune.inference.reading.reader import Answer, Opened
+from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import Trace
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.turns import fit_leading
@@ -31,7 +31,9 @@ class ReflectivaReader(PassageReader):
         super().__init__(engine, max_new_tokens)
         self._prompts = Reflectiva.of(engine.renderer)
 
-    def answer_together(self, opened: Opened, passages: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
+    def answer_together(
+        self, opened: OpenedQuestions, passages: Mapping[int, Sequence[Passage]]
+    ) -> dict[int, ReaderAnswer]:
         """Answers of some questions, by position, each from its passages as one paragraph.
 
         The leading passages are read, as many as the model's context holds whole.
@@ -47,7 +49,7 @@ class ReflectivaReader(PassageReader):
             for i, answer in zip(fitted, answers, strict=True)
         }
 
-    def _fit_branch(self, opened: Opened, row: int, passages: Sequence[Passage]) -> tuple[int, list[int]]:
+    def _fit_branch(self, opened: OpenedQuestions, row: int, passages: Sequence[Passage]) -> tuple[int, list[int]]:
         """How many leading passages leave room for an answer, and what is read of them. One was judged, so fits."""
         room = self._engine.max_length - opened.lengths[row] - self._max_new_tokens
         return fit_leading(
@@ -129,7 +131,7 @@ class ReflectiVA:
             used = (max(places, key=lambda place: trace.passages[place].s_rel or 0.0),)
         return dataclasses.replace(trace, used=used, fallback=fallback)
 
-    def _answer(self, opened: Opened, traces: Sequence[Trace]) -> dict[int, Answer]:
+    def _answer(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> dict[int, ReaderAnswer]:
         """The answers by position; none where the fallback is to abstain."""
         contexts = {i: [t.passages[place].passage for place in t.used] for i, t in enumerate(traces) if t.used}
         alone = [i for i, t in enumerate(traces) if not t.used and t.fallback != "abstain"]
@@ -137,14 +139,14 @@ class ReflectiVA:
         return {**direct, **self._reader.answer_together(opened, contexts)}
 
 
-def _answered(trace: Trace, answer: Answer | None) -> Trace:
+def _answered(trace: Trace, answer: ReaderAnswer | None) -> Trace:
     if answer is None:
         return trace
     used = trace.used[: answer.passages_read]
     return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, used=used)
 
 
-def _make(name: str, parts: Parts) -> ReflectiVA:
+def _make(name: str, parts: PipelineParts) -> ReflectiVA:
     config = parts.config
     return ReflectiVA(
         ReflectivaReader(needed(parts.engine), config.max_new_tokens),

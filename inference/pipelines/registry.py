@@ -11,7 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.inference import pipelines
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 
 ROLES: tuple[ModelRole | None, ...] = (None, "base_model", "plain_model", "model")
 """The order of running: without a model, with the base model, with tuned ones."""
@@ -39,7 +39,7 @@ def find_recipe(name: str) -> Recipe:
     return all_recipes()[name]
 
 
-def build_pipeline(name: str, parts: Parts) -> Pipeline:
+def build_pipeline(name: str, parts: PipelineParts) -> Pipeline:
     """Put a pipeline or stage together from its parts."""
     return find_recipe(name).make(name, parts)
 

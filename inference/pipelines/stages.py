@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts, Recipe, needed, with_entry, with_evidence
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, needed, with_entry, with_evidence
 from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -82,13 +82,13 @@ RECALL_DEPTH = 5
 """Entries that the retrieval stage records at least, so that recall@5 can be told."""
 
 
-def passage_reader(parts: Parts) -> PassageReader:
+def passage_reader(parts: PipelineParts) -> PassageReader:
     """A reader of the tuned model, which judges passages if the parts say so."""
     kind = PassageReader if parts.judging else UnjudgingReader
     return kind(needed(parts.engine), parts.config.max_new_tokens)
 
 
-def _retrieval(name: str, parts: Parts) -> Retrieval:
+def _retrieval(name: str, parts: PipelineParts) -> Retrieval:
     return Retrieval(needed(parts.retriever), max(RECALL_DEPTH, parts.config.top_n))
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -53,7 +53,7 @@ def entries(hits: Sequence[PassageHit]) -> list[Hit]:
     ]
 
 
-def _make(name: str, parts: Parts) -> TextRAG:
+def _make(name: str, parts: PipelineParts) -> TextRAG:
     reader = Reader(needed(parts.engine), parts.config.max_new_tokens)
     return TextRAG(name, reader, needed(parts.texts), parts.config.passages)
 

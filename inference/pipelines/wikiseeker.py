@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
 from reflectune.models.rendering.turns import answer_prompt
@@ -56,7 +56,7 @@ class WikiSeeker:
     max_answer: int
     max_record: int
 
-    def __call__(self, question: Question) -> Steps[Outcome]:
+    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """The steps."""
         asked = {"question": question.text}
         refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=self.max_record)
@@ -76,10 +76,10 @@ class WikiSeeker:
                 model="answerer",
                 picture=False,
             )
-            return Outcome(answer.text, PASSED, answer.score, tuple(passages[: answer.shown]))
+            return TrajectoryResult(answer.text, PASSED, answer.score, tuple(passages[: answer.shown]))
         template = f"{{question}} {answer_prompt(question.answer_style, documents=False)}"
         answer = yield from write("answer", 0, template, asked, max_tokens=self.max_answer)
-        return Outcome(answer.text, FAILED, answer.score)
+        return TrajectoryResult(answer.text, FAILED, answer.score)
 
 
 RECIPES = iterative_recipe(

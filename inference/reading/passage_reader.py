@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import Answer, Opened, Reader, Usage, share
+from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer, Usage, share
 from reflectune.models.prefix.engine import Branches, PrefixEngine
 from reflectune.models.schemes.passages import PassageScheme
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedPassages:
     """Passages read on top of opened questions.
 
     Attributes:
@@ -39,19 +39,19 @@ class PassageReader(Reader):
         super().__init__(engine, max_new_tokens)
         self.scheme = PassageScheme.of(engine.renderer)
 
-    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
         """Read images and questions up to where the gate speaks: one vision and one prefix pass a question."""
         rendered = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
-        return Opened.of(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
+        return OpenedQuestions.of(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
 
-    def gates(self, opened: Opened) -> list[float]:
+    def gates(self, opened: OpenedQuestions) -> list[float]:
         """P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
         both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, 0)
         return [share(yes, no) for yes, no in both]
 
-    def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
+    def answer_directly(self, opened: OpenedQuestions, rows: Sequence[int]) -> list[ReaderAnswer]:
         """Answer these questions after [No Retrieval], equation 2, asked for a short answer as after a passage."""
         if not rows:
             return []
@@ -66,7 +66,7 @@ class PassageReader(Reader):
             opened.usage.branch(row, opened.lengths[row], len(branches[row][0]), answer.tokens)
         return answers
 
-    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+    def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
         """Read each question's passages after [Retrieval], all in one batch; a question may have none.
 
         A passage that the model's context does not hold with its question and an answer is left out, never cut.
@@ -88,9 +88,9 @@ class PassageReader(Reader):
             for branch in question_branches:
                 opened.usage.branch(row, length, len(branch))
         relevance = [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
-        return Judged(state, kept, relevance, opened.usage)
+        return JudgedPassages(state, kept, relevance, opened.usage)
 
-    def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
+    def answer_from(self, judged: JudgedPassages, rows: Sequence[tuple[int, int]]) -> list[ReaderAnswer]:
         """Answer from passages, given as (question, passage) positions, after [Relevant], equation 5.
 
         Each goes on with the call that judged its passage.
@@ -108,7 +108,7 @@ class PassageReader(Reader):
 class UnjudgingReader(PassageReader):
     """Reads passages as `PassageReader` does with S_rel 1 for all: each is answered from, no product depends on it."""
 
-    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+    def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
         """As `PassageReader.judge`, with p([Relevant]) = 1."""
         judged = super().judge(opened, passages)
         return dataclasses.replace(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import Answer, Opened, share
+from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer, share
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.examples import PromptName
@@ -16,7 +16,7 @@ from reflectune.models.schemes.prompts import PromptScheme
 
 
 @dataclass(frozen=True)
-class Reply:
+class MctReply:
     """A reply in words to P_MCT.
 
     Attributes:
@@ -48,12 +48,12 @@ class PromptedReader:
         self.scheme = PromptScheme.of(engine.renderer)
         self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens
 
-    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
         """Read images and questions up to where all four prompts go on."""
         prefixes = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
-        return Opened.of(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
+        return OpenedQuestions.of(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
 
-    def gates(self, opened: Opened) -> list[float]:
+    def gates(self, opened: OpenedQuestions) -> list[float]:
         """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
         prompt = self.scheme.prompt_branch(self._renderer, "ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
@@ -62,7 +62,7 @@ class PromptedReader:
         probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
         return [share(*question_probabilities[0].tolist()) for question_probabilities in probabilities]
 
-    def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
+    def judge(self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
         """Score_SRT of each question's documents, equation 7, all read in one batch; a question may have none.
 
         Returns:
@@ -85,7 +85,7 @@ class PromptedReader:
                 scores[i][k] = share(yes, no)
         return scores
 
-    def agree(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Reply]:
+    def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, MctReply]:
         """Replies to P_MCT about the documents of some questions, by position of the question.
 
         A question gets none if its context holds fewer than two of its documents: nothing can agree then.
@@ -97,11 +97,11 @@ class PromptedReader:
         prompts = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
         generations = self._generate(opened, prompts, self._max_reply_tokens)
         return {
-            i: Reply(made.text, self._one_line(made.text), fitted[i][0], len(made.token_ids), made.finished)
+            i: MctReply(made.text, self._one_line(made.text), fitted[i][0], len(made.token_ids), made.finished)
             for i, made in generations.items()
         }
 
-    def answer(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
+    def answer(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, ReaderAnswer]:
         """Answers of some questions from their documents by P_vqa, equation 9; from the question alone if it has none.
 
         The leading documents are read, as many as the model's context holds whole.
@@ -111,10 +111,10 @@ class PromptedReader:
             for i, question_documents in documents.items()
         }
         generations = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
-        return {i: Answer.of(made, self._renderer, fitted[i][0]) for i, made in generations.items()}
+        return {i: ReaderAnswer.of(made, self._renderer, fitted[i][0]) for i, made in generations.items()}
 
     def _fit(
-        self, name: PromptName, opened: Opened, row: int, passages: Sequence[Passage], reply: int
+        self, name: PromptName, opened: OpenedQuestions, row: int, passages: Sequence[Passage], reply: int
     ) -> tuple[int, list[int]]:
         """How many leading passages leave room for a reply to this question, and the prompt about them."""
         style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
@@ -122,7 +122,7 @@ class PromptedReader:
             lambda count: self.scheme.prompt_branch(self._renderer, name, passages[:count], style), len(passages), room
         )
 
-    def _generate(self, opened: Opened, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
+    def _generate(self, opened: OpenedQuestions, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
         """What the model says to one prompt of each of these questions."""
         branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)

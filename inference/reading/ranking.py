@@ -25,7 +25,7 @@ RANKINGS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Scores:
+class PassageScores:
     """The three levels of evidence for one candidate answer.
 
     Attributes:
@@ -69,7 +69,7 @@ def entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
     return {hit.entry_id: score for hit, score in zip(hits, scores, strict=True)}
 
 
-def product(scores: Scores, ranking: str = FULL) -> float:
+def product(scores: PassageScores, ranking: str = FULL) -> float:
     """What a ranking orders by: the product of its scores, with a negative S_ret counted as 0.
 
     A cosine may be below 0; unclamped, it would turn the order of the other two factors round.
@@ -83,7 +83,7 @@ def product(scores: Scores, ranking: str = FULL) -> float:
     return math.prod(max(0.0, getattr(scores, name)) for name in RANKINGS[ranking])
 
 
-def best(candidates: Sequence[Scores]) -> int:
+def best(candidates: Sequence[PassageScores]) -> int:
     """The candidate with the highest full product; on a tie the one with the higher S_rel, then the earlier one.
 
     Raises:
@@ -92,7 +92,7 @@ def best(candidates: Sequence[Scores]) -> int:
     return max(range(len(candidates)), key=lambda i: (product(candidates[i]), candidates[i].rel, -i))
 
 
-def choice_weights(candidates: Sequence[Scores], ranking: str) -> list[float]:
+def choice_weights(candidates: Sequence[PassageScores], ranking: str) -> list[float]:
     """The probability with which a ranking chooses each candidate: 1 for the best, shared equally between ties.
 
     `random` multiplies nothing, so that all candidates tie: its weights give the exact expectation of a random choice,

@@ -17,7 +17,7 @@ from reflectune.models.rendering.turns import fit_leading
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReaderAnswer:
     """An answer read from the model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Answer:
     read: int = 0
 
     @classmethod
-    def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> Answer:
+    def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> ReaderAnswer:
         """The answer in what a model generated."""
         ids = generation.token_ids
         said = without_thoughts(generation.text)
@@ -80,7 +80,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedQuestions:
     """A batch of questions whose images and prefixes have been read, once.
 
     Attributes:
@@ -96,7 +96,7 @@ class Opened:
     usage: Usage = field(default_factory=Usage)
 
     @classmethod
-    def of(cls, questions: Sequence[Question], prefixes: Prefixes, lengths: Sequence[int]) -> Opened:
+    def of(cls, questions: Sequence[Question], prefixes: Prefixes, lengths: Sequence[int]) -> OpenedQuestions:
         """Questions whose prefixes have just been read, which is counted."""
         opened = cls(questions, prefixes, lengths)
         for row, length in enumerate(lengths):
@@ -114,7 +114,7 @@ class Reader:
 
     def answer_plainly(
         self, questions: Sequence[Question], images: Sequence[Image.Image], contexts: Sequence[Sequence[Passage]]
-    ) -> list[Answer]:
+    ) -> list[ReaderAnswer]:
         """Answer in one turn from the image, the question and the passages given; no reflection.
 
         Of each question's passages the leading ones are read, as many as the model's context holds whole.
@@ -139,14 +139,14 @@ class Reader:
 
     def _generate(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], forced: Sequence[int]
-    ) -> list[Answer]:
+    ) -> list[ReaderAnswer]:
         if not rows:
             return []
         generations: list[Generation] = self._engine.generate(
             state, rows=list(rows), forced=list(forced), max_new_tokens=self._max_new_tokens
         )
         self._engine.check_numbers(*(generation.score for generation in generations))
-        return [Answer.of(generation, self._renderer) for generation in generations]
+        return [ReaderAnswer.of(generation, self._renderer) for generation in generations]
 
 
 def share(yes: float, no: float) -> float:

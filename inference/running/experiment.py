@@ -23,7 +23,7 @@ from reflectune.inference.config import SERVER, ModelRole
 from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
 from reflectune.inference.reading.collaborators import (
     open_engine,
@@ -66,7 +66,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     measure = Measure(metric, config.open_bem(device) if state.is_main_process else None)
     planned = plan(config, questions)
     require_models(_models(config, planned))
-    parts = Parts(
+    parts = PipelineParts(
         config=config,
         knowledge=dataset.knowledge,
         probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
@@ -156,7 +156,9 @@ def _models(config: EvaluateConfig, planned: Plan) -> list[str]:
     return [*named, *filter(None, (recipe.second_model(config) for recipe in recipes))]
 
 
-def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan) -> tuple[Traces, list[ModelFacts]]:
+def _answer(
+    config: EvaluateConfig, dataset: Dataset, parts: PipelineParts, planned: Plan
+) -> tuple[Traces, list[ModelFacts]]:
     """Run what is planned, model by model, so that only those are in memory that are needed at once."""
     traces: dict[str, Mapping[str, Trace]] = {}
     models: list[ModelFacts] = []
@@ -225,14 +227,14 @@ def _reads_texts(name: str, config: EvaluateConfig) -> bool:
     return recipe.searches_text or (recipe.is_iterative and bool(config.text_index))
 
 
-def _with_model(config: EvaluateConfig, parts: Parts, role: ModelRole) -> tuple[Parts, ModelFacts]:
+def _with_model(config: EvaluateConfig, parts: PipelineParts, role: ModelRole) -> tuple[PipelineParts, ModelFacts]:
     """The parts with an engine for a newly loaded model, and what a report says of that model."""
     loaded = open_model(config, role)
     facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
     return dataclasses.replace(parts, engine=open_engine(config, loaded)), facts
 
 
-def _with_answerer(config: EvaluateConfig, parts: Parts) -> tuple[Parts, ModelFacts]:
+def _with_answerer(config: EvaluateConfig, parts: PipelineParts) -> tuple[PipelineParts, ModelFacts]:
     """The parts with an engine for the second model, and what a report says of it."""
     loaded = open_plain(config, config.answerer)
     facts = ModelFacts("answerer", loaded.name, loaded.fingerprint, loaded.model.num_parameters())
@@ -240,7 +242,7 @@ def _with_answerer(config: EvaluateConfig, parts: Parts) -> tuple[Parts, ModelFa
 
 
 def _fingerprint(
-    name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], parts: Parts
+    name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], parts: PipelineParts
 ) -> str:
     """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
     recipe = find_recipe(name)

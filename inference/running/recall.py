@@ -54,7 +54,7 @@ def run(config: RecallConfig) -> Figures:
     return figures
 
 
-class _Way(NamedTuple):
+class _SearchTable(NamedTuple):
     """Searches whose figures stand in one table, by name.
 
     Attributes:
@@ -72,11 +72,13 @@ class _Way(NamedTuple):
     with_texts: bool = False
 
 
-def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_Way]:
+def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTable]:
     """The ways to find entries that the config asks for: by ranked entities, or through the index by its weights."""
     if config.ranked_entities:
         ranked = open_ranked(config.ranked_entities, dataset.knowledge, dataset.image_roots)
-        yield _Way("ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: _of_pictures(ranked)})
+        yield _SearchTable(
+            "ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: _of_pictures(ranked)}
+        )
     elif config.index:
         encoder = open_encoder(config.encoder, config.index, device=config.device)
         retriever = EntryRetriever(load_index(config.index, dataset.knowledge, encoder), encoder)
@@ -87,10 +89,10 @@ def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_Way]:
             f"{weight:g}": equation_7(weight).with_summaries(share).fused(config.fusion)
             for weight in config.text_weights
         }
-        yield _Way("weights", "title_weight", _weighted(retriever, of_titles), _weighted(twin, of_titles))
+        yield _SearchTable("weights", "title_weight", _weighted(retriever, of_titles), _weighted(twin, of_titles))
         if of_texts:
             searches, exact = _weighted(retriever, of_texts), _weighted(twin, of_texts)
-            yield _Way("text_weights", "text_weight", searches, exact, with_texts=True)
+            yield _SearchTable("text_weights", "text_weight", searches, exact, with_texts=True)
 
 
 def _of_pictures(retriever: Retriever) -> Search:
@@ -109,7 +111,9 @@ def _weighted(retriever: EntryRetriever | None, weights: Mapping[str, Weights]) 
     return {name: functools.partial(retriever.search_queries, weights=each) for name, each in weights.items()}
 
 
-def _measure_entries(config: RecallConfig, dataset: Dataset, questions: Sequence[Question], way: _Way) -> Figures:
+def _measure_entries(
+    config: RecallConfig, dataset: Dataset, questions: Sequence[Question], way: _SearchTable
+) -> Figures:
     """The figures of entries that are found in one way; their tables are printed."""
     figures = measure_entries(
         dataset,

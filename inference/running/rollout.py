@@ -15,7 +15,7 @@ from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import PipelineConfig, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever
 from reflectune.inference.running.runner import run_pipeline
@@ -132,8 +132,8 @@ class GateRewardRollout:
             return open_plain(self._config, self._config.base_model)
         return None
 
-    def _parts(self, base: Loaded | None) -> Parts:
-        return Parts(
+    def _parts(self, base: Loaded | None) -> PipelineParts:
+        return PipelineParts(
             config=self._config,
             knowledge=self._dataset.knowledge,
             retriever=open_retriever(self._config, self._dataset.knowledge),
@@ -141,7 +141,7 @@ class GateRewardRollout:
             base=open_engine(self._config, base) if base else None,
         )
 
-    def _build(self, name: str, parts: Parts) -> Pipeline:
+    def _build(self, name: str, parts: PipelineParts) -> Pipeline:
         if name == PASSAGES:
             if self._recipe.answer_each is None:
                 raise UserError(f"the pipeline {self._scheme} can't answer from each passage alone; refine `retrieve`")

@@ -8,7 +8,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines import base
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
 from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
 from reflectune.inference.report.words import explain
@@ -39,7 +39,7 @@ def answer(config: AnswerConfig) -> Trace:
             f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that is "
             "to answer, or set answer_model: tuned"
         )
-    parts = Parts(
+    parts = PipelineParts(
         config,
         knowledge,
         engine=open_engine(config, tuned),

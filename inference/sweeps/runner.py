@@ -14,7 +14,7 @@ from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
-from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_model, open_reranker, open_retriever
 from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingRetriever
@@ -100,7 +100,7 @@ class GridRunner:
 
     def _build(self, point: Point) -> Pipeline:
         recipe, config = self._recipe(point), point.config(self._config)
-        parts = Parts(
+        parts = PipelineParts(
             config=config,
             knowledge=self._dataset.knowledge,
             probes=DiagnosticPassages(

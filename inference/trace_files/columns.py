@@ -42,7 +42,7 @@ class TraceColumns(Mapping[str, Trace]):
         if question_id not in self._asked:
             raise KeyError(question_id)
         group, row = self._file.place(question_id)
-        return _Row(self._groups[group], row)
+        return _TraceRow(self._groups[group], row)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._asked)
@@ -58,9 +58,9 @@ class TraceColumns(Mapping[str, Trace]):
         return self._file.read([question_id for question_id in question_ids if question_id in self._asked])
 
     @functools.cached_property
-    def _groups(self) -> list[_Group]:
+    def _groups(self) -> list[_RowGroup]:
         with frugal():
-            return [_Group(batch) for batch in self._file.groups()]
+            return [_RowGroup(batch) for batch in self._file.groups()]
 
 
 def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapping[str, Trace]:
@@ -68,7 +68,7 @@ def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapp
     return traces.read(question_ids) if isinstance(traces, TraceColumns) else traces
 
 
-class _Group:
+class _RowGroup:
     """The columns of a row group; those of its passages lie end to end."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -76,7 +76,7 @@ class _Group:
         self._columns = {name: batch.column(name) for name in batch.schema.names if name != "passages"}
         self._ends = passages.offsets.to_numpy()
         fields = zip(passages.type.value_type, passages.values.flatten(), strict=True)
-        self._passages = [_Column(column, getattr(_PASSAGE, field.name)) for field, column in fields]
+        self._passages = [_PassageColumn(column, getattr(_PASSAGE, field.name)) for field, column in fields]
 
     def value(self, name: str, row: int) -> Any:
         """A field of a trace; its default if it is missing."""
@@ -93,7 +93,7 @@ class _Group:
         return getattr(_TRACE, name) if value is None else value
 
 
-class _Column:
+class _PassageColumn:
     """One field of many passages: numbers, in single precision if nothing is lost by it, or places in a list of values.
 
     Args:
@@ -134,13 +134,13 @@ def _field(name: str) -> Any:
     return property(lambda trace: trace.columns.value(name, trace.place))
 
 
-class _Row(Trace):
+class _TraceRow(Trace):
     """A trace that is a row of columns."""
 
-    columns: _Group
+    columns: _RowGroup
     place: int
 
-    def __init__(self, columns: _Group, place: int) -> None:
+    def __init__(self, columns: _RowGroup, place: int) -> None:
         object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "place", place)
 

@@ -33,7 +33,7 @@ class TraceFile:
 
     def __init__(self, path: Path, fingerprint: str | None = None, texts: Sequence[Path] = ()) -> None:
         self.path = path
-        self._texts = [_Texts(each) for each in texts or [passages_path(path)]]
+        self._texts = [_PassageFile(each) for each in texts or [passages_path(path)]]
         self._file = open_table(path, fingerprint)
         self._places: dict[str, tuple[int, int]] = {}
         for number in self._numbers:
@@ -127,7 +127,7 @@ def without_none(value: Any) -> Any:
     return [without_none(each) for each in value] if isinstance(value, list) else value
 
 
-class _Texts:
+class _PassageFile:
     """A file of passages."""
 
     def __init__(self, path: Path) -> None:

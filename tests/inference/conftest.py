@@ -16,15 +16,15 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.examples.miniature.models.architecture import Family, build_model, build_processor, train_tokenizer
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.operators.requests import (
-    Judged,
-    JudgedEach,
+    JudgeEachReply,
+    JudgeReply,
     Picture,
     Prompt,
-    Rerank,
-    Reranked,
-    Retrieved,
-    Search,
-    Written,
+    RerankReply,
+    RerankRequest,
+    SearchReply,
+    SearchRequest,
+    WriteReply,
 )
 from reflectune.inference.operators.trajectory import Tools
 from reflectune.inference.trace import PassageTrace, Trace
@@ -108,45 +108,45 @@ class Script:
     asked: list[tuple[object, ...]] = field(default_factory=list)
     batches: list[tuple[str, int]] = field(default_factory=list)
 
-    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
+    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("write", len(texts)))
         self.asked += [("write", text) for text in texts]
         replies = [self.say(text) for text in texts]
         counts = [min(self.room, len(prompt.documents)) for _, prompt in asked]
         return [
-            Written(reply, count, read=len(text.split()), tokens=len(reply.split()))
+            WriteReply(reply, count, read=len(text.split()), tokens=len(reply.split()))
             for reply, text, count in zip(replies, texts, counts, strict=True)
         ]
 
-    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
+    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("judge", len(texts)))
         self.asked += [("judge", text) for text in texts]
         shown = [min(self.room, len(prompt.documents)) for _, prompt in asked]
         likely = [self.probability(text) for text in texts]
-        return [Judged(yes, 1 - yes, count) for yes, count in zip(likely, shown, strict=True)]
+        return [JudgeReply(yes, 1 - yes, count) for yes, count in zip(likely, shown, strict=True)]
 
-    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         self.batches.append(("judge_each", len(asked)))
         judged = []
         for _, prompt in asked:
             texts = [filled(dataclasses.replace(prompt, documents=(document,))) for document in prompt.documents]
             self.asked += [("judge", text) for text in texts]
             likely = [self.probability(text) for text in texts]
-            judged.append(JudgedEach(tuple(Judged(yes, 1 - yes, 1) for yes in likely), read=len(texts)))
+            judged.append(JudgeEachReply(tuple(JudgeReply(yes, 1 - yes, 1) for yes in likely), read=len(texts)))
         return judged
 
-    def rerank(self, requests: Sequence[Rerank]) -> list[Reranked]:
+    def rerank(self, requests: Sequence[RerankRequest]) -> list[RerankReply]:
         self.batches.append(("rerank", len(requests)))
         self.asked += [("rerank", each.query, passage.text) for each in requests for passage in each.passages]
-        return [Reranked(tuple(self.score(passage.text) for passage in each.passages)) for each in requests]
+        return [RerankReply(tuple(self.score(passage.text) for passage in each.passages)) for each in requests]
 
-    def search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def search(self, asked: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         self.batches.append(("search", len(asked)))
         return [self._retrieved(request) for _, request in asked]
 
-    def _retrieved(self, request: Search) -> Retrieved:
+    def _retrieved(self, request: SearchRequest) -> SearchReply:
         found = []
         for place, query in enumerate(request.queries):
             by_base = {}
@@ -159,7 +159,7 @@ class Script:
                     for rank, text in enumerate(texts, start=1)
                 )
             found.append(by_base)
-        return Retrieved(tuple(found))
+        return SearchReply(tuple(found))
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         self.batches.append(("embed", len(texts)))

@@ -16,7 +16,7 @@ from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_engine, open_reranker, open_retriever
 from reflectune.inference.running import experiment
@@ -76,7 +76,7 @@ def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(
         device="cpu",
     )
     dataset = Dataset(world)
-    parts = Parts(
+    parts = PipelineParts(
         config,
         dataset.knowledge,
         probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
@@ -109,7 +109,9 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
     assert all(name == "pmsr_web" and "`text_index` is needed" in other for other in others)
     assert problem == f"`index` is needed by {name}: ranked entities can't be searched with texts"
     knowledge = Dataset(world).knowledge
-    parts = Parts(config, knowledge, retriever=open_retriever(config, knowledge), reranker=open_reranker(config))
+    parts = PipelineParts(
+        config, knowledge, retriever=open_retriever(config, knowledge), reranker=open_reranker(config)
+    )
     with pytest.raises(UserError, match=f"{name} searches with texts, too: give it an `index`"):
         build_pipeline(name, parts)
 

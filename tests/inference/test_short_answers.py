@@ -28,7 +28,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.formats.passages import split_passages
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_engine, open_reranker, open_retriever
 from reflectune.inference.running import single
@@ -207,13 +207,15 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
 
 
 @pytest.fixture
-def parts(models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path) -> Callable[..., Parts]:
-    def make(name: str, **more: Any) -> Parts:
+def parts(
+    models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path
+) -> Callable[..., PipelineParts]:
+    def make(name: str, **more: Any) -> PipelineParts:
         config, dataset = ReadingConfig(**settings(**more)), Dataset(world)
         role = find_recipe(name).model or ""
         measures_prompts = name in ("mmkb_rag", "reflection")
         loaded = models[role if role != "model" else "mmkb_rag" if measures_prompts else "mr2ag"]
-        return Parts(
+        return PipelineParts(
             config,
             dataset.knowledge,
             probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
@@ -238,7 +240,7 @@ def test_no_pipeline_that_answers_is_forgotten_here() -> None:
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_every_pipeline_asks_for_what_the_question_wants(
-    route: Route, chatty: Chatty, parts: Callable[..., Parts], world: Path
+    route: Route, chatty: Chatty, parts: Callable[..., PipelineParts], world: Path
 ) -> None:
     chatty.yes = route.yes
     pipeline = build_pipeline(route.pipeline, parts(route.pipeline, **dict(route.settings)))
@@ -250,7 +252,9 @@ def test_every_pipeline_asks_for_what_the_question_wants(
         assert all(passage.answer in (None, trace.answer) for passage in trace.passages)
 
 
-def test_the_routes_are_taken_as_they_are_called(chatty: Chatty, parts: Callable[..., Parts], world: Path) -> None:
+def test_the_routes_are_taken_as_they_are_called(
+    chatty: Chatty, parts: Callable[..., PipelineParts], world: Path
+) -> None:
     def traces(name: str) -> list[Trace]:
         route = ROUTES[name]
         chatty.yes = route.yes
@@ -267,7 +271,9 @@ def test_the_routes_are_taken_as_they_are_called(chatty: Chatty, parts: Callable
     assert not any(trace.retrieved for trace in traces("mmkb_rag: base answers without documents"))
 
 
-def test_each_document_alone_is_asked_for_the_same(chatty: Chatty, parts: Callable[..., Parts], world: Path) -> None:
+def test_each_document_alone_is_asked_for_the_same(
+    chatty: Chatty, parts: Callable[..., PipelineParts], world: Path
+) -> None:
     answer_each = find_recipe("mmkb_rag").answer_each
     assert answer_each is not None
     for answer_model in ("tuned", "base"):

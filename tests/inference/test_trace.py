@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.document_choice import PROBLEMS, MctTrace
-from reflectune.inference.reading.ranking import Scores
+from reflectune.inference.reading.ranking import PassageScores
 from reflectune.inference.trace import PassageTrace, Trace, by_question, from_row, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, TraceColumns
 from reflectune.inference.trace_files.layout import write_traces
@@ -107,7 +107,7 @@ def test_a_passage_is_relevant_when_its_token_is_the_more_probable() -> None:
 
 def test_scores_need_all_three() -> None:
     passage = Passage("e", 0, 0, "t", "", "h", "x")
-    assert PassageTrace(passage, s_ret=0.1, s_rel=0.2, s_ans=0.3).scores == Scores(ret=0.1, rel=0.2, ans=0.3)
+    assert PassageTrace(passage, s_ret=0.1, s_rel=0.2, s_ans=0.3).scores == PassageScores(ret=0.1, rel=0.2, ans=0.3)
     assert PassageTrace(passage, s_ret=0.1, s_rel=0.2).scores is None
     assert PassageTrace(passage, s_rel=0.2, s_ans=0.3).scores is None
 

@@ -25,7 +25,7 @@ from reflectune.inference.lessons.reag import CriticShares, ReagTeacher
 from reflectune.inference.lessons.teacher import teacher_of
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel
-from reflectune.inference.operators.requests import JudgeEach, Prompt, Retrieved
+from reflectune.inference.operators.requests import JudgeEachRequest, Prompt, SearchReply
 from reflectune.inference.pipelines.reag import ANSWER, CRITIC, CRITIC_SYSTEM, THINK_SYSTEM
 from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.attention.tree import independent_rows
@@ -178,13 +178,13 @@ def test_hard_negatives_are_of_what_was_found_in_their_share(tmp_path: Path, har
     knowledge, shares = KnowledgeBase(tmp_path), CriticShares(4, hard_share, 0)
     found = [Passage("e0", 0, n, "Near Oak", "", "", f"It is the {n}th.") for n in range(9)]
     hits = tuple(PassageHit(passage, 0.5, rank, "pairs") for rank, passage in enumerate(found, start=1))
-    asked = JudgeEach(0, Prompt(CRITIC, {"question": "When?"}, tuple(map(passage_text, found)), CRITIC_SYSTEM))
+    asked = JudgeEachRequest(0, Prompt(CRITIC, {"question": "When?"}, tuple(map(passage_text, found)), CRITIC_SYSTEM))
     hard = []
     for number in range(200):
         evidence = (Evidence("e3", 0),)
         question = Question(f"q{number}", "q.png", "When?", ("1603",), entity_ids=("e3",), evidence=evidence)
         teacher = ReagTeacher(question, teacher_of(question, knowledge), knowledge, shares, 0, "none")
-        teacher.see(Retrieved(({"pairs": hits},)))
+        teacher.see(SearchReply(({"pairs": hits},)))
         lesson = teacher.critic_lesson(asked)
         assert lesson is not None
         assert lesson.branch_documents[0] == "Red Tower: History. It was founded in 1603."
@@ -200,9 +200,9 @@ def test_a_passage_that_states_the_answer_elsewhere_is_neither(tmp_path: Path) -
     other = Passage("x", 0, 0, "Ulm Tower", "", "", "It was founded in 1603, too.")
     question = Question("q", "q.png", "When?", ("1603",), entity_ids=("e3",), evidence=(Evidence("e3", 0),))
     teacher = ReagTeacher(question, teacher_of(question, knowledge), knowledge, CriticShares(4, 1.0, 2), 0, "none")
-    teacher.see(Retrieved(({"pairs": (PassageHit(other, 0.5, 1, "pairs"),)},)))
+    teacher.see(SearchReply(({"pairs": (PassageHit(other, 0.5, 1, "pairs"),)},)))
     evidence = "Red Tower: History. It was founded in 1603."
-    asked = JudgeEach(0, Prompt(CRITIC, {"question": "When?"}, (passage_text(other), evidence), CRITIC_SYSTEM))
+    asked = JudgeEachRequest(0, Prompt(CRITIC, {"question": "When?"}, (passage_text(other), evidence), CRITIC_SYSTEM))
 
     lesson = teacher.critic_lesson(asked)
     assert lesson is not None

@@ -10,7 +10,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.lessons.teacher import NOTHING, Teacher, teacher_of
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.requests import Prompt, Write, Writing
+from reflectune.inference.operators.requests import Prompt, WriteRequest, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr
 
 OAK = Entry(
@@ -56,8 +56,8 @@ def teacher(knowledge: KnowledgeBase) -> Teacher:
     return made
 
 
-def asking(operator: Writing, template: str, *documents: str) -> Write:
-    return Write(operator, 0, Prompt(template, {"question": ASKED.text}, documents), 64)
+def asking(operator: Writing, template: str, *documents: str) -> WriteRequest:
+    return WriteRequest(operator, 0, Prompt(template, {"question": ASKED.text}, documents), 64)
 
 
 def test_a_picture_is_described_in_the_words_of_its_entitys_summary(teacher: Teacher) -> None:

@@ -23,7 +23,7 @@ from reflectune.inference.pipelines.extraction import with_extraction
 from reflectune.inference.pipelines.iba import Iba
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.pipelines.mm_r2 import MmR2
-from reflectune.inference.pipelines.mrag import Documents, Mrag
+from reflectune.inference.pipelines.mrag import DocumentStages, Mrag
 from reflectune.inference.pipelines.mrag_agent import MragAgent
 from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb
@@ -43,8 +43,8 @@ PIPELINES: dict[str, Any] = {
     "mi_rag": MiRag(2, BOTH, 8, 32),
     "pmsr": Pmsr(2, BOTH, 0.9, 8, 32),
     "pmsr_web": PmsrWeb(2, {"pairs": 1}, 0.9, 8, 32, results=1, condense_above=10),
-    "mrag": Mrag(Documents("IC", 3, "listwise"), 1, 8),
-    "mrag_agent": MragAgent(Documents("I", 3, "pairwise"), 8),
+    "mrag": Mrag(DocumentStages("IC", 3, "listwise"), 1, 8),
+    "mrag_agent": MragAgent(DocumentStages("I", 3, "pairwise"), 8),
     "reag": ReAG(2, 9, 0.1, 8, 32),
     "wikiseeker": WikiSeeker(3, 8, 32),
     "iba": Iba(9, 2, (0.5, 0.5, 1.0), 8, 32),

@@ -19,7 +19,7 @@ from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import write
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.mrag import Documents, Mrag
+from reflectune.inference.pipelines.mrag import DocumentStages, Mrag
 from reflectune.inference.pipelines.pmsr import Pmsr
 from reflectune.inference.pipelines.reag import ReAG
 from reflectune.inference.running.runner import run_pipeline
@@ -31,7 +31,7 @@ PIPELINES: dict[str, Callable[..., Any]] = {
     "mi_rag": MiRag(2, {"texts": 2}, max_answer=8, max_record=32),
     "pmsr": Pmsr(2, {"texts": 2}, saturation=2.0, max_answer=8, max_record=32),
     "reag": ReAG(2, 10, 0.1, max_answer=8, max_record=32),
-    "mrag": Mrag(Documents("I", 3, "listwise"), 1, 8),
+    "mrag": Mrag(DocumentStages("I", 3, "listwise"), 1, 8),
 }
 
 

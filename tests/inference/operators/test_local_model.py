@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel, conversation
-from reflectune.inference.operators.requests import Judged, Prompt
+from reflectune.inference.operators.requests import JudgeReply, Prompt
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
@@ -77,9 +77,9 @@ def test_a_document_that_the_context_does_not_hold_is_not_judged(
     long = dataclasses.replace(PROMPTS["no system's turn"], documents=("oak", "oak " * 5000))
     first, second = model.judge_each([(pictures[0], long)], "Yes", "No")[0].each
     assert first.shown == 1
-    assert second == Judged(0.0, 0.0)
+    assert second == JudgeReply(0.0, 0.0)
     only = dataclasses.replace(long, documents=("oak " * 5000,))
-    assert model.judge_each([(pictures[0], only)], "Yes", "No")[0].each == (Judged(0.0, 0.0),)
+    assert model.judge_each([(pictures[0], only)], "Yes", "No")[0].each == (JudgeReply(0.0, 0.0),)
 
 
 def test_questions_with_different_numbers_of_documents_are_judged_together(

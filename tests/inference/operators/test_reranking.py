@@ -14,7 +14,7 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import reranking
 from reflectune.inference.operators.reranking import UNREAD, Ranked
-from reflectune.inference.operators.trajectory import Outcome, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import Trace
 
@@ -31,9 +31,9 @@ def run(script: Any, how: Any, names: str = "abc", pairs: Any = "all") -> tuple[
     """The order that some passages come to, as a word, and the trace."""
     given = passages(*names)
 
-    def start(question: Question) -> Steps[Outcome]:
+    def start(question: Question) -> Steps[TrajectoryResult]:
         ranked: Ranked = yield from reranking.rerank(how, question.text, given, pairs=pairs, max_tokens=8)
-        return Outcome("", "ranked", passages=ranked.passages, counts={UNREAD: ranked.unread})
+        return TrajectoryResult("", "ranked", passages=ranked.passages, counts={UNREAD: ranked.unread})
 
     (trace,) = TrajectoryPipeline("test", start, script.tools).run([QUESTION], [Image.new("RGB", (8, 8))])
     return "".join(read.passage.entry_id for read in trace.passages), trace

@@ -14,7 +14,7 @@ from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.operators.requests import Box, Rerank, Search
+from reflectune.inference.operators.requests import Box, RerankRequest, SearchRequest
 from reflectune.inference.operators.searching import KnowledgeBases, PairText, cropped, knowledge_bases, reranked
 from reflectune.inference.pipelines.registry import find_recipe, iterative
 from reflectune.inference.running.config import EvaluateConfig
@@ -65,7 +65,7 @@ def test_a_part_of_a_picture_is_searched_with_and_a_picture_alone_finds_by_the_e
     base = Found(make.passage())
     bases = KnowledgeBases(JointSearch([base]), embed=lambda texts: np.eye(len(texts), dtype=np.float32))
     boxes = (None, (0.0, 0.0, 0.5, 0.5), None)
-    asked = Search(0, ("", "", "oak"), {"pairs": (1, 1, 1)}, boxes=boxes)
+    asked = SearchRequest(0, ("", "", "oak"), {"pairs": (1, 1, 1)}, boxes=boxes)
     (found,) = bases.search([(Image.new("RGB", (40, 20)), asked)])
     assert base.asked == [((40, 20), ""), ((20, 10), ""), ((40, 20), "oak")]
     assert [hits["pairs"][0].score for hits in found.hits] == [0.75, 0.75, 3.0]
@@ -107,7 +107,7 @@ def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
 ) -> None:
     entries, config = Nearest(), ReadingConfig(top_n=top_n, lead="none")
     bases = knowledge_bases(entries, None, ARTICLES, config, pair_text)  # type: ignore[arg-type]
-    (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), Search(0, ("owl", "an owl"), {"pairs": (3, 2)}))])
+    (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), SearchRequest(0, ("owl", "an owl"), {"pairs": (3, 2)}))])
     assert entries.asked == asked
     assert [" ".join(hit.passage.id for hit in hits["pairs"]) for hits in retrieved.hits] == found
 
@@ -138,7 +138,7 @@ def test_a_picture_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text:
     axes = np.eye(2, dtype=np.float32)
     store.add({"image": axes, "title": axes[::-1]})  # the ash looks like the picture, the bee is called as the text
     retriever = EntryRetriever(Index({"kb": "k"}, ("ash", "bee"), np.arange(2), store), Upright())
-    asked = Search(0, ("", "bee", ""), {"pairs": (1, 1, 1)})
+    asked = SearchRequest(0, ("", "bee", ""), {"pairs": (1, 1, 1)})
 
     def found(text_weight: float) -> list[tuple[str, float]]:
         config = EvaluateConfig(text_weight=text_weight, top_n=1)
@@ -154,6 +154,6 @@ def test_a_picture_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text:
 
 def test_reranked_passages_keep_their_order(make: SimpleNamespace) -> None:
     passages = tuple(make.passage(text=text) for text in ("It is green.", "An oak tree, an oak.", "An oak."))
-    found = reranked([Rerank(0, "oak tree", passages), Rerank(0, "green", passages[:1])], WordReranker())
+    found = reranked([RerankRequest(0, "oak tree", passages), RerankRequest(0, "green", passages[:1])], WordReranker())
     assert found[0].scores[1] > found[0].scores[2] > found[0].scores[0]
     assert len(found[1].scores) == 1

@@ -15,12 +15,12 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators.journal import Journal, remove_journal
-from reflectune.inference.operators.trajectory import Outcome, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge, liken, merge, search, write
 from reflectune.inference.trace import Trace, from_row, to_row
 
 
-def steps(question: Question) -> Steps[Outcome]:
+def steps(question: Question) -> Steps[TrajectoryResult]:
     """As many rounds as the question has letters: a query, a search, a judgement, a comparison; then an answer."""
     queries: list[str] = []
     for iteration in range(len(question.text)):
@@ -40,7 +40,7 @@ def steps(question: Question) -> Steps[Outcome]:
         documents=[passage.text for passage in found],
         max_tokens=4,
     )
-    return Outcome(answer.text, f"after {iteration}", passages=tuple(found))
+    return TrajectoryResult(answer.text, f"after {iteration}", passages=tuple(found))
 
 
 def question(name: str, text: str) -> Question:

@@ -13,9 +13,9 @@ from PIL import Image
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.reading.passage_reader import Judged
-from reflectune.inference.reading.prompted_reader import Reply
-from reflectune.inference.reading.reader import Answer, Opened
+from reflectune.inference.reading.passage_reader import JudgedPassages
+from reflectune.inference.reading.prompted_reader import MctReply
+from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.models.schemes.registry import find_scheme
 
 
@@ -43,39 +43,39 @@ class ScriptedReader:
         self.contexts: list[list[str]] = []
         self.answered: list[str] = []
 
-    def answer_plainly(self, questions, images, contexts) -> list[Answer]:
+    def answer_plainly(self, questions, images, contexts) -> list[ReaderAnswer]:
         kept = [context[: self._room] for context in contexts]
         self.contexts += [[passage.id for passage in context] for context in kept]
         return [dataclasses.replace(self._answer("plain"), passages_read=len(context)) for context in kept]
 
-    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
-        return Opened(questions, prefixes=None, lengths=[1] * len(questions))
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
+        return OpenedQuestions(questions, prefixes=None, lengths=[1] * len(questions))
 
-    def gates(self, opened: Opened) -> list[float]:
+    def gates(self, opened: OpenedQuestions) -> list[float]:
         return [self._gates[question.id] for question in opened.questions]
 
-    def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
+    def answer_directly(self, opened: OpenedQuestions, rows: Sequence[int]) -> list[ReaderAnswer]:
         self.answered += [f"{opened.questions[row].id} directly" for row in rows]
         return [self._answer("direct") for _ in rows]
 
-    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+    def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
         kept = [list(question_passages[: self._room]) for question_passages in passages]
         self.read_passages += [passage.id for question_passages in kept for passage in question_passages]
         relevance = [
             [self._relevance.get(passage.id, 0.1) for passage in question_passages] for question_passages in kept
         ]
-        return Judged(
+        return JudgedPassages(
             kept, kept, [[(value, 1 - value) for value in question_relevance] for question_relevance in relevance]
         )
 
-    def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
+    def answer_from(self, judged: JudgedPassages, rows: Sequence[tuple[int, int]]) -> list[ReaderAnswer]:
         ids = [judged.branches[question][passage].id for question, passage in rows]
         self.answered += ids
         return [self._answer(passage_id) for passage_id in ids]
 
-    def _answer(self, key: str) -> Answer:
+    def _answer(self, key: str) -> ReaderAnswer:
         text, score = self._answers.get(key, (f"from {key}", 0.5))
-        return Answer(text, score, tokens=2)
+        return ReaderAnswer(text, score, tokens=2)
 
 
 class ScriptedPromptedReader:
@@ -104,13 +104,13 @@ class ScriptedPromptedReader:
         self.agreed: list[list[str]] = []
         self.contexts: dict[str, list[str]] = {}
 
-    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
-        return Opened(questions, prefixes=None, lengths=[1] * len(questions))
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
+        return OpenedQuestions(questions, prefixes=None, lengths=[1] * len(questions))
 
-    def gates(self, opened: Opened) -> list[float]:
+    def gates(self, opened: OpenedQuestions) -> list[float]:
         return [self._gates[question.id] for question in opened.questions]
 
-    def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
+    def judge(self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
         self.judged += [
             [passage.id for passage in question_documents] for question_documents in documents if question_documents
         ]
@@ -118,21 +118,21 @@ class ScriptedPromptedReader:
             [self._relevance.get(passage.id, 0.1) for passage in question_documents] for question_documents in documents
         ]
 
-    def agree(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Reply]:
+    def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, MctReply]:
         self.agreed += [[passage.id for passage in question_documents] for question_documents in documents.values()]
         return {
-            i: Reply(
+            i: MctReply(
                 f"{self._reply} [Rel]", self._reply, min(len(question_documents), self._shown), tokens=7, finished=True
             )
             for i, question_documents in documents.items()
         }
 
-    def answer(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
+    def answer(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, ReaderAnswer]:
         answers = {}
         for i, question_documents in documents.items():
             kept = question_documents[: self._room]
             self.contexts[opened.questions[i].id] = [passage.text for passage in kept]
-            answers[i] = Answer(f"tuned from {len(kept)}", 0.6, tokens=3, passages_read=len(kept))
+            answers[i] = ReaderAnswer(f"tuned from {len(kept)}", 0.6, tokens=3, passages_read=len(kept))
         return answers
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.requests import Picture, Retrieved, Search
+from reflectune.inference.operators.requests import Picture, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mm_r2 import UNPARSED, MmR2, knowledge_map
 from reflectune.inference.trace import Trace, from_row, to_row
@@ -36,12 +36,12 @@ FOUND = [*RANKED, (KESTREL[0], 0.5, 0.7)]
 SCORES = {"Voles.": 1.0, "Beetles.": 3.0, "Larks.": 2.0, "Moors.": 9.0, "A falcon.": 9.0}
 
 
-def searched(asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+def searched(asked: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
     hits = tuple(
         PassageHit(passage, score, rank, "pairs", {"passage": score, "entry": entry})
         for rank, (passage, score, entry) in enumerate(FOUND, start=1)
     )
-    return [Retrieved(({"pairs": hits},)) for _ in asked]
+    return [SearchReply(({"pairs": hits},)) for _ in asked]
 
 
 def replies(state: str, units: str, query: str) -> Callable[[str], str]:
@@ -151,11 +151,11 @@ def test_a_budget_that_runs_out_leaves_the_chosen_units_in_their_order(scripting
 
 
 def test_a_map_has_the_most_similar_entry_first_and_sections_as_the_article_has_them() -> None:
-    (found,) = searched([(Image.new("RGB", (8, 8)), Search(0, ("",), {"pairs": (9,)}))])
+    (found,) = searched([(Image.new("RGB", (8, 8)), SearchRequest(0, ("",), {"pairs": (9,)}))])
     assert knowledge_map(found) == {
         ("kestrel", 0): KESTREL[:1],
         ("kestrel", 1): KESTREL[1:],
         ("merlin", 0): MERLIN[:1],
         ("merlin", 2): MERLIN[1:],
     }
-    assert knowledge_map(Retrieved()) == {}
+    assert knowledge_map(SearchReply()) == {}

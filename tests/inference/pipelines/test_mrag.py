@@ -13,14 +13,14 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.operators.requests import Search
+from reflectune.inference.operators.requests import SearchRequest
 from reflectune.inference.operators.reranking import UNREAD
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
-from reflectune.inference.operators.trajectory import Outcome, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.mrag import Documents, Mrag
+from reflectune.inference.pipelines.mrag import DocumentStages, Mrag
 from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.retrieval.rerankers.words import WordReranker
@@ -28,14 +28,14 @@ from reflectune.retrieval.retrievers.queries import Query, Weights, modality_wei
 
 ASKED = Question("q", "image.png", "Who built it?")
 INSTRUCTION = "Based on the retrieved document, answer the question with a single word or phrase."
-PLAIN = Documents("I", 3, "none")
+PLAIN = DocumentStages("I", 3, "none")
 
 
 def find(query: str, base: str) -> list[str]:
     return ["one", "two", "three", "four"]
 
 
-def run(script: Any, trajectory: Callable[[Question], Steps[Outcome]]) -> Trace:
+def run(script: Any, trajectory: Callable[[Question], Steps[TrajectoryResult]]) -> Trace:
     (trace,) = TrajectoryPipeline("mrag", trajectory, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
     assert from_row(to_row(trace)) == trace
     return trace
@@ -59,7 +59,7 @@ def kind(asked: tuple[Any, ...]) -> str:
 def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
     script = scripting(say=lambda p: "[Document 2] > [Document 1]" if "ranking" in p else "Ann Kirk", find=find)
 
-    trace = run(script, Mrag(Documents("I", 3, "listwise"), 1, 8))
+    trace = run(script, Mrag(DocumentStages("I", 3, "listwise"), 1, 8))
 
     assert list(map(kind, script.asked)) == ["search", "rank one+two+three", "answer two"]
     assert script.asked[0] == ("search", "", "entries", 3)
@@ -85,7 +85,7 @@ def test_more_documents_are_read_in_their_order(scripting: type[Any]) -> None:
 
 def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "I can't.", find=find)
-    trace = run(script, Mrag(Documents("I", 3, "listwise"), 1, 8))
+    trace = run(script, Mrag(DocumentStages("I", 3, "listwise"), 1, 8))
     assert kind(script.asked[-1]) == "answer one"
     assert trace.tokens[UNREAD] == 1
     assert trace.steps[1].text == "I can't."
@@ -97,7 +97,7 @@ MODALITIES = {"I": "", "IQ": "Who built it?", "IC": "A red bridge.", "C": "A red
 @pytest.mark.parametrize(("modality", "text"), MODALITIES.items(), ids=MODALITIES)
 def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -> None:
     script = scripting(say=lambda p: "A red bridge." if "image caption" in p else "Ann Kirk", find=find)
-    run(script, Mrag(Documents(modality, 3, "none"), 1, 8))
+    run(script, Mrag(DocumentStages(modality, 3, "none"), 1, 8))
     *before, search, _ = script.asked
     assert search == ("search", text, "entries", 3)
     assert [asked[1] for asked in before] == (
@@ -112,12 +112,12 @@ def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -
 
 def test_without_a_caption_the_question_is_searched_with(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: " ", find=find)
-    run(script, Mrag(Documents("C", 3, "none"), 1, 8))
+    run(script, Mrag(DocumentStages("C", 3, "none"), 1, 8))
     assert script.asked[1] == ("search", "Who built it?", "entries", 3)
 
 
 def test_nothing_found_is_answered_without_documents(scripting: type[Any]) -> None:
-    trace = run(scripting(say=lambda prompt: "oak"), Mrag(Documents("I", 3, "listwise"), 1, 8))
+    trace = run(scripting(say=lambda prompt: "oak"), Mrag(DocumentStages("I", 3, "listwise"), 1, 8))
     assert (trace.answer, trace.passages, trace.chosen) == ("oak", (), None)
 
 
@@ -251,7 +251,7 @@ def test_the_agent_may_rerank_first(scripting: type[Any]) -> None:
         return "[Document 3]" if "ranking" in prompt else answers(prompt)
 
     script = scripting(say=say, find=find, probability=lambda prompt: 0.9)
-    trace = run(script, MragAgent(Documents("I", 3, "listwise"), 8))
+    trace = run(script, MragAgent(DocumentStages("I", 3, "listwise"), 8))
     assert list(map(kind, script.asked))[2:] == ["relevant three", "answer three", "valid three"]
     assert trace.chosen == 0
 
@@ -274,7 +274,7 @@ class Entries:
         return [hits[:top_n] for _ in queries]
 
 
-def searched(documents: EntryDocuments, *requests: Search) -> list[list[Passage]]:
+def searched(documents: EntryDocuments, *requests: SearchRequest) -> list[list[Passage]]:
     found = documents.search([(Image.new("RGB", (8, 8)), request) for request in requests])
     return [[hit.passage for hit in row[ENTRIES]] for retrieved in found for row in retrieved.hits]
 
@@ -283,7 +283,9 @@ def test_an_entry_is_one_document_its_article(knowledge: KnowledgeBase) -> None:
     weights, entries = modality_weights("IQ", "IT"), Entries("b", "empty", "a")
     documents = EntryDocuments(entries, knowledge, weights)
 
-    found = searched(documents, Search(0, ("Who?",), {ENTRIES: (3,)}), Search(0, ("", "What?"), {ENTRIES: (1, 3)}))
+    found = searched(
+        documents, SearchRequest(0, ("Who?",), {ENTRIES: (3,)}), SearchRequest(0, ("", "What?"), {ENTRIES: (1, 3)})
+    )
 
     assert [[passage.id for passage in row] for row in found] == [
         ["b#-2.0", "a#-2.0"],
@@ -296,13 +298,13 @@ def test_an_entry_is_one_document_its_article(knowledge: KnowledgeBase) -> None:
 
 def test_or_its_passage_by_the_question_whatever_is_searched_with(knowledge: KnowledgeBase) -> None:
     documents = EntryDocuments(Entries("b", "empty", "a"), knowledge, modality_weights("IC", "I"), WordReranker())
-    request = Search(0, ("Founded long ago.",), {ENTRIES: (3,)}, question="What does the owl eat?")
+    request = SearchRequest(0, ("Founded long ago.",), {ENTRIES: (3,)}, question="What does the owl eat?")
     assert [[passage.id for passage in row] for row in searched(documents, request)] == [["b#1.0", "a#1.0"]]
-    (row,) = searched(documents, Search(0, ("Founded long ago.",), {ENTRIES: (3,)}))
+    (row,) = searched(documents, SearchRequest(0, ("Founded long ago.",), {ENTRIES: (3,)}))
     assert [passage.id for passage in row] == ["b#0.0", "a#0.0"]
 
 
 def test_a_list_of_ranked_entities_has_no_modalities(knowledge: KnowledgeBase, scripted: Any) -> None:
-    parts = Parts(ReadingConfig(), knowledge, retriever=scripted.retriever({"a": 0.5}), reranker=WordReranker())
+    parts = PipelineParts(ReadingConfig(), knowledge, retriever=scripted.retriever({"a": 0.5}), reranker=WordReranker())
     with pytest.raises(UserError, match="mrag searches with texts, too"):
         build_pipeline("mrag", parts)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reflectune.inference.reading.ranking import (
     FULL,
     RANKINGS,
-    Scores,
+    PassageScores,
     best,
     choice_weights,
     entry_shares,
@@ -21,7 +21,7 @@ from reflectune.inference.scoring.paper_numbers import INFOSEEK, MR2AG_5
 
 probabilities = st.floats(0.0, 1.0)
 cosines = st.floats(-1.0, 1.0)
-scores = st.builds(Scores, ret=cosines, rel=probabilities, ans=probabilities)
+scores = st.builds(PassageScores, ret=cosines, rel=probabilities, ans=probabilities)
 
 
 @given(similarities=st.lists(cosines, min_size=1, max_size=20), temperature=st.floats(1e-3, 10.0))
@@ -52,7 +52,7 @@ def test_a_lower_temperature_tells_close_entries_apart() -> None:
     ],
 )
 def test_each_ranking_multiplies_the_scores_in_its_name(ranking: str, expected: float) -> None:
-    assert product(Scores(ret=0.5, rel=0.8, ans=0.25), ranking) == pytest.approx(expected)
+    assert product(PassageScores(ret=0.5, rel=0.8, ans=0.25), ranking) == pytest.approx(expected)
 
 
 def test_there_are_the_eight_rows_of_table_5() -> None:
@@ -72,13 +72,13 @@ def test_the_papers_overall_is_what_table_5_prints() -> None:
 
 
 def test_a_negative_similarity_does_not_turn_a_product_round() -> None:
-    strong, weak = Scores(ret=-0.5, rel=0.9, ans=0.9), Scores(ret=-0.5, rel=0.1, ans=0.1)
+    strong, weak = PassageScores(ret=-0.5, rel=0.9, ans=0.9), PassageScores(ret=-0.5, rel=0.1, ans=0.1)
     assert product(strong) == product(weak) == 0.0
     assert best([weak, strong]) == 1  # the tie at 0 is broken by S_rel, not by the sign
 
 
 def test_the_three_levels_disagree_and_each_ranking_follows_its_own() -> None:
-    by_ret, by_rel, by_ans = Scores(0.9, 0.2, 0.2), Scores(0.2, 0.9, 0.2), Scores(0.2, 0.2, 0.9)
+    by_ret, by_rel, by_ans = PassageScores(0.9, 0.2, 0.2), PassageScores(0.2, 0.9, 0.2), PassageScores(0.2, 0.2, 0.9)
     candidates = [by_ret, by_rel, by_ans]
     assert choice_weights(candidates, "ret") == [1.0, 0.0, 0.0]
     assert choice_weights(candidates, "rel") == [0.0, 1.0, 0.0]
@@ -94,7 +94,7 @@ def test_no_candidates_have_no_weights() -> None:
 
 
 @given(st.lists(scores, min_size=1, max_size=6), st.sampled_from(list(RANKINGS)))
-def test_weights_are_a_distribution_over_the_highest_products(candidates: list[Scores], ranking: str) -> None:
+def test_weights_are_a_distribution_over_the_highest_products(candidates: list[PassageScores], ranking: str) -> None:
     weights = choice_weights(candidates, ranking)
     top = max(product(c, ranking) for c in candidates)
     assert math.isclose(sum(weights), 1.0)
@@ -102,7 +102,7 @@ def test_weights_are_a_distribution_over_the_highest_products(candidates: list[S
 
 
 @given(st.lists(scores, min_size=1, max_size=6))
-def test_the_choice_is_one_that_the_full_ranking_would_make(candidates: list[Scores]) -> None:
+def test_the_choice_is_one_that_the_full_ranking_would_make(candidates: list[PassageScores]) -> None:
     assert choice_weights(candidates, FULL)[best(candidates)] > 0
 
 

@@ -15,7 +15,7 @@ from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.pipelines.iterative import reading_models
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
@@ -79,7 +79,7 @@ def config(world: str) -> Callable[..., EvaluateConfig]:
 class Ran(Exception):
     """A pipeline was to be run."""
 
-    def __init__(self, fingerprint: str, parts: Parts) -> None:
+    def __init__(self, fingerprint: str, parts: PipelineParts) -> None:
         super().__init__(fingerprint)
         self.fingerprint, self.parts = fingerprint, parts
 

@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.reading.collaborators import (
     open_engine,
@@ -82,7 +82,7 @@ def setting(small_world, encoder, request) -> SimpleNamespace:
 def plainly(case: SimpleNamespace, point: Point) -> dict[str, Any]:
     """What a point's pipeline says without a memory, built as `evaluate.py` builds it."""
     name, config = str(point.settings.get("pipeline", case.pipeline)), point.config(case.config)
-    parts = Parts(
+    parts = PipelineParts(
         config,
         case.dataset.knowledge,
         retriever=open_retriever(config, case.dataset.knowledge),
