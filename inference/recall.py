@@ -1,9 +1,8 @@
-"""How often retrieval finds what a question is about: `python -m reflectune.inference.recall --dataset DIR …`.
+"""Measure how often retrieval finds the right entries: `python -m reflectune.inference.recall --dataset DIR …`.
 
-Article recall at k and the mean reciprocal rank, by split and by the weight of titles, and of the question's text
-beside its picture if that is asked for; of passages searched by their text, passage recall and pseudo-relevance recall;
-what an approximate search misses; all with 95 % intervals. No model answers anything: this is what chooses an encoder
-and a `title_weight` before anything is trained.
+Article recall at k and the mean reciprocal rank, by split and by the weights of titles and of the question's text; for
+passages searched by text, passage recall and pseudo-relevance recall; the misses of an approximate search; all with
+95 % intervals. No model answers anything: this chooses an encoder and a `title_weight` before training.
 """
 
 from __future__ import annotations

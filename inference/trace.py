@@ -1,4 +1,4 @@
-"""What happened to one question, whole: the row of `traces/<pipeline>.jsonl`, and back."""
+"""The trace of a question: a row of `traces/<pipeline>.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from reflectune.inference.reading.ranking import PassageScores
 
 @dataclass(frozen=True)
 class PassageTrace:
-    """One passage that a pipeline read, with what the model thought of it.
+    """A passage that a pipeline read, with the model's scores.
 
     Attributes:
-        passage: The passage, whole.
+        passage: The passage.
         s_ret: Retrieval score of its entry: equation 3, in [-1, 1], or with `s_ret_temperature` a share in [0, 1]; None
             if nothing was retrieved (an oracle).
         s_rel: p([Relevant]) in the full softmax, equation 6; in MMKB-RAG Score_SRT, the softmax of two logits (its
@@ -26,7 +26,7 @@ class PassageTrace:
         s_irr: p([Irrelevant]) in the same softmax; in MMKB-RAG 1 - s_rel.
         answer: The answer read from this passage; None if none was.
         s_ans: Geometric mean probability of that answer's tokens and the end token, equation 7.
-        source: What a diagnosis knows of the passage (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
+        source: Label of a diagnosis (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
     """
 
     passage: Passage
@@ -39,12 +39,12 @@ class PassageTrace:
 
     @property
     def relevant(self) -> bool:
-        """The model's decision: [Relevant] is more probable than [Irrelevant]."""
+        """True if [Relevant] is more probable than [Irrelevant]."""
         return self.s_rel is not None and self.s_irr is not None and self.s_rel > self.s_irr
 
     @property
     def scores(self) -> PassageScores | None:
-        """The three scores that rankings multiply; None unless the passage was retrieved, judged and answered from."""
+        """The factors of the rankings; None unless the passage was retrieved, judged and answered from."""
         if self.s_ret is None or self.s_rel is None or self.s_ans is None:
             return None
         return PassageScores(ret=self.s_ret, rel=self.s_rel, ans=self.s_ans)
@@ -52,15 +52,15 @@ class PassageTrace:
 
 @dataclass(frozen=True)
 class FoundPassage:
-    """A passage that a search of an iterative pipeline found.
+    """A passage found by a search of an iterative pipeline.
 
     Attributes:
         passage_id: The passage's id, `entry_id#section.index`.
         entry_id: Its entry.
-        base: Where it was searched for: `texts` or `pairs`.
-        query: Position of the query that found it in the step's `queries`.
-        rank: 1 for the query's best passage there.
-        score: What it was ranked by.
+        base: The knowledge base: `texts`, `pairs`, `entries` or `web`.
+        query: Position of the query in the step's `queries`.
+        rank: Rank among the query's passages there, from 1.
+        score: The ranking score.
     """
 
     passage_id: str
@@ -73,22 +73,22 @@ class FoundPassage:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an iterative pipeline's trajectory.
+    """A step of an iterative pipeline's trajectory.
 
     Attributes:
         operator: `caption`, `rewrite`, `search`, `rerank`, `judge`, `reason`, `summarize`, `liken`, `answer`, `verify`
             or `extract`.
-        iteration: From 0.
-        text: What the model wrote, without thoughts but for ReAG's with `think`.
-        queries: What was searched with.
-        found: What was found.
-        missing: By the name of each knowledge base that failed, why; it found nothing.
+        iteration: Iteration, from 0.
+        text: Generated reply, without thoughts except ReAG's with `think`.
+        queries: Queries of a search.
+        found: Passages found.
+        missing: By knowledge base that failed, the reason; it found nothing.
         probability: P(yes) of a judgement, in the full softmax; of `liken` the highest similarity.
-        each: Where documents were judged or reranked each alone: P(yes), or the score, of each, in their order.
-        shown: How many of the documents given the model's context held.
-        read: Tokens that the model read.
-        generated: Tokens that it wrote.
-        finished: Whether its reply ended by itself.
+        each: P(yes), or the reranker's score, of each document judged or reranked alone.
+        shown: Number of the given documents that fit the model's context.
+        read: Tokens of the prompt.
+        generated: Tokens of the reply.
+        finished: True if the reply ended with the end token.
     """
 
     operator: str
@@ -113,23 +113,23 @@ class Trace:
         question_id: The question.
         pipeline: The pipeline's name.
         answer: The final answer; "" if the pipeline abstained, failed or gives none.
-        confidence: S_ans, equation 7, of an answer that was read from no single passage; None otherwise.
+        confidence: S_ans, equation 7, of an answer that was not read from a single passage; None otherwise.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])), and Score_RET (equation 4) in MMKB-RAG; None if
             the pipeline has no gate.
-        retrieved: Whether entries were looked up.
+        retrieved: True if entries were retrieved.
         hits: The retrieved entries, best first.
         passages: The passages read, in the order of reading; in MMKB-RAG all documents, in the retriever's order.
-        chosen: Position in `passages` of the one that the answer was taken from; None if there is no single one.
-        kept: MMKB-RAG: positions in `passages` of what SRT kept (or the first k), best first.
-        used: MMKB-RAG: positions in `passages` of what the answer was read from, in the order of reading.
+        chosen: Position in `passages` of the source of the answer; None unless it is a single one.
+        kept: MMKB-RAG: positions in `passages` of the documents that SRT kept (or the first k), best first.
+        used: MMKB-RAG: positions in `passages` of the answer's documents, in the order of reading.
         mct: MMKB-RAG: the reply to P_MCT; None if there was none.
-        fallback: How a question was answered for which nothing was judged relevant; "" if that did not happen.
-        steps: An iterative pipeline's trajectory, in order; empty for others.
-        ended: Why that trajectory ended.
+        fallback: Fallback used if no passage was judged relevant; "" otherwise.
+        steps: Trajectory of an iterative pipeline, in order; empty for others.
+        ended: Reason for the end of that trajectory.
         limit: The budget that ended it, by its key in the config; empty if none did.
         seconds: Wall-clock seconds per step, this question's share of its batch.
         tokens: Counts per step, e.g. `{"generated": 4}`.
-        error: Why the question could not be answered; "" if it could.
+        error: Reason why the question could not be answered; "" if it could.
     """
 
     question_id: str
@@ -154,7 +154,7 @@ class Trace:
 
 
 def to_row(trace: Trace) -> dict[str, Any]:
-    """A trace as JSON: its fields, and each passage's `relevant` and `id` for a person who reads the file."""
+    """Convert a trace to JSON: its fields, and each passage's `relevant` and `id` for a human reader."""
     row = rows.to_row(trace)
     for passage, record in zip(trace.passages, row["passages"], strict=True):
         record["id"] = passage.passage.id
@@ -163,10 +163,10 @@ def to_row(trace: Trace) -> dict[str, Any]:
 
 
 def from_row(row: Mapping[str, Any]) -> Trace:
-    """The trace that `to_row` wrote."""
+    """Convert a row of `to_row` to a trace."""
     return rows.from_row(Trace, row)
 
 
 def by_question(traces: Iterable[Trace]) -> dict[str, Trace]:
-    """Traces by question id."""
+    """Index traces by question id."""
     return {trace.question_id: trace for trace in traces}

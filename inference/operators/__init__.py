@@ -1,1 +1,1 @@
-"""The vocabulary of iterative pipelines: what a step asks of a model or a knowledge base, and what runs the steps."""
+"""Operators of iterative pipelines, and the loop that executes them."""

@@ -1,4 +1,4 @@
-"""What trajectories may use: tokens of a question, tokens and money of a run. When it is used up, they end."""
+"""Budgets of trajectories: tokens of a question, tokens and money of a run. A spent budget ends the trajectory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from reflectune.inference.config import TrajectoryConfig
 from reflectune.models.remote.client import RemoteModel
 
 Spent: TypeAlias = tuple[int, float]
-"""Tokens that a server's model has read and written for a run, and what they cost."""
+"""Tokens that a run's remote model has read and written, and their cost."""
 
-_SAID: Final = {
+_MESSAGES: Final = {
     "question_tokens": "the question's {:,g} tokens are used up",
     "run_tokens": "the run's {:,g} tokens are used up",
     "run_cost": "the run's budget of {:,g} is used up",
@@ -25,23 +25,23 @@ class Limit:
 
     Attributes:
         key: Its key in a config.
-        value: How much it was.
+        value: Its value.
     """
 
     key: str
     value: float
 
     def __str__(self) -> str:
-        return _SAID[self.key].format(self.value)
+        return _MESSAGES[self.key].format(self.value)
 
 
 class BudgetSpent(Exception):
-    """Raised inside a trajectory, at a step that is not carried out since its budget is used up.
+    """Raised inside a trajectory in place of a step that the budget no longer allows.
 
-    A pipeline that catches it answers from what it has; what it asks for then is carried out.
+    A pipeline that catches it answers from its records so far; its later requests are executed.
 
     Args:
-        limit: The budget, which the message is of.
+        limit: The spent budget, used as the message.
     """
 
     def __init__(self, limit: Limit) -> None:
@@ -55,13 +55,13 @@ def _nothing() -> Spent:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a question and a run may use; 0 is no limit.
+    """Limits of a question and of a run; 0 means unlimited.
 
     Attributes:
         question_tokens: Tokens of a question's prompts and replies.
-        run_tokens: Tokens of all replies of the server's model, whichever run into the same file asked for them.
-        run_cost: What these cost, in the currency of the prices.
-        spent: How much of the last two is used.
+        run_tokens: Tokens of all replies of the remote model, summed over all runs into the same reply file.
+        run_cost: Cost of these replies, in the currency of the prices.
+        spent: Returns the used part of `run_tokens` and `run_cost`.
     """
 
     question_tokens: int = 0
@@ -71,7 +71,7 @@ class Budget:
 
     @classmethod
     def of(cls, config: TrajectoryConfig, remote: RemoteModel | None) -> Budget:
-        """The budget of a config; that of a run is of the replies that a server's model has given."""
+        """Return the budget of a config. The run's part counts the replies of the remote model."""
 
         def spent() -> Spent:
             usage = remote.usage() if remote is not None else {}
@@ -82,16 +82,16 @@ class Budget:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """The limits that there are, by their keys."""
-        every = {"question_tokens": self.question_tokens, "run_tokens": self.run_tokens, "run_cost": self.run_cost}
-        return {key: value for key, value in every.items() if value}
+        """The limits that are set, by key."""
+        values = {"question_tokens": self.question_tokens, "run_tokens": self.run_tokens, "run_cost": self.run_cost}
+        return {key: value for key, value in values.items() if value}
 
     def reached(self, counts: Mapping[str, int], spent: Spent) -> Limit | None:
-        """The first limit that is reached.
+        """Return the first limit that is reached.
 
         Args:
-            counts: What a trajectory has counted, `read` and `generated` among it.
-            spent: How much of the run's budget is used.
+            counts: Counts of a trajectory, with `read` and `generated` among them.
+            spent: The used part of the run's budget.
         """
         used = {
             "question_tokens": counts["read"] + counts["generated"],
@@ -102,5 +102,5 @@ class Budget:
 
 
 def outgrown(limit: Mapping[str, float], now: Mapping[str, float]) -> bool:
-    """Whether what ended a trajectory would not end it now: a limit, by its key, that has been raised or taken away."""
+    """Return True if a limit that ended a trajectory has been raised or removed since."""
     return any(now.get(key, float("inf")) > value for key, value in limit.items())

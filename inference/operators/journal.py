@@ -1,4 +1,4 @@
-"""What was replied to a pipeline's steps, round by round: a run that was cut off goes on inside its trajectories."""
+"""Replies to a pipeline's steps, logged round by round, so that an interrupted run resumes inside its trajectories."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _KINDS: Mapping[str, type[Any]] = {
 
 
 class Journal:
-    """Replies on the disk, a line for each round of a batch of questions.
+    """Replies on disk, one line for each round of a batch of questions.
 
-    A round's line is written before the next round begins, and whole or not at all. So a batch that is gone on with has
-    the same replies, and its later rounds are carried out in the same company as if it had never been cut off.
+    A round's line is written atomically before the next round begins. A resumed batch gets the same replies, and its
+    later rounds run in batches of the same composition as without the interruption.
 
     Args:
-        folder: Where it lies, a file for each process of a launch.
-        name: The pipeline's.
+        folder: Folder with one file for each process of a launch.
+        name: The pipeline's name.
         fingerprint: Hash of everything that determines a reply.
-        process: The number of this process.
-        limits: What trajectories may use. Where they were told to end by other limits, their steps are asked for anew.
+        process: Index of this process.
+        limits: Budgets of a trajectory. A round that was logged under other limits is executed again.
 
     Raises:
-        UserError: A journal of other settings lies there, or another run writes it.
+        UserError: The journal has other settings, or another run writes it.
     """
 
     def __init__(
@@ -54,27 +54,27 @@ class Journal:
         self._rows = {row["id"]: row for path in paths for row in read_rows(path, fingerprint)}
 
     def get(self, key: str, requests: Sequence[StepRequest]) -> tuple[Sequence[StepReply], float] | None:
-        """The replies of a round and the seconds that they took; None if it was not carried out.
+        """Return the replies of a round and their seconds; None if it was not executed.
 
         Raises:
-            UserError: The round asked for something else then.
+            UserError: The logged round has other requests.
         """
         row = self._rows.get(key)
         if row is None:
             return None
         if row["requests"] != fingerprint(list(requests)):
-            if row.get("limits", {}) != self._limits:
+            if row["limits"] != self._limits:
                 return None
             raise UserError(
-                f"{self._log.path} was written by another version of this pipeline: its steps ask for other things; "
+                f"{self._log.path} was written by another version of this pipeline, whose steps have other requests; "
                 "delete it to start these questions again"
             )
         return [rows.from_row(_KINDS[reply["kind"]], reply["value"]) for reply in row["replies"]], row["seconds"]
 
     def spent(self, key: str) -> Spent | None:
-        """How much of the run's budget was used when a round began; None if it was not carried out."""
+        """Return the used part of the run's budget at the start of a round; None if it was not executed."""
         row = self._rows.get(key)
-        return None if row is None else (row.get("spent", [0, 0.0])[0], row.get("spent", [0, 0.0])[1])
+        return None if row is None else (row["spent"][0], row["spent"][1])
 
     def put(
         self,
@@ -84,10 +84,14 @@ class Journal:
         seconds: float,
         spent: Spent = (0, 0.0),
     ) -> None:
-        """Keep a round; it is on the disk when this returns."""
-        kept = [{"kind": type(reply).__name__, "value": rows.to_row(reply)} for reply in replies]
-        told = {"spent": list(spent), "limits": self._limits}
-        row = {"requests": fingerprint(list(requests)), "seconds": seconds, "replies": kept, **told}
+        """Append a round; it is on disk when this returns."""
+        row = {
+            "requests": fingerprint(list(requests)),
+            "seconds": seconds,
+            "replies": [{"kind": type(reply).__name__, "value": rows.to_row(reply)} for reply in replies],
+            "spent": list(spent),
+            "limits": self._limits,
+        }
         self._log.append(key, row)
 
     def __enter__(self) -> Journal:
@@ -100,7 +104,7 @@ class Journal:
 
 
 def remove_journal(folder: Path, name: str) -> None:
-    """Delete a pipeline's journal, once its traces are kept."""
+    """Delete a pipeline's journal after its traces are stored."""
     for path in folder.glob(f"{name}.*.jsonl"):
         path.unlink()
     if folder.is_dir() and not any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Models as steps see them: on this machine with the shared-prefix engine, or behind an OpenAI-compatible server."""
+"""Models that execute steps: a local one with the shared-prefix engine, or one behind an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
 
 AboutPicture = tuple[Picture, Prompt]
-"""A prompt, and the picture of the question that it is about."""
+"""The picture of a question, and a prompt about it."""
 
 
 class LocalModel:
-    """A model that reads with the engine. A picture is read once for all steps about it, as far as the engine keeps it.
+    """A model that reads with the engine. A picture's prefix is reused by all steps while the engine caches it.
 
     Args:
-        engine: The model's.
-        pictures: How many pictures it keeps at least: those of a batch of questions, in all steps of which they occur.
+        engine: The model's engine.
+        pictures: Minimum number of cached pictures: those of a batch of questions.
     """
 
     def __init__(self, engine: PrefixEngine, pictures: int) -> None:
@@ -38,10 +38,10 @@ class LocalModel:
         engine.image_prefixes.keep(pictures)
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
-        """A greedy reply to each prompt; of a prompt's documents the leading ones that fit are shown.
+        """Generate a greedy reply to each prompt, with the leading documents that fit the context.
 
         Raises:
-            UserError: A prompt is too long without any documents.
+            UserError: A prompt is too long even without documents.
         """
         fitted = [self.fit(image, prompt, max_tokens) for image, prompt in prompts]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
@@ -61,12 +61,12 @@ class LocalModel:
         ]
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
-        """P(yes) and P(no) of each prompt, from one forward pass: of the first token in which they differ.
+        """Compute P(yes) and P(no) of each prompt in one forward pass, at the first token in which the words differ.
 
         Raises:
-            UserError: One word's tokens begin with all of the other's, or a prompt is too long.
+            UserError: The tokens of one word are a prefix of the other's, or a prompt is too long.
         """
-        same, ids = self._told_apart(yes, no)
+        same, ids = self._distinguishing_tokens(yes, no)
         fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in prompts]
         fitted = [(shown, _followed_by(rendered, same)) for shown, rendered in fitted]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
@@ -76,34 +76,38 @@ class LocalModel:
         ]
 
     def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
-        """P(yes) and P(no), as in `judge`, of each document alone, over what its question's prompts begin with.
+        """Compute P(yes) and P(no) for each document alone, branching from the question's shared prefix; see `judge`.
 
         Raises:
-            UserError: One word's tokens begin with all of the other's, or a prompt is too long without any document.
+            UserError: The tokens of one word are a prefix of the other's, or a prompt is too long even without a
+                document.
         """
-        same, ids = self._told_apart(yes, no)
+        same, ids = self._distinguishing_tokens(yes, no)
         read = [self._branches(image, prompt) for image, prompt in prompts]
         room = self._engine.max_length - len(same)
-        kept = [
+        fitting_branches = [
             [k for k, branch in enumerate(branches) if len(prefix.ids) + len(branch) < room]
             for prefix, branches in read
         ]
         prefixes = self._engine.read([prefix for prefix, _ in read])
         state = self._engine.branch(
             prefixes,
-            [[[*branches[k], *same] for k in fitting] for (_, branches), fitting in zip(read, kept, strict=True)],
+            [
+                [[*branches[k], *same] for k in fitting]
+                for (_, branches), fitting in zip(read, fitting_branches, strict=True)
+            ],
         )
-        judged = []
-        for (prefix, branches), fitting, pairs in zip(read, kept, state.probabilities(ids), strict=True):
-            each = [JudgeReply(0.0, 0.0)] * len(branches)
+        replies = []
+        for (prefix, branches), fitting, pairs in zip(read, fitting_branches, state.probabilities(ids), strict=True):
+            judgements = [JudgeReply(0.0, 0.0)] * len(branches)
             for k, pair in zip(fitting, pairs.tolist(), strict=True):
-                each[k] = JudgeReply(pair[0], pair[1], 1, len(branches[k]) + len(same))
-            read_together = len(prefix.ids) + sum(one.read for one in each)
-            judged.append(JudgeEachReply(tuple(each), read_together, self._shared(prefix)))
-        return judged
+                judgements[k] = JudgeReply(pair[0], pair[1], 1, len(branches[k]) + len(same))
+            tokens = len(prefix.ids) + sum(judgement.read for judgement in judgements)
+            replies.append(JudgeEachReply(tuple(judgements), tokens, self._shared(prefix)))
+        return replies
 
     def fit(self, image: Picture, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
-        """How many of a prompt's documents leave room for a reply, and the prompt with them."""
+        """Return the number of a prompt's documents that leave room for a reply, and the prompt with them."""
         turns = self._turns(prompt)
         return fit_leading(
             lambda count: self._renderer.conversation(turns, prompt.text(count), image),
@@ -113,22 +117,22 @@ class LocalModel:
         )
 
     def _lines(self, reply: str) -> str:
-        """A decoded reply without reflection tokens and runs of spaces; its lines stay, since queries stand in them."""
+        """Strip reflection tokens and runs of spaces from each line of a decoded reply, and keep the line breaks."""
         return "\n".join(filter(None, map(self._renderer.strip, reply.splitlines())))
 
     def _shared(self, rendered: Rendered) -> int:
-        """Tokens up to just after the picture, which the engine keeps; 0 without a picture."""
+        """Return the number of tokens up to just after the picture, which the engine caches; 0 without a picture."""
         parts = split_after_images(rendered, self._renderer.image_token_id)
         return 0 if parts is None else len(parts[0].ids)
 
     def _branches(self, image: Picture, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
-        """What a prompt begins with whatever its document, and what it goes on with for each."""
+        """Return the prefix of a prompt before its documents, and the continuation for each document."""
         texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
         prefix, branches = self._renderer.conversations(self._turns(prompt), texts, image)
         return prefix, branches[:-1]
 
-    def _told_apart(self, yes: str, no: str) -> tuple[list[int], list[int]]:
-        """The tokens that two words begin with alike (mostly none), and the one of each that follows them."""
+    def _distinguishing_tokens(self, yes: str, no: str) -> tuple[list[int], list[int]]:
+        """Return the common first tokens of two words (mostly none), and the first token in which each differs."""
         words = [self._renderer.reply_ids(word)[:-1] for word in (yes, no)]
         same = common_prefix(words)
         if len(same) == min(map(len, words)):
@@ -141,33 +145,33 @@ class LocalModel:
 
 
 def _followed_by(rendered: Rendered, ids: Sequence[int]) -> Rendered:
-    """A prompt behind which the assistant has already said something."""
+    """Return a prompt with the first tokens of the assistant's reply appended."""
     return Rendered([*rendered.ids, *ids], [*rendered.labels, *(IGNORE for _ in ids)], rendered.vision)
 
 
 class ServedModel:
-    """A model on a server. What was replied is kept, and never asked for again.
+    """A model on a server. Replies are cached in a file, and never requested twice.
 
     Args:
-        remote: The server's model.
+        remote: The model's client.
     """
 
     def __init__(self, remote: RemoteModel) -> None:
         self._remote = remote
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
-        """A reply to each prompt. A refusal is an empty reply; the server itself says what is too long."""
+        """Request a reply to each prompt. A refusal is an empty reply; the server rejects prompts that are too long."""
         conversations = [conversation(image, prompt) for image, prompt in prompts]
         replies = self._remote.complete_all(conversations, what="", max_tokens=max_tokens)
         return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
-        """P(yes) and P(no) of each prompt by the server's log-probabilities; 0 for a word that is not among its 20.
+        """Compute P(yes) and P(no) of each prompt from the server's log-probabilities; 0 for a word outside its top 20.
 
-        Warns if neither word is, as with a model that begins with its thoughts: such a judgement says nothing.
+        Warns if neither word is among them, as with a reasoning model: such a judgement is meaningless.
 
         Raises:
-            UserError: The server gives no log-probabilities.
+            UserError: The server returns no log-probabilities.
         """
         conversations = [conversation(image, prompt) for image, prompt in prompts]
         first_tokens = self._remote.log_probabilities(conversations, [yes, no], what="")
@@ -184,10 +188,10 @@ class ServedModel:
         ]
 
     def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
-        """As `judge` about each document alone. They begin alike, so a server's prefix cache reads that once.
+        """Judge each document alone. The prompts share a prefix, which a server's prefix cache reads once.
 
         Raises:
-            UserError: The server gives no log-probabilities, or refuses a document.
+            UserError: The server returns no log-probabilities, or refuses a document.
         """
         alone = [
             (image, dataclasses.replace(prompt, documents=(document,)))
@@ -199,7 +203,7 @@ class ServedModel:
 
 
 def conversation(image: Picture, prompt: Prompt) -> Messages:
-    """A prompt as the protocol has it: the picture first, as everywhere here."""
+    """Convert a prompt to the messages of the protocol, the picture first."""
     words = "".join(
         part if isinstance(part, str) else prompt.text(len(prompt.documents))[part.name]
         for part in prompt_parts(prompt.template)

@@ -1,4 +1,4 @@
-"""What a free reply says, read tolerantly: queries, an order, a choice, an answer. What says nothing is empty."""
+"""Tolerant parsers of free replies: queries, an order, a choice, an answer. An unreadable reply parses as empty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reflectune.models.rendering.thoughts import without_thoughts
 
 Value = TypeVar("Value")
 Letter: TypeAlias = Literal["A", "B"]
-"""One of two documents, as a prompt calls them."""
+"""Name of one of two documents in a prompt."""
 
 _FENCE = re.compile(r"```\w*\n?|```")
 _SECTION = re.compile(r"^\W*(?:queries|output|questions?)\W*$", re.IGNORECASE | re.MULTILINE)
@@ -30,19 +30,19 @@ _LETTER = re.compile(r"\bdocument\s*(?P<long>[ab])\b|^\W*(?P<short>[ab])\W*$", r
 _VERDICT = re.compile(r"\W*(?P<word>yes|no)\b", re.IGNORECASE)
 
 _MOST_BRACKETS = 64
-"""How many brackets of a reply may begin its JSON: one that repeats itself has thousands."""
+"""Maximum number of brackets tried as the start of a reply's JSON: a repetitive reply has thousands."""
 
 
 def spoken(reply: str) -> str:
-    """A reply without thoughts, and without code fences."""
+    """Remove thoughts and code fences from a reply."""
     return _FENCE.sub("", without_thoughts(reply)).strip()
 
 
 def queries(reply: str, most: int) -> tuple[str, ...]:
-    """The queries that a reply holds, each once, at most `most`: of a JSON value, or of a list behind `## Queries`.
+    """Parse at most `most` distinct queries from a JSON value, or from a list after `## Queries`.
 
-    A reply without the heading may be the list itself. Where no line is numbered, a line that ends with a question mark
-    is a query. The prompt's own `question 2.`, which small models say again, is none.
+    A reply without the heading may be the list itself. If no line is numbered, a line that ends with a question mark is
+    a query. An echo of the prompt's placeholder, `question 2.`, which small models repeat, is dropped.
 
     Example:
         >>> queries("## Analysis\\nIt is a bridge.\\n## Queries\\nQuestion 1: Who built it?\\nQuestion 2: When?", 2)
@@ -61,19 +61,19 @@ def queries(reply: str, most: int) -> tuple[str, ...]:
 
 
 def order(reply: str, count: int) -> tuple[int, ...] | None:
-    """The order of `count` documents that a reply gives, as `[Document 2] > [Document 1]`; counted from 0 here.
+    """Parse an order of `count` documents, such as `[Document 2] > [Document 1]`, as indices from 0.
 
-    Documents that it leaves out follow in the order that they had; numbers that are none of theirs are passed over.
+    Documents that are left out follow in their previous order; numbers out of range are ignored.
 
     Returns:
-        None if it names no document.
+        None if no document is named.
     """
     known = named_documents(reply, count)
     return (*known, *(number for number in range(count) if number not in known)) if known else None
 
 
 def named_documents(reply: str, count: int) -> tuple[int, ...]:
-    """Which of `count` documents a reply names by number, each once, in its order; counted from 0 here.
+    """Parse the numbers of `count` documents that a reply names, each once, in its order, as indices from 0.
 
     Example:
         >>> named_documents("[3] > [1] > [9]", 4)
@@ -84,31 +84,31 @@ def named_documents(reply: str, count: int) -> tuple[int, ...]:
 
 
 def fields(reply: str, names: Sequence[str]) -> dict[str, str]:
-    """What a reply says under names: in the first JSON object that has one, or in lines such as `Name: text`.
+    """Parse named values from the first JSON object that has one, or from lines such as `Name: text`.
 
     Returns:
-        By name, in the order of `names`; one of which nothing is said is left out.
+        By name, in the order of `names`; missing ones are left out.
 
     Example:
         >>> fields("Need: its diet\\n**Referent:** kestrel", ["referent", "need", "constraints"])
         {'referent': 'kestrel', 'need': 'its diet'}
     """
     text = spoken(reply)
-    said = _in_json(text, lambda value: _under(value, names)) or {}
-    for name in () if said else names:
+    values = _in_json(text, lambda value: _under(value, names)) or {}
+    for name in () if values else names:
         match = re.search(
             rf"^[^\w\n{{\[]*{re.escape(name)}[^\w\n:=]*[:=](?P<text>.*)$", text, re.IGNORECASE | re.MULTILINE
         )
         if match and (words := match["text"].strip(' \t*"')):
-            said[name] = words
-    return said
+            values[name] = words
+    return values
 
 
 def preferred(reply: str) -> Letter | None:
-    """Which of two documents a reply prefers, `A` or `B`: the one that its first line names.
+    """Parse which of two documents a reply prefers, `A` or `B`, from its first line.
 
     Returns:
-        None if that names neither, or both: `[Document A] or [Document B]` is the question said again.
+        None if the line names neither, or both: `[Document A] or [Document B]` is an echo of the question.
     """
     first = next((line for line in spoken(reply).splitlines() if line.strip()), "")
     named = {(match["long"] or match["short"]).upper() for match in _LETTER.finditer(first)}
@@ -118,13 +118,13 @@ def preferred(reply: str) -> Letter | None:
 
 
 def verdict(reply: str) -> bool | None:
-    """Whether a reply begins with yes or with no; None if with neither."""
+    """Return True if a reply begins with yes, False if with no, None otherwise."""
     match = _VERDICT.match(spoken(reply))
     return match["word"].lower() == "yes" if match else None
 
 
 def answer(reply: str) -> str:
-    """The answer of a model that thinks first: what stands in `<answer>`, or all that it says behind its thoughts.
+    """Parse the answer of a reasoning model: the text inside `<answer>`, or everything after its thoughts.
 
     Example:
         >>> answer("<think>A kestrel eats mice.</think><answer>mice</answer>")
@@ -135,7 +135,7 @@ def answer(reply: str) -> str:
 
 
 def box(text: str) -> Box | None:
-    """Left, top, right and bottom as shares of a picture, such as `0.1 0 0.9 0.75`; None if a text is no such box."""
+    """Parse left, top, right and bottom as shares of a picture, such as `0.1 0 0.9 0.75`; None if invalid."""
     numbers = [float(number) for number in _NUMBER.findall(text)]
     if len(numbers) != 4 or re.search(r"[^\d\s.,;()\[\]]", text):
         return None
@@ -144,9 +144,9 @@ def box(text: str) -> Box | None:
 
 
 def letters(reply: str, count: int) -> tuple[int, ...]:
-    """Which of `count` lettered options a reply names, best first and counted from 0: `Answer: C, A` is (2, 0).
+    """Parse which of `count` lettered options a reply names, best first, as indices from 0: `Answer: C, A` is (2, 0).
 
-    They stand behind "Answer:"; without it, the reply must be letters alone: "A" may be an article.
+    Letters follow "Answer:"; without it, the reply must consist of letters alone, since "A" may be an article.
     """
     text = spoken(reply)
     lines = [match["text"] for match in _CHOICE.finditer(text)]
@@ -156,7 +156,7 @@ def letters(reply: str, count: int) -> tuple[int, ...]:
 
 
 def shares(reply: str, count: int) -> tuple[float, ...] | None:
-    """The first list of `count` numbers from 0 to 1 in a reply, as `{"probabilities": [0.7, 0.2, 0.1]}` has one.
+    """Parse the first list of `count` numbers from 0 to 1, such as `{"probabilities": [0.7, 0.2, 0.1]}`.
 
     Returns:
         None if there is none.
@@ -169,11 +169,11 @@ def shares(reply: str, count: int) -> tuple[float, ...] | None:
 
 
 def _in_json(text: str, read: Callable[[Any], Value]) -> Value | None:
-    """What `read` makes of the first JSON object or list in a text that it takes; None if there is none.
+    """Return the result of `read` for the first JSON object or list in a text that it accepts; None if there is none.
 
     Args:
-        text: A reply; its JSON may be cut off.
-        read: Raises ValueError for a value that it doesn't take.
+        text: A reply; its JSON may be truncated.
+        read: Raises ValueError for a value that it rejects.
     """
     for match in itertools.islice(re.finditer(r"[{\[]", text), _MOST_BRACKETS):
         try:
@@ -184,25 +184,25 @@ def _in_json(text: str, read: Callable[[Any], Value]) -> Value | None:
 
 
 def _under(value: Any, names: Sequence[str]) -> dict[str, str]:
-    """The texts of a JSON object under these names, in any case; a list's items are joined by commas."""
+    """Return the texts of a JSON object under these names, ignoring case; a list's items are joined by commas."""
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    by_name = {str(key).lower(): each for key, each in value.items()}
-    given = {name: by_name.get(name) for name in names}
-    texts = {name: ", ".join(map(str, each)) if isinstance(each, list) else each for name, each in given.items()}
-    if not (said := {name: text.strip() for name, text in texts.items() if isinstance(text, str) and text.strip()}):
+    by_name = {str(key).lower(): item for key, item in value.items()}
+    items = {name: by_name.get(name) for name in names}
+    texts = {name: ", ".join(map(str, item)) if isinstance(item, list) else item for name, item in items.items()}
+    if not (named := {name: text.strip() for name, text in texts.items() if isinstance(text, str) and text.strip()}):
         raise ValueError("it has none of the names")
-    return said
+    return named
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The queries of a JSON value: its strings, but for those under a key that says they are something else."""
+    """Yield the queries of a JSON value: its strings, without those under a key that names something else."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
+        for item in value:
+            yield from _strings(item)
     elif isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             if re.search("quer|question|output", str(key), re.IGNORECASE):
-                yield from _strings(each)
+                yield from _strings(item)

@@ -1,4 +1,4 @@
-"""What a step of a trajectory asks for, and what comes back: plain values, which a journal keeps and a trace shows."""
+"""Requests of a trajectory's steps, and their replies: plain values that a journal stores and a trace shows."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.reading.reader import share
 
 Picture: TypeAlias = Image.Image | None
-"""A question's picture; None of a question without one."""
+"""A question's picture; None if it has none."""
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of a picture, as shares of its width and height."""
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
-"""The operators by which a model writes: describe the picture, make queries, order documents, sum up what was found,
-or one page of it, answer, check an answer, shorten it."""
+"""Operators with a generated reply: describe the picture, write queries, order documents, summarise the results or
+one page, answer, verify an answer, shorten it."""
 ModelName = Literal["reader", "answerer"]
-"""The models of a pipeline: the one that reads, writes queries and reasons, and the one that answers from it."""
+"""Models of a pipeline: the reader, which also writes queries and reasons, and the answerer."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user's turn about the question's picture.
+    """A user turn about the question's picture.
 
     Attributes:
-        template: The words, with `{slots}` for untrusted texts; `{documents}` stands for those below.
-        texts: What stands in the other slots.
-        documents: What stands in `{documents}`, most important first, joined by line breaks. As many leading ones are
-            shown as the model's context holds whole.
-        system: What a system's turn before it says; where a chat template has none, it begins the user's turn.
-        picture: Whether the question's picture is shown.
+        template: Text with `{slots}` for untrusted texts; `{documents}` is the slot of the documents.
+        texts: Contents of the other slots.
+        documents: Contents of `{documents}`, most important first, joined by line breaks. The leading ones that fit the
+            model's context whole are shown.
+        system: System prompt. Prepended to the user turn if the chat template has no system role.
+        picture: True to show the question's picture.
     """
 
     template: str
@@ -43,21 +43,21 @@ class Prompt:
     picture: bool = True
 
     def text(self, shown: int) -> Mapping[str, str]:
-        """What stands in all slots, with so many documents shown."""
+        """Return the contents of all slots, with the first `shown` documents."""
         return {**self.texts, "documents": "\n".join(self.documents[:shown])}
 
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """Have a model write.
+    """Generate a reply.
 
     Attributes:
-        operator: What for.
-        iteration: Of the trajectory, from 0.
-        prompt: What it is asked.
-        max_tokens: Its longest reply.
-        model: Which model.
-        keeps_thoughts: Whether what a reasoning model thinks first is part of its reply.
+        operator: The operator.
+        iteration: Iteration of the trajectory, from 0.
+        prompt: The prompt.
+        max_tokens: Maximum length of the reply.
+        model: The model.
+        keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
     """
 
     operator: Writing
@@ -70,18 +70,17 @@ class WriteRequest:
 
 @dataclass(frozen=True)
 class WriteReply:
-    """What a model wrote.
+    """A generated reply.
 
     Attributes:
-        text: It, without reflection tokens; "" if a server refused. A pipeline gets it without thoughts, unless it
-            asked for them.
-        shown: How many of the prompt's documents it has seen.
+        text: The reply without reflection tokens; "" if a server refused. Thoughts are removed unless requested.
+        shown: Number of the prompt's documents in the context.
         read: Tokens of the prompt.
         tokens: Tokens of the reply.
-        finished: Whether it ended by itself.
-        score: Geometric mean probability of the reply's tokens and the end token; None where it isn't known.
-        shared: How many of the prompt's tokens, from its beginning, every step about the picture begins with, so that
-            they are read once; None where that isn't known: behind a server.
+        finished: True if it ended with the end token.
+        score: Geometric mean probability of the reply's tokens and the end token; None if unknown.
+        shared: Length of the prompt's prefix that all steps about the picture share, so that it is computed once; None
+            if unknown: behind a server.
     """
 
     text: str
@@ -95,14 +94,14 @@ class WriteReply:
 
 @dataclass(frozen=True)
 class YesNoRequest:
-    """A question of which only is read how likely a reply is that begins with one word or with another.
+    """Compare the probabilities of two first words of a reply. Nothing is decoded.
 
     Attributes:
-        iteration: Of the trajectory, from 0.
-        prompt: What is asked.
-        yes: One word.
-        no: The other.
-        model: Which model.
+        iteration: Iteration of the trajectory, from 0.
+        prompt: The prompt.
+        yes: The first word.
+        no: The second word.
+        model: The model.
     """
 
     iteration: int
@@ -113,16 +112,16 @@ class YesNoRequest:
 
 
 class JudgeRequest(YesNoRequest):
-    """Ask a prompt with its documents; nothing is decoded."""
+    """Judge all documents of a prompt together."""
 
 
 class JudgeEachRequest(YesNoRequest):
-    """Ask a prompt with each of its documents alone. What these begin with is read once; nothing is decoded."""
+    """Judge each document of a prompt alone. The shared prefix is read once."""
 
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read, as in `WriteReply`."""
+    """P(yes) and P(no) in the full softmax over the reply's first token; the counts are those of `WriteReply`."""
 
     yes: float
     no: float
@@ -132,17 +131,17 @@ class JudgeReply:
 
     @property
     def share(self) -> float:
-        """P(yes) as a share of both; 0 if neither is likely."""
+        """P(yes) / (P(yes) + P(no)); 0 if both are 0."""
         return share(self.yes, self.no)
 
 
 @dataclass(frozen=True)
 class JudgeEachReply:
-    """What is said of each document; 0 and 0, with none shown, of one that the model's context doesn't hold whole.
+    """A judgement of each document; 0 and 0, with none shown, for a document that doesn't fit the context whole.
 
     Attributes:
-        each: In the documents' order; `read` counts the tokens that were read for one alone.
-        read: Tokens that were read for all of them together.
+        each: In the documents' order; `read` counts the tokens after the shared prefix.
+        read: Tokens read for all documents together.
         shared: As in `WriteReply`.
     """
 
@@ -152,23 +151,23 @@ class JudgeEachReply:
 
     @property
     def read_apart(self) -> int:
-        """Tokens of as many prompts as documents were shown, each read from its beginning."""
+        """Tokens of separate prompts, one for each document shown."""
         alone = sum(judged.read for judged in self.each)
         return (self.read - alone) * sum(judged.shown for judged in self.each) + alone
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """Look several texts up in the knowledge bases, each beside the question's picture where a base has pictures.
+    """Search the knowledge bases with several texts, each with the question's picture if the base has pictures.
 
-    An empty text stands for the picture alone, which only a base that has pictures can be searched with.
+    An empty text stands for the picture alone, which only a base with pictures supports.
 
     Attributes:
-        iteration: Of the trajectory, from 0.
+        iteration: Iteration of the trajectory, from 0.
         queries: The texts.
-        tops: By the name of each knowledge base to search: for every query, how many passages.
-        question: What passages inside the entries found are chosen by, where that is not the query; "" if it is.
-        boxes: For every query the part of the picture that stands beside it, None for the whole; () for whole ones.
+        tops: By knowledge base to search: the number of passages for each query.
+        question: Text that selects passages inside the entries found; "" to use the query.
+        boxes: For each query the part of the picture to search with, None for the whole; () for whole ones.
     """
 
     iteration: int
@@ -180,11 +179,11 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class SearchReply:
-    """What was found.
+    """Search results.
 
     Attributes:
-        hits: For each query, by the name of each knowledge base searched, its passages, best first.
-        missing: By the name of each knowledge base that failed and may, why; it found nothing for some of the queries.
+        hits: For each query, by knowledge base, its passages, best first.
+        missing: By knowledge base that failed, the reason, if failures are tolerated.
     """
 
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
@@ -196,9 +195,9 @@ class LikenRequest:
     """Compare texts with earlier ones.
 
     Attributes:
-        iteration: Of the trajectory, from 0.
-        texts: The new ones.
-        others: The earlier ones, at least one.
+        iteration: Iteration of the trajectory, from 0.
+        texts: The new texts.
+        others: The earlier texts, at least one.
     """
 
     iteration: int
@@ -215,10 +214,10 @@ class LikenReply:
 
 @dataclass(frozen=True)
 class RerankRequest:
-    """Have the text reranker compare a text with passages.
+    """Score passages by the text reranker.
 
     Attributes:
-        iteration: Of the trajectory, from 0.
+        iteration: Iteration of the trajectory, from 0.
         query: The text.
         passages: The passages, at least one.
     """
@@ -230,7 +229,7 @@ class RerankRequest:
 
 @dataclass(frozen=True)
 class RerankReply:
-    """The reranker's score of each passage, in the order that they were given in."""
+    """The reranker's score of each passage, in the order of the request."""
 
     scores: tuple[float, ...] = ()
 

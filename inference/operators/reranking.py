@@ -1,9 +1,9 @@
-"""Reranking by the model itself, mRAG (arXiv 2505.24073) §4: operators that order passages by their use for a question.
+"""Rerank passages with the model itself: operators of mRAG (arXiv 2505.24073, §4).
 
-The paper gives the prompts of pairwise and listwise reranking (its figures 6 and 7), and not which pairs are compared,
-nor what becomes of a reply that can't be read. Here the pairs are a setting (`Pairs`), and such a reply leaves the
-order as it was and is counted. Its pointwise scores are similarities of embeddings (MM-Embed, EchoSight); here they are
-probabilities of the relevance prompt of its figure 10. A base that has no picture ranks by `retrieval/rerankers/`.
+The prompts of pairwise and listwise reranking are published (figures 6 and 7). The compared pairs and the treatment of
+unreadable replies are not: here the pairs are a setting (`Pairs`), and an unreadable reply keeps the order and is
+counted. The paper's pointwise scores are similarities of embeddings (MM-Embed, EchoSight); here they are probabilities
+of the relevance prompt of its figure 10. Text rerankers without pictures are in `retrieval/rerankers/`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ provides the answer to the question.
 
 Return one of these labels: 'Yes' or 'No'. Please directly return your label, do not include the reasoning process!
 Your evaluation is:"""
-"""Figure 10: whether a document is relevant."""
+"""Figure 10: relevance of a document."""
 
 PAIRWISE: Final = """\
 Given an image and a question to the image as following:
@@ -67,16 +67,16 @@ Your ranking:"""
 """Figure 7, with a number for `{count}`, its N."""
 
 UNREAD: Final = "rerank_unread"
-"""What a trace counts of replies that gave no order."""
+"""Key of a trace's count of replies without a readable order."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Passages in the order that a model gives them.
+    """Passages in the model's order.
 
     Attributes:
-        passages: All that there were, best first.
-        unread: Replies that gave no order, of those that were asked for one.
+        passages: All passages, best first.
+        unread: Number of replies without a readable order.
     """
 
     passages: tuple[Passage, ...]
@@ -86,14 +86,14 @@ class Ranked:
 def rerank(
     how: Reranking, question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int
 ) -> Steps[Ranked]:
-    """Order passages in one of the ways below. Fewer than two are not asked about.
+    """Order passages by one of the methods below. Fewer than two are returned as they are.
 
     Args:
-        how: Which way; `none` leaves them as they are.
+        how: The method; `none` keeps the order.
         question: The question's text.
         passages: As retrieved, best first.
-        pairs: Which pairs `pairwise` compares.
-        max_tokens: The longest reply of `pairwise` and `listwise`.
+        pairs: Pairs that `pairwise` compares.
+        max_tokens: Maximum length of a reply of `pairwise` and `listwise`.
     """
     if how == "none" or len(passages) < 2:
         return Ranked(tuple(passages))
@@ -105,17 +105,17 @@ def rerank(
 
 
 def relevance(iteration: int, question: str, passage: Passage) -> Steps[float]:
-    """P(Yes) / (P(Yes) + P(No)) of the relevance prompt; 0 if the context holds nothing of the passage.
+    """Compute P(Yes) / (P(Yes) + P(No)) of the relevance prompt; 0 if nothing of the passage fits the context.
 
-    A share of both and not the full softmax, since a model that was not trained on the prompt may begin its reply with
-    many other words; those say nothing of the passage.
+    The share replaces the full softmax, since a model that wasn't trained on the prompt spreads probability over
+    other first words, which say nothing about the passage.
     """
     reply = yield from judge(iteration, RELEVANT, {"question": question}, documents=paragraphs([passage]))
     return reply.share if reply.shown else 0.0
 
 
 def pointwise(question: str, passages: Sequence[Passage]) -> Steps[Ranked]:
-    """By each passage's own relevance, best first; equal ones keep their order. One judgement a passage."""
+    """Order passages by their own relevance, best first; ties keep their order. One judgement a passage."""
     scores = []
     for passage in passages:
         scores.append((yield from relevance(0, question, passage)))
@@ -123,18 +123,18 @@ def pointwise(question: str, passages: Sequence[Passage]) -> Steps[Ranked]:
 
 
 def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int) -> Steps[Ranked]:
-    """By comparisons of two passages each. A reply that names neither leaves the two as they are.
+    """Order passages by comparisons of pairs. A reply that names neither keeps the order of the two.
 
-    The paper doesn't say which pairs it compares; these are those of Qin et al. (arXiv 2306.17563), whom it cites.
+    The paper doesn't publish its pairs; these are those of Qin et al. (arXiv 2306.17563), which it cites.
 
     Args:
         question: The question's text.
         passages: As retrieved, best first.
-        pairs: `all`: each pair once, the earlier passage as Document A, ordered by comparisons won, n(n-1)/2 replies.
-            `both_orders`: each pair twice, the other way round, too, so that a preference for a letter cancels out.
-            `adjacent`: one pass of neighbours from the last to the first, in which the better one moves up, n-1
-            replies: the best passage comes first, the others about keep their order.
-        max_tokens: The longest reply.
+        pairs: `all`: each pair once, the earlier passage as Document A, ordered by wins, n(n-1)/2 replies.
+            `both_orders`: each pair in both orders, so that a preference for a letter cancels out.
+            `adjacent`: one pass of neighbours from the last to the first that moves the better one up, n-1 replies: the
+            best passage comes first, the others nearly keep their order.
+        max_tokens: Maximum length of a reply.
     """
     order, unread = list(range(len(passages))), 0
     if pairs == "adjacent":
@@ -158,10 +158,10 @@ def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_to
 
 
 def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> Steps[Ranked]:
-    """By one reply that orders them all.
+    """Order all passages by one reply.
 
-    Passages that it leaves out follow in the order that they had, as do those that the context didn't hold. A reply
-    that names no passage leaves all of them as they are.
+    Passages that it leaves out follow in their previous order, as do those that didn't fit the context. A reply that
+    names no passage keeps the order.
     """
     numbered = [f"[Document {number}]: {text}" for number, text in enumerate(texts_of(passages), start=1)]
     template = LISTWISE.replace("{count}", str(len(passages)))
@@ -173,12 +173,12 @@ def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> 
 
 
 def paragraphs(passages: Sequence[Passage]) -> list[str]:
-    """Passages as a model reads them, line by line: of an article too long for the context the beginning is shown."""
+    """Split the texts of passages into lines, so that the beginning of an article that exceeds the context is shown."""
     return [line for text in texts_of(passages) for line in text.split("\n")]
 
 
 def _compare(question: str, first: Passage, second: Passage, max_tokens: int) -> Steps[parsing.Letter | None]:
-    """Which of two passages the model prefers; None if its reply doesn't say, or it hasn't seen both."""
+    """Return which of two passages the model prefers; None if the reply is unreadable, or didn't see both."""
     documents = [f"[Document {letter}]: {text}" for letter, text in zip("AB", texts_of([first, second]), strict=True)]
     reply = yield from write("rerank", 0, PAIRWISE, {"question": question}, documents=documents, max_tokens=max_tokens)
     return parsing.preferred(reply.text) if reply.shown == len(documents) else None

@@ -1,4 +1,4 @@
-"""The knowledge bases that pipelines of steps search: passages by their text, image-text pairs by both, entries."""
+"""Knowledge bases of iterative pipelines: passages searched by text, image-text pairs by both, entries."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInsi
 from reflectune.retrieval.web.pages import Pages, SearchTool
 
 ENTRIES: Final = "entries"
-"""The base of entries that are a document each."""
+"""Name of the base whose entries are documents."""
 
 PairText = Literal["section", "summary", "passages"]
-"""What stands beside the image of a pair: the passage of the entry that fits the query best (MI-RAG), the entry's
-summary (PMSR), or all passages of the first `top_n` entries, the best by words first."""
+"""Text of an image-text pair: the entry's passage that fits the query best (MI-RAG), the entry's summary (PMSR), or all
+passages of the first `top_n` entries, ranked by words."""
 
 
 @dataclass(frozen=True)
 class KnowledgeBases:
-    """What a pipeline searches, and what it compares its queries with.
+    """The search of a pipeline, and the encoder that compares its queries.
 
     Attributes:
-        joint: Searches the bases `texts` and `pairs`, those that there are.
+        joint: Searches the bases `texts` and `pairs`, as far as they exist.
         embed: Unit vectors of texts.
     """
 
@@ -47,9 +47,9 @@ class KnowledgeBases:
     embed: Embed
 
     def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
-        """What the searches of several questions find; all queries go to each base in one call.
+        """Run the searches of several questions, with all queries in one call to each base.
 
-        A passage that was found by a picture alone has its entry's score: there was no text to compare it with.
+        A passage found by a picture alone gets its entry's score: it was compared with no text.
         """
         queries = [query for image, request in searches for query in _queries(image, request)]
         tops = {
@@ -63,12 +63,12 @@ class KnowledgeBases:
 
 
 def _retrieved(request: SearchRequest, query_hits: Sequence[JointHits]) -> SearchReply:
-    """What was found for the queries of one search."""
+    """Collect the results for the queries of one search."""
     hits = tuple(
         {base: tuple(_scored(hit, text) for hit in joint.hits[base]) for base in request.tops}
         for text, joint in zip(request.queries, query_hits, strict=True)
     )
-    return SearchReply(hits, {base: why for joint in query_hits for base, why in joint.missing.items()})
+    return SearchReply(hits, {base: reason for joint in query_hits for base, reason in joint.missing.items()})
 
 
 def knowledge_bases(
@@ -81,21 +81,20 @@ def knowledge_bases(
     by_picture: bool = False,
     tool: SearchTool | None = None,
 ) -> KnowledgeBases:
-    """The bases that a config names an index of.
+    """Build the bases of a config's indexes.
 
-    A pair is ranked by λ · sim(query, title) + (1 - λ) · sim(image, image), equation 7 of PMSR, and MI-RAG's mean at
-    λ = 1/2; a picture without a text is searched by itself, whatever λ is. The titles stand for the pairs' texts, since
-    every index of entries holds them; with `summary_share: 1` it is the summaries, as in PMSR.
+    Pairs are ranked by λ · sim(query, title) + (1 - λ) · sim(image, image), equation 7 of PMSR, and MI-RAG's mean at
+    λ = 1/2. A picture without a text is searched by itself at any λ. Titles serve as the pairs' texts, since every
+    index of entries holds them; `summary_share: 1` uses the summaries, as PMSR does.
 
     Args:
-        entries: Finds entries for a picture and a text; None if there is no index of entries.
-        texts: Finds passages for a text; None if there is no index of passages.
+        entries: Finds entries for a picture and a text; None without an index of entries.
+        texts: Finds passages for a text; None without an index of passages.
         knowledge: The entries.
         config: The settings.
-        pair_text: What stands beside a pair's image.
-        by_picture: Whether pairs are searched by the picture alone: ranked by equation 3 of mR²AG, as for the pipelines
-            that retrieve once.
-        tool: A search tool that is searched beside them, as the base `web`.
+        pair_text: Text of a pair.
+        by_picture: True to rank pairs by the picture alone: equation 3 of mR²AG, as in pipelines that retrieve once.
+        tool: A search tool, added as the base `web`.
     """
     searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
     if entries is not None:
@@ -115,7 +114,7 @@ def knowledge_bases(
 def _pairs(
     entries: QueryRetriever, knowledge: KnowledgeBase, config: ReadingConfig, text: PairText, weights: Weights | None
 ) -> Searcher:
-    """The base `pairs`: entries with a passage, their summary, or all of their passages."""
+    """Build the base `pairs`: entries with a passage, their summary, or all of their passages."""
     if text == "summary":
         return Summaries("pairs", entries, knowledge, weights=weights)
 
@@ -129,9 +128,9 @@ def _pairs(
 
 @dataclass(frozen=True)
 class _OrByPicture:
-    """Finds entries as `entries` does, but for a picture without a text by the picture, though λ is 1.
+    """Find entries as `entries` does; at λ = 1 find a picture without a text by the picture.
 
-    At any λ below 1 it is found so anyway: what a query lacks doesn't count, and the rest is scaled up.
+    At λ < 1 `entries` does so itself: a missing part of a query is left out, and the rest is scaled up.
     """
 
     entries: EntryRetriever
@@ -139,7 +138,7 @@ class _OrByPicture:
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
-        """For each query at most `top_n` entries, each once, best first."""
+        """Return at most `top_n` distinct entries for each query, best first."""
         texts, pictures = ([query for query in queries if query.has_text is has_text] for has_text in (True, False))
         by_text = iter(self.entries.search_queries(texts, top_n, weights=weights))
         by_picture = iter(self.entries.search_queries(pictures, top_n, weights=equation_7(0.0)))
@@ -148,15 +147,15 @@ class _OrByPicture:
 
 @dataclass(frozen=True)
 class EntryDocuments:
-    """A base of entries each of which is one document, as mRAG (arXiv 2505.24073) retrieves them.
+    """A base of entries that are one document each, as in mRAG (arXiv 2505.24073).
 
     Attributes:
         entries: Finds entries.
         knowledge: The entries.
-        weights: Of the parts of an entry's score: the modalities of both sides; see `modality_weights`.
-        reranker: Chooses a passage of each entry by the question; None: an entry's document is its whole article.
-        lead: What stands before each document.
-        on_failure: What is done if entries can't be searched.
+        weights: Weights of an entry's score, by the modalities of both sides; see `modality_weights`.
+        reranker: Selects a passage of each entry by the question; None: the document is the whole article.
+        lead: Text before each document.
+        on_failure: Behaviour if the search of entries fails.
     """
 
     entries: QueryRetriever
@@ -167,18 +166,18 @@ class EntryDocuments:
     on_failure: OnFailure = "stop"
 
     def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
-        """What the searches of several questions find: one document an entry, best entry first.
+        """Run the searches of several questions: one document an entry, best entry first.
 
-        Entries without text have no document and are passed over.
+        Entries without text are skipped.
         """
         try:
             return self._search(searches)
         except Exception as error:
             if self.on_failure == "stop":
                 raise
-            why = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
+            reason = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
             return [
-                SearchReply(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in searches
+                SearchReply(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: reason}) for _, request in searches
             ]
 
     def _search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
@@ -211,12 +210,12 @@ class EntryDocuments:
 
 
 def _scored(hit: PassageHit, text: str) -> PassageHit:
-    """A hit with its entry's score, if its passage was compared with no text."""
+    """Return a hit with its entry's score if its passage was compared with no text."""
     return hit if text.strip() else dataclasses.replace(hit, score=hit.parts.get("entry", hit.score))
 
 
 def _queries(image: Picture, request: SearchRequest) -> list[Query]:
-    """What a search looks up about a picture, or about parts of it."""
+    """Build the queries of a search: its texts with the picture, or with parts of it."""
     boxes = request.boxes or (None,) * len(request.queries)
     return [
         Query(None if image is None else cropped(image, box), text)
@@ -225,7 +224,7 @@ def _queries(image: Picture, request: SearchRequest) -> list[Query]:
 
 
 def cropped(image: Image.Image, box: Box | None) -> Image.Image:
-    """A part of a picture, of at least one pixel; the whole one without a box."""
+    """Return a part of a picture, of at least one pixel; the whole picture without a box."""
     if box is None:
         return image
     (left, top, right, bottom), (width, height) = box, image.size
@@ -236,9 +235,9 @@ def cropped(image: Image.Image, box: Box | None) -> Image.Image:
 
 
 def reranked(requests: Sequence[RerankRequest], reranker: Reranker) -> list[RerankReply]:
-    """A reranker's scores of passages, in the order that they were given in."""
+    """Return a reranker's scores of passages, in the order of the requests."""
     ranked = reranker.rank([request.query for request in requests], [request.passages for request in requests])
-    scores = [{each.passage: each.score for each in row} for row in ranked]
+    scores = [{hit.passage: hit.score for hit in hits} for hits in ranked]
     return [
         RerankReply(tuple(by_passage[passage] for passage in request.passages))
         for request, by_passage in zip(requests, scores, strict=True)

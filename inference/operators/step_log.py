@@ -1,4 +1,4 @@
-"""What a trajectory has done so far: its steps, what they found, and what they took."""
+"""Log of a trajectory: its steps, their results and costs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_rea
 
 @dataclass
 class StepLog:
-    """The steps of one question's trajectory.
+    """Log of one question's trajectory.
 
     Attributes:
-        steps: In the order taken.
-        hits: By knowledge base and entry, the best hit of each entry, in the order found.
-        seconds: By operator.
-        tokens: Counts of tokens, calls, searches, documents and iterations, as `Trace.tokens` has them.
+        steps: Steps in order.
+        hits: Best hit of each entry, by knowledge base and entry, in the order found.
+        seconds: Seconds by operator.
+        tokens: Counts of tokens, calls, searches, documents and iterations, as in `Trace.tokens`.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
@@ -45,7 +45,7 @@ class StepLog:
     tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
     def add(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
-        """Write down a step: what was asked for, what was replied, and the seconds that are this question's share."""
+        """Append a step: its request, its reply, and this question's share of the seconds."""
         operator = request.operator if isinstance(request, WriteRequest) else _OPERATORS[type(request)]
         self.seconds[operator] = self.seconds.get(operator, 0.0) + seconds
         counts = self.tokens
@@ -101,7 +101,7 @@ def _found(reply: SearchReply) -> tuple[FoundPassage, ...]:
 
 
 def _keep_best(hits: dict[tuple[str, str], Hit], hit: PassageHit) -> None:
-    """Of an entry the passage with the highest score stands for it; entries stay in the order found."""
+    """Keep the highest-scored hit of an entry; entries stay in the order found."""
     key = (hit.kb, hit.passage.entry_id)
     if key not in hits or hit.score > hits[key].score:
         rank = hits[key].rank if key in hits else len(hits) + 1

@@ -1,4 +1,4 @@
-"""Runs the trajectories of many questions at once: equal steps of different questions are one batch."""
+"""Execute the trajectories of many questions at once: equal steps of different questions form one batch."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.rendering.thoughts import without_thoughts
 
 SearchFunction = Callable[[Sequence[tuple[Picture, SearchRequest]]], Sequence[SearchReply]]
-"""What looks things up: for each picture and search what was found."""
+"""Function from pictures and searches to their results."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
 RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
-"""What compares texts with passages."""
+"""Function from texts with passages to the reranker's scores."""
 
 
 class Model(Protocol):
-    """A model as steps see it: on this machine, or behind a server."""
+    """A model that executes steps: on this machine, or behind a server."""
 
     def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
-        """A reply to each prompt."""
+        """Generate a reply to each prompt."""
         ...
 
     def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
-        """P(yes) and P(no) of each prompt."""
+        """Compute P(yes) and P(no) of each prompt."""
         ...
 
     def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
-        """P(yes) and P(no) of each prompt with each of its documents alone."""
+        """Compute P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What steps are carried out with.
+    """Models and functions that execute steps.
 
     Attributes:
-        models: By what a step calls them.
-        search: Looks things up; None for pipelines that don't.
-        embed: Encodes texts to compare them; None for pipelines that don't.
-        rerank: Compares texts with passages; None for pipelines that don't.
-        budget: How much may be used.
+        models: Models by the name that a step uses.
+        search: Searches; None for pipelines that don't search.
+        embed: Encodes texts for comparison; None for pipelines that don't compare.
+        rerank: Scores passages; None for pipelines that don't rerank.
+        budget: Limits of a question and of the run.
     """
 
     models: Mapping[ModelName, Model]
@@ -85,18 +85,18 @@ class Tools:
 
 @dataclass(frozen=True)
 class TrajectoryResult:
-    """What a trajectory ends with.
+    """The result of a trajectory.
 
     Attributes:
         answer: The answer.
-        ended: Why it ended, e.g. `after 3 iterations`, `queries repeat`, `nothing was found`.
-        confidence: The answer's score, if it is known.
-        passages: What was read, in order.
-        chosen: Position in `passages` of the one that the answer is from; None if there is no single one.
-        used: Positions in `passages` of what the answer was read from, where that is not all of them.
-        fallback: How it was answered where the trajectory came to no answer; "" if it did come to one.
-        records: What was written down of each search, in order.
-        counts: What the pipeline has counted, beside the steps' own counts.
+        ended: Reason for the end, e.g. `after 3 iterations`, `queries repeat`, `nothing was found`.
+        confidence: The answer's score, if known.
+        passages: Passages found, in order.
+        chosen: Position in `passages` of the source of the answer; None unless it is a single one.
+        used: Positions in `passages` of those that the answer was read from, if not all.
+        fallback: The fallback used if the trajectory gave no answer; "" otherwise.
+        records: Reasoning records, in order.
+        counts: The pipeline's own counts, in addition to the steps' counts.
     """
 
     answer: str
@@ -119,31 +119,31 @@ class _Course:
     steps: Steps[TrajectoryResult]
     waiting: StepRequest | None = None
     log: StepLog = dataclasses.field(default_factory=StepLog)
-    begun: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
+    prefixes: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
     limit: Limit | None = None
     outcome: TrajectoryResult | None = None
 
-    def go_on(self, reply: StepReply | None) -> None:
-        """Take the trajectory to its next request, or to its end."""
+    def advance(self, reply: StepReply | None) -> None:
+        """Advance the trajectory to its next request, or to its end."""
         try:
             self.waiting = self._seen(next(self.steps) if reply is None else self.steps.send(reply))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
 
     def _seen(self, request: StepRequest) -> StepRequest:
-        """A request as it is carried out: no prompt shows the picture of a question that has none."""
+        """Clear `Prompt.picture` in requests of a question without a picture."""
         if self.image is not None or not isinstance(request, (WriteRequest, YesNoRequest)):
             return request
         return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
 
     @property
     def may_end(self) -> bool:
-        """Whether a budget that is used up can still end it: once, and not when it asks for its answer, or its form."""
-        answers = isinstance(self.waiting, WriteRequest) and self.waiting.operator in ("answer", "extract")
-        return self.waiting is not None and self.limit is None and not (answers and self.log.steps)
+        """True if a spent budget can still end it: once, and not at its request for the answer or the extraction."""
+        answering = isinstance(self.waiting, WriteRequest) and self.waiting.operator in ("answer", "extract")
+        return self.waiting is not None and self.limit is None and not (answering and self.log.steps)
 
     def end(self, limit: Limit) -> None:
-        """Have it answer from what it has, or else end with its last answer; one that has not begun ends with none."""
+        """Make it answer from its records, or else end with its last answer; without a step it ends with no answer."""
         self.limit = limit
         try:
             if not self.log.steps:
@@ -157,18 +157,18 @@ class _Course:
 
 
 class TrajectoryPipeline:
-    """A pipeline whose questions each follow a trajectory of steps.
+    """A pipeline in which each question follows a trajectory of steps.
 
-    In every round one kind of step is carried out, the one that most questions wait for, for all of them at once. So
-    questions that are at different iterations still fill one batch. A journal keeps each round's replies before the
-    next begins; a run that was cut off is handed them again, in the same company, and goes on inside its trajectories.
+    Every round executes one kind of step for all questions that wait for it, choosing the kind with the most. Questions
+    at different iterations thus share a batch. A journal stores each round's replies before the next round; an
+    interrupted run reads them back in batches of the same composition, and resumes inside its trajectories.
 
     Args:
-        name: What its traces are filed under.
-        start: Begins a question's trajectory.
-        tools: What steps are carried out with.
-        journal: Keeps what was replied; None keeps nothing.
-        takes_texts: Whether its trajectories answer questions without a picture, too.
+        name: The pipeline's name.
+        start: Starts a question's trajectory.
+        tools: Models and functions that execute steps.
+        journal: Stores replies; None for no journal.
+        takes_texts: True if it also answers questions without a picture.
     """
 
     def __init__(
@@ -186,18 +186,18 @@ class TrajectoryPipeline:
     def guided(
         self, guide: Callable[[Question, Steps[TrajectoryResult]], Steps[TrajectoryResult]]
     ) -> TrajectoryPipeline:
-        """The same pipeline without a journal, of each trajectory of which `guide` makes the steps carried out."""
+        """Return a copy that wraps each trajectory in `guide` and keeps no journal."""
         begin = self._start
         return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
 
     def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         courses = [
-            _Course(question, image, self._start(_told(question, image)))
+            _Course(question, image, self._start(_with_image_flag(question, image)))
             for question, image in zip(questions, images, strict=True)
         ]
         for course in courses:
-            course.go_on(None)
+            course.advance(None)
         batch, number = fingerprint([question.id for question in questions]), 0
         while any(course.waiting for course in courses):
             key = f"{batch} {number}"
@@ -209,20 +209,20 @@ class TrajectoryPipeline:
             requests = [course.waiting for course in chosen if course.waiting is not None]
             replies, seconds = self._replies(key, chosen, requests, spent)
             for course, request, raw in zip(chosen, requests, replies, strict=True):
-                reply = _spoken(request, raw)
+                reply = _without_thoughts(request, raw)
                 course.log.add(request, reply, seconds / len(chosen))
                 self._count_computed(course, request, reply)
-                course.go_on(reply)
+                course.advance(reply)
             number += 1
         return [_trace(self.name, course) for course in courses]
 
     def _end_spent(self, key: str, courses: Sequence[_Course]) -> Spent:
-        """End the trajectories whose budget is used up before a round; what of the run's budget is used then.
+        """End trajectories that exceed their budget before a round. Return the run's budget spent so far.
 
-        A round that the journal has was begun with what is noted there: the replies that came later don't count.
+        A journalled round uses the amount in the journal: later replies don't count.
         """
-        budget, noted = self._tools.budget, self._journal.spent(key) if self._journal is not None else None
-        spent = budget.spent() if noted is None else noted
+        budget, logged = self._tools.budget, self._journal.spent(key) if self._journal is not None else None
+        spent = budget.spent() if logged is None else logged
         for course in courses:
             if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
                 course.end(limit)
@@ -231,18 +231,18 @@ class TrajectoryPipeline:
     def _replies(
         self, key: str, courses: Sequence[_Course], requests: Sequence[StepRequest], spent: Spent
     ) -> tuple[Sequence[StepReply], float]:
-        """What is replied in a round, and the seconds that it took; from the journal if it is there."""
-        if self._journal is not None and (kept := self._journal.get(key, requests)) is not None:
-            return kept
+        """Return the replies of a round and its seconds, from the journal if it has them."""
+        if self._journal is not None and (logged := self._journal.get(key, requests)) is not None:
+            return logged
         start = time.perf_counter()
-        replies = self._carry_out([course.image for course in courses], requests)
+        replies = self._execute([course.image for course in courses], requests)
         seconds = time.perf_counter() - start
         if self._journal is not None:
             self._journal.put(key, requests, replies, seconds, spent)
         return replies, seconds
 
     def _count_computed(self, course: _Course, request: StepRequest, reply: StepReply) -> None:
-        """Count the tokens that were read, what prompts about a picture share once; dropped where that isn't known."""
+        """Count computed tokens, shared prefixes once; drop the count if a shared prefix is unknown."""
         if not isinstance(reply, (WriteReply, JudgeReply, JudgeEachReply)) or not isinstance(
             request, (WriteRequest, YesNoRequest)
         ):
@@ -250,11 +250,11 @@ class TrajectoryPipeline:
         if reply.shared is None:
             course.log.tokens.pop("computed", None)
         elif "computed" in course.log.tokens:
-            beginning = (id(self._tools.models[request.model]), request.prompt.system, reply.shared)
-            course.log.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
-            course.begun.add(beginning)
+            prefix = (id(self._tools.models[request.model]), request.prompt.system, reply.shared)
+            course.log.tokens["computed"] += reply.read - (reply.shared if prefix in course.prefixes else 0)
+            course.prefixes.add(prefix)
 
-    def _carry_out(self, images: Sequence[Picture], requests: Sequence[StepRequest]) -> Sequence[StepReply]:
+    def _execute(self, images: Sequence[Picture], requests: Sequence[StepRequest]) -> Sequence[StepReply]:
         first = requests[0]
         if isinstance(first, WriteRequest | JudgeRequest | JudgeEachRequest):
             prompts = [
@@ -282,20 +282,20 @@ class TrajectoryPipeline:
         return likenesses(compared, self._tools.embed)
 
 
-def _spoken(request: StepRequest, reply: StepReply) -> StepReply:
-    """A reply as trajectories and traces have it: without a reasoning model's thoughts, unless they are asked for."""
+def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
+    """Remove a reasoning model's thoughts from a reply, unless they are requested."""
     if not isinstance(reply, WriteReply) or (isinstance(request, WriteRequest) and request.keeps_thoughts):
         return reply
     return dataclasses.replace(reply, text=without_thoughts(reply.text))
 
 
-def _told(question: Question, image: Picture) -> Question:
-    """A question whose `image` is "" if there is no picture, and only then: a picture may come without its path."""
+def _with_image_flag(question: Question, image: Picture) -> Question:
+    """Set `image` to "" exactly if the question has no picture: a picture may come without its path."""
     return dataclasses.replace(question, image="" if image is None else question.image or "image")
 
 
 def likenesses(requests: Sequence[LikenRequest], embed: Embed) -> list[LikenReply]:
-    """What is replied to comparisons: cosine similarities, with every text encoded once."""
+    """Compute the highest cosine similarities of comparisons; every text is encoded once."""
     texts = list(dict.fromkeys(text for request in requests for text in (*request.texts, *request.others)))
     vectors = dict(zip(texts, embed(texts), strict=True))
 
@@ -306,7 +306,7 @@ def likenesses(requests: Sequence[LikenRequest], embed: Embed) -> list[LikenRepl
 
 
 def _largest_group(courses: Sequence[_Course]) -> list[_Course]:
-    """Of the trajectories that wait, those that wait for the same kind of step: the most, of equal ones the first."""
+    """Return the largest group of trajectories that wait for the same kind of step; of equal ones the first."""
     groups: dict[tuple[object, ...], list[_Course]] = {}
     for course in courses:
         groups.setdefault(_kind(course.waiting), []).append(course)
@@ -314,7 +314,7 @@ def _largest_group(courses: Sequence[_Course]) -> list[_Course]:
 
 
 def _kind(request: StepRequest | None) -> tuple[object, ...]:
-    """What requests must have in common to be carried out together."""
+    """Return the attributes that requests of one batch have in common."""
     if isinstance(request, WriteRequest):
         return (WriteRequest, request.model, request.max_tokens, request.prompt.picture)
     if isinstance(request, YesNoRequest):

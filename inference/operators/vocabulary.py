@@ -1,4 +1,4 @@
-"""The operators that pipelines are written in. Each but `merge` is a step: `reply = yield from caption(…)`."""
+"""Operators of iterative pipelines. Each but `merge` and `best_entries` is a step: `reply = yield from write(…)`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from reflectune.retrieval.retrievers.joint import merge_hits
 
 Value = TypeVar("Value")
 Steps = Generator[StepRequest, StepReply, Value]
-"""Steps that end with a value: what an operator is, and what a whole trajectory is."""
+"""Generator of steps that returns a value: the type of an operator, and of a whole trajectory."""
 
 
 def write(
@@ -47,19 +47,19 @@ def write(
     picture: bool = True,
     keeps_thoughts: bool = False,
 ) -> Steps[WriteReply]:
-    """Have a model write: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
+    """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
     Args:
-        operator: What for.
-        iteration: Of the trajectory.
+        operator: The operator.
+        iteration: Iteration of the trajectory.
         template: The prompt, with `{slots}`.
-        texts: What stands in its slots.
-        documents: What stands in `{documents}`; leading ones, as many as fit.
-        max_tokens: The longest reply.
-        model: Which model.
-        system: What a system's turn says before.
-        picture: Whether the model sees the question's picture.
-        keeps_thoughts: Whether the reply holds what a reasoning model thinks first; else it is cut off.
+        texts: Contents of its slots.
+        documents: Contents of `{documents}`; the leading ones that fit.
+        max_tokens: Maximum length of the reply.
+        model: The model.
+        system: System prompt.
+        picture: True to show the question's picture.
+        keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
     """
     prompt = Prompt(template, texts, tuple(documents), system, picture)
     reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
@@ -76,7 +76,7 @@ def judge(
     no: str = "No",
     model: ModelName = "reader",
 ) -> Steps[JudgeReply]:
-    """Ask a model a question of yes or no, by probability; see `write`."""
+    """Compare the probabilities of yes and no as a reply to a prompt."""
     reply = yield JudgeRequest(iteration, Prompt(template, texts, tuple(documents)), yes, no, model)
     return _as(JudgeReply, reply)
 
@@ -92,7 +92,7 @@ def judge_each(
     no: str = "No",
     model: ModelName = "reader",
 ) -> Steps[JudgeEachReply]:
-    """Ask a question of yes or no about each document alone; see `JudgeEachRequest`. About none, nothing is asked."""
+    """Compare the probabilities of yes and no for each document alone. Without documents nothing is requested."""
     if not documents:
         return JudgeEachReply()
     reply = yield JudgeEachRequest(iteration, Prompt(template, texts, tuple(documents), system), yes, no, model)
@@ -107,36 +107,36 @@ def search(
     question: str = "",
     boxes: Sequence[Box | None] = (),
 ) -> Steps[SearchReply]:
-    """Look texts up; see `SearchRequest`. Without a query nothing is asked for, and nothing found."""
+    """Search with texts; see `SearchRequest`. Without a query nothing is requested."""
     if not queries:
         return SearchReply()
-    each = {base: tuple(numbers) for base, numbers in tops.items()}
-    return _as(SearchReply, (yield SearchRequest(iteration, tuple(queries), each, question, tuple(boxes))))
+    counts = {base: tuple(numbers) for base, numbers in tops.items()}
+    return _as(SearchReply, (yield SearchRequest(iteration, tuple(queries), counts, question, tuple(boxes))))
 
 
 def liken(iteration: int, texts: Sequence[str], others: Sequence[str]) -> Steps[LikenReply]:
-    """The highest similarity of each text to one of the others; see `LikenReply`."""
+    """Return the highest similarity of each text to one of the others; see `LikenReply`."""
     if not others:
         return LikenReply((-1.0,) * len(texts))
     return _as(LikenReply, (yield LikenRequest(iteration, tuple(texts), tuple(others))))
 
 
 def rerank(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[RerankReply]:
-    """The text reranker's scores of passages; see `RerankRequest`."""
+    """Score passages by the text reranker; see `RerankRequest`."""
     if not passages:
         return RerankReply()
     return _as(RerankReply, (yield RerankRequest(iteration, query, tuple(passages))))
 
 
 def merge(found: SearchReply) -> list[Passage]:
-    """The passages that were found, each once: base after base, and of a base the queries' best ones in turn."""
+    """Merge the passages found, each once: base after base, and within a base the queries' best ones in turn."""
     bases = dict.fromkeys(base for hits in found.hits for base in hits)
     by_base = [merge_hits([hits.get(base, ()) for hits in found.hits], "in_turn") for base in bases]
     return [hit.passage for hit in merge_hits(by_base, "concat")]
 
 
 def best_entries(found: SearchReply, entries: int) -> list[Passage]:
-    """The passages of the entries with the highest similarity in any search, in the order of entries."""
+    """Return the passages of the entries with the highest similarity in any search, in the order of entries."""
     score: dict[str, float] = {}
     passages: dict[str, Passage] = {}
     for hit in (hit for by_base in found.hits for hits in by_base.values() for hit in hits):
@@ -148,7 +148,7 @@ def best_entries(found: SearchReply, entries: int) -> list[Passage]:
 
 
 def texts_of(passages: Sequence[Passage]) -> list[str]:
-    """Passages as a model reads them."""
+    """Render passages as a model reads them."""
     return [passage_text(passage) for passage in passages]
 
 

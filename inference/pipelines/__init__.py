@@ -1,1 +1,1 @@
-"""One pipeline a file: closed book, naive RAG, oracle, mR²AG; and two stages that only measure."""
+"""Pipelines, one a file, and two stages that measure their parts."""

@@ -1,4 +1,4 @@
-"""What a pipeline is, and what all of them share."""
+"""Protocol of pipelines, and their clock."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from reflectune.inference.trace import Trace
 
 
 class Pipeline(Protocol):
-    """Answers a batch of questions. `name` is what its traces are filed under."""
+    """Answers batches of questions. `name` is the name of its traces."""
 
     name: str
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         ...
 
 
 def answer(pipeline: Pipeline, question: str, image: Image.Image) -> Trace:
-    """Answer a single question in one call."""
+    """Answer a single question."""
     return pipeline.run([Question(id="question", image="", text=question)], [image])[0]
 
 
@@ -52,5 +52,5 @@ class Clock:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def share(self, questions: int) -> Mapping[str, float]:
-        """Each question's share of the batch's seconds, to the microsecond."""
+        """Return each question's share of the batch's seconds, to the microsecond."""
         return {name: round(seconds / questions, 6) for name, seconds in self._seconds.items()}

@@ -1,4 +1,4 @@
-"""The model alone: image and question, nothing looked up."""
+"""Closed book: the model alone answers from image and question."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from reflectune.inference.trace import Trace
 
 
 class ClosedBook:
-    """Answers from what the model sees and knows by heart.
+    """Answers from the image and the model's own knowledge.
 
     Args:
-        name: What its traces are filed under.
+        name: Name of its traces.
         reader: The model: the base, or one that was fine-tuned without reflection (LLaVA-FT).
     """
 
@@ -25,7 +25,7 @@ class ClosedBook:
         self.name, self._reader = name, reader
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("answer"):
             answers = self._reader.answer_plainly(questions, images, [()] * len(questions))

@@ -1,4 +1,4 @@
-"""Which passages a diagnosis shows the tuned model: evidence, the rest of its article, and look-alikes' passages."""
+"""Passages for a diagnosis of the tuned model: evidence, the rest of its article, and look-alikes' passages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STATING = "stating"
 
 @dataclass(frozen=True)
 class DiagnosticProbe:
-    """A passage to judge, and what it is to the question.
+    """A passage to judge, and its relation to the question.
 
-    `source` is `gold`, `same_article` (another section of the gold article), or `look_alike:<attribute>`: a section
-    that says the same kind of thing about an entity that differs in this attribute alone, or in `several`.
+    `source` is `gold`, `same_article` (another section of the gold article), or `look_alike:<attribute>`: a section on
+    the same subject about an entity that differs in this attribute alone, or in `several`.
     """
 
     passage: Passage
@@ -34,16 +34,16 @@ class DiagnosticProbe:
 
 
 def attribute_of(source: str) -> str | None:
-    """The attribute in which a look-alike differs (or `several`); None if the passage is no look-alike's."""
+    """Return the attribute in which a look-alike differs (or `several`); None if the passage is not a look-alike's."""
     kind, _, attribute = source.partition(":")
     return attribute if kind == LOOK_ALIKE else None
 
 
 def gold_passages(question: Question, passages: Sequence[Passage]) -> list[Passage]:
-    """The passages of the evidence sections that hold an answer; of a section where none does, all.
+    """Return the passages of the evidence sections that state an answer; all passages of a section where none does.
 
-    A section of several paragraphs is evidence as a whole; which paragraph supports the answer is read off its text by
-    the `string` annotator.
+    A section of several paragraphs is evidence as a whole; the `string` annotator finds the paragraphs that state the
+    answer.
     """
     gold = []
     for evidence in question.evidence:
@@ -54,7 +54,7 @@ def gold_passages(question: Question, passages: Sequence[Passage]) -> list[Passa
 
 
 def is_stating(question: Question, passage: Passage) -> bool:
-    """Whether a retrieved passage answers the question: it is of the question's entity and holds an accepted answer."""
+    """Return True if a passage is of the question's entity and states an accepted answer."""
     gold_entries = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
     return passage.entry_id in gold_entries and annotate_by_string(question, passage).relevant
 
@@ -62,17 +62,24 @@ def is_stating(question: Question, passage: Passage) -> bool:
 class DiagnosticPassages:
     """Finds the probes of a question in a data set.
 
-    Look-alikes come from the data set's `probes.jsonl` where it has one; else from the looks and the sections'
-    relations in its dataset.json; else from its `look_alikes.json`, lists of entries that are easily taken for each
-    other, whose sections of the evidence's heading are shown unless they hold an accepted answer. A data set with none
-    of these has none.
+    Look-alikes come from the data set's `probes.jsonl` if it has one; else from the looks and the sections' relations
+    in its dataset.json; else from its `look_alikes.json`, lists of entries that are easily confused, whose sections of
+    the evidence's heading are used unless they state an accepted answer. Other data sets have none.
     """
 
     def __init__(
         self, root: Path, manifest: Mapping[str, Any], knowledge: KnowledgeBase, lead: Lead, seed: int, several: int = 2
     ) -> None:
-        """Args: the data set's folder, manifest and knowledge base; passages' lead; how many look-alikes that differ in
-        two attributes to take for a question (those that differ in one are taken once per attribute).
+        """Read the data set's look-alikes.
+
+        Args:
+            root: The data set's folder.
+            manifest: The data set's manifest.
+            knowledge: The data set's knowledge base.
+            lead: Text before each passage.
+            seed: Seed of the draws.
+            several: Look-alikes that differ in two attributes to take for a question; those that differ in one are
+                taken once per attribute.
         """
         self._knowledge, self._lead, self._seed, self._several = knowledge, lead, seed, several
         self._looks: Mapping[str, Mapping[str, str]] = manifest.get("looks", {})
@@ -82,11 +89,11 @@ class DiagnosticPassages:
 
     @property
     def has_look_alikes(self) -> bool:
-        """Whether the data set says which entries look alike."""
+        """True if the data set defines look-alikes."""
         return bool(self._written or self._listed) or bool(self._looks and self._relations)
 
     def build(self, question: Question) -> list[DiagnosticProbe]:
-        """The probes of a question with evidence, gold first; none if its evidence has no passage."""
+        """Return the probes of a question with evidence, gold first; none if its evidence has no passage."""
         entries = dict.fromkeys(evidence.entry_id for evidence in question.evidence)
         passages = [p for entry_id in entries for p in self._passages(entry_id)]
         gold = gold_passages(question, passages)
@@ -123,7 +130,7 @@ class DiagnosticPassages:
         return probes
 
     def _alike(self, question: Question, gold: Passage) -> list[DiagnosticProbe]:
-        """What listed look-alikes say under the heading of a gold passage."""
+        """Return listed look-alikes' passages under the heading of a gold passage."""
         alike = self._listed.get(gold.entry_id, [])
         rng = random.Random(f"{self._seed} {question.id}")
         return [
@@ -134,7 +141,7 @@ class DiagnosticPassages:
         ]
 
     def _near(self, entry_id: str, relation: str) -> dict[str, list[str]]:
-        """Entries with a section of this relation that differ in one attribute (by attribute) or in two (`several`)."""
+        """Return entries with a section of this relation that differ in one attribute (the key), or in two (`several`)."""
         near: dict[str, list[str]] = defaultdict(list)
         entry_looks = self._looks[entry_id]
         for other, looks in self._looks.items():
@@ -145,7 +152,7 @@ class DiagnosticPassages:
 
 
 def _read_written(path: Path | None) -> dict[str, list[DiagnosticProbe]]:
-    """Look-alike probes that the data set brings, by question id."""
+    """Read the data set's look-alike probes, by question id."""
     probes: dict[str, list[DiagnosticProbe]] = defaultdict(list)
     for number, row in _rows(path):
         try:
@@ -159,7 +166,7 @@ def _read_written(path: Path | None) -> dict[str, list[DiagnosticProbe]]:
 
 
 def _read_listed(path: Path | None, knowledge: KnowledgeBase) -> dict[str, list[str]]:
-    """The others of each entry's groups; an entry may be in several."""
+    """Return the others of each entry's groups; an entry may be in several."""
     groups = read_json(path, "the look-alikes") if path else []
     if not isinstance(groups, list) or not all(
         isinstance(g, list) and all(isinstance(e, str) for e in g) for g in groups
@@ -168,7 +175,7 @@ def _read_listed(path: Path | None, knowledge: KnowledgeBase) -> dict[str, list[
     others: dict[str, list[str]] = defaultdict(list)
     for group in groups:
         for entry_id in group:
-            knowledge.get(entry_id)  # says so if there is no such entry
+            knowledge.get(entry_id)  # raises if the entry is missing
             others[entry_id] += [other for other in group if other not in (entry_id, *others[entry_id])]
     return dict(others)
 

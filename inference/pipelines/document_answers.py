@@ -1,4 +1,4 @@
-"""MMKB-RAG's documents one by one: what each of them alone makes of the answer, whatever any gate says."""
+"""Answers of MMKB-RAG from each document alone, independent of any gate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from reflectune.inference.reading.reader import Reader, ReaderAnswer
 from reflectune.inference.trace import Trace
 
 DocumentPosition = tuple[int, int]
-"""A question's place in its batch, and a document's place in the question's."""
+"""Positions of a question in its batch, and of a document in the question's list."""
 
 
 class DocumentAnswers:
-    """Answers every question once from each of its documents; a document that the context doesn't hold has no answer.
+    """Answers every question once from each of its documents; a document that doesn't fit the context has no answer.
 
     Args:
         reader: The fine-tuned model.
@@ -33,7 +33,7 @@ class DocumentAnswers:
         self._reader, self._finder, self._base = reader, finder, base
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
             retrieved = self._finder.find(questions, images)
@@ -66,7 +66,7 @@ class DocumentAnswers:
             return dict(zip(rows, self._base.answer_plainly(row_questions, seen, contexts), strict=True))
         opened = self._reader.open(questions, images)
         answers: dict[DocumentPosition, ReaderAnswer] = {}
-        for place in range(max((k + 1 for _, k in rows), default=0)):
-            one_each = {i: context for (i, k), context in zip(rows, contexts, strict=True) if k == place}
-            answers |= {(i, place): answer for i, answer in self._reader.answer(opened, one_each).items()}
+        for position in range(max((k + 1 for _, k in rows), default=0)):
+            batch = {i: context for (i, k), context in zip(rows, contexts, strict=True) if k == position}
+            answers |= {(i, position): answer for i, answer in self._reader.answer(opened, batch).items()}
         return answers

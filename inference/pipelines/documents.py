@@ -1,4 +1,4 @@
-"""The documents of a question in MMKB-RAG: which passages of the retrieved entries the model is asked about."""
+"""Find the documents of MMKB-RAG: passages of the retrieved entries."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 @dataclass(frozen=True)
 class FoundDocuments:
-    """What was retrieved for a question: entries, best first, and documents in the retriever's order."""
+    """Retrieval results of a question: entries, best first, and documents in the retriever's order."""
 
     hits: tuple[Hit, ...] = ()
     documents: tuple[Passage, ...] = ()
 
     def traces(self, scores: Sequence[float | None], s_ret_temperature: float = 0.0) -> tuple[PassageTrace, ...]:
-        """The documents with S_ret of their entries (`entry_scores`) and these scores of SRT, in order."""
+        """Return the documents with S_ret of their entries (`entry_scores`) and these scores of SRT, in order."""
         s_ret = entry_scores(self.hits, s_ret_temperature)
         return tuple(
             PassageTrace(document, s_ret=s_ret[document.entry_id], s_rel=s, s_irr=None if s is None else 1.0 - s)
@@ -34,14 +34,14 @@ class FoundDocuments:
 
 
 class DocumentFinder:
-    """Finds the documents that probing labels: the best passages by words of the entries that look most like the image.
+    """Finds the documents as probing does: the best passages by words of the entries most similar to the image.
 
     Args:
         retriever: Finds entries for an image; equation 3 of mR²AG.
         knowledge: The entries.
-        top_n: Entries to retrieve.
-        documents: Passages of them to take; k of MMKB-RAG's equation 6.
-        lead: What stands before each passage.
+        top_n: Number of entries to retrieve.
+        documents: Number of their passages to take; k of MMKB-RAG's equation 6.
+        lead: Text before each passage.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DocumentFinder:
         self._top_n, self._documents, self._lead = top_n, documents, lead
 
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[FoundDocuments]:
-        """What is found for each question, in order."""
+        """Find the documents of each question, in order."""
         hits = self._retriever.search(images, self._top_n) if questions else []
         return [self._best(question, question_hits) for question, question_hits in zip(questions, hits, strict=True)]
 

@@ -1,10 +1,10 @@
-"""Few-shot answer extraction (MI-RAG, appendix E): from a detailed answer to the short one that exact match wants.
+"""Few-shot answer extraction (MI-RAG, appendix E): from a detailed answer to the short one that exact match needs.
 
-Behind a trajectory's detailed answer one more step, `extract`, asks for a short one with the prompt of figure A12. Its
-context is the detailed answer, then the reasoning records. Its examples are questions of the training split, the three
-whose words are most like the question's, each with its first accepted answer. In the paper an example's context is the
-records of its own trajectory, and its picture is shown; here it is the passages that state the answer, since records
-would cost a trajectory of every training question, and a prompt shows one picture, the question's.
+After a trajectory's detailed answer a further step, `extract`, requests a short one with the prompt of figure A12. Its
+context is the detailed answer, then the reasoning records. Its examples are the three training questions whose words
+are most similar, each with its first accepted answer. In the paper an example's context is the records of its own
+trajectory, and its picture is shown. Here it is the passages that state the answer, since records would cost a
+trajectory of every training question, and a prompt shows one picture, the question's.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from reflectune.metrics.judging.extraction import (
 )
 
 UNREAD: Final = "extract_unread"
-"""What a trace calls the number of replies without a short answer: 1 if the detailed one stands."""
+"""Key of a trace's count of unreadable replies: 1 if the detailed answer stays."""
 _POOL: Final = 1_000
-"""Questions of the training split among which a question's examples are looked for."""
+"""Number of training questions among which a question's examples are searched."""
 
 Shots = Callable[[Question], Sequence[Shot]]
-"""The examples that a question is shown with."""
+"""Returns the examples of a question's prompt."""
 
 
 def with_extraction(
     trajectory: Callable[[Question], Steps[TrajectoryResult]], shots: Shots, max_tokens: int
 ) -> Callable[[Question], Steps[TrajectoryResult]]:
-    """A trajectory, and then the step that makes its detailed answer short; a reply without one leaves it as it is.
+    """Append the step that shortens a trajectory's detailed answer; an unreadable reply keeps the answer.
 
     Args:
-        trajectory: Ends with a detailed answer, and with records.
-        shots: The examples.
-        max_tokens: The longest short answer.
+        trajectory: Trajectory with a detailed answer and records.
+        shots: Returns a question's examples.
+        max_tokens: Maximum length of the short answer.
     """
 
     def steps(question: Question) -> Steps[TrajectoryResult]:
@@ -79,16 +79,16 @@ def with_extraction(
 
 
 def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) -> Shots:
-    """Finds examples among questions of a split that have an answer which the knowledge base states.
+    """Find examples among questions of a split whose answer the knowledge base states.
 
     Args:
-        folder: The data set's.
-        split: Whose questions; "" for no examples.
+        folder: The data set's folder.
+        split: Split of the questions; "" for no examples.
         knowledge: The entries.
-        lead: What stands before a passage.
+        lead: Text before a passage.
 
     Raises:
-        UserError: The data set has no such split.
+        UserError: The data set has no such questions.
     """
     if not split:
         return lambda question: ()
@@ -100,7 +100,7 @@ def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) 
     if not usable:
         raise UserError(
             f"`extract_split`: {folder} has no question of the split `{split}` with an answer and its entry; name "
-            "another one, or leave it empty for a prompt without examples"
+            "a different split, or leave it empty for a prompt without examples"
         )
     drawn = random.Random(0).sample(usable, min(_POOL, len(usable)))
     by_id = {question.id: question for question in drawn}
@@ -118,12 +118,13 @@ def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) 
 
 
 def stated(question: Question, knowledge: KnowledgeBase, lead: Lead) -> str:
-    """The passages that answer a question: those of its evidence, else the first of its entries' that states it.
+    """Return the passages that answer a question: those of its evidence, else the first of its entries' that states it.
 
-    An entry that the knowledge base lacks has none.
+    Entries that the knowledge base lacks are skipped.
     """
     entries = dict.fromkeys([*(evidence.entry_id for evidence in question.evidence), *question.entity_ids])
     known = [knowledge.get(name) for name in entries if name in knowledge]
     passages = [passage for entry in known for passage in split_passages(entry, lead=lead)]
-    gold = gold_passages(question, passages) or [each for each in passages if is_stating(question, each)][:1]
+    gold = gold_passages(question, passages)
+    gold = gold or [passage for passage in passages if is_stating(question, passage)][:1]
     return "\n".join(texts_of(gold))

@@ -1,4 +1,4 @@
-"""How pipelines that reflect turn by turn begin: read the gate, retrieve where it opens, judge every passage."""
+"""First half of pipelines that reflect turn by turn: read the gate, retrieve if it opens, judge every passage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 @dataclass(frozen=True)
 class Gated:
-    """A batch of questions whose gates and passages have been read, and nothing answered yet.
+    """A batch of questions with gates and passages read, and no answers yet.
 
     Attributes:
         opened: The questions.
         judged: Their passages.
-        traces: One a question, in order: gate, hits, passages with S_ret and S_rel, and how many were read.
+        traces: One per question, in order: gate, hits, passages with S_ret and S_rel, and their number.
     """
 
     opened: OpenedQuestions
@@ -49,20 +49,20 @@ def gate_and_judge(
     lead: Lead,
     s_ret_temperature: float = 0.0,
 ) -> Gated:
-    """Read the gates, and judge every passage of the top entries of those questions whose gate opens.
+    """Read the gates, and judge every passage of the top entries of the questions whose gate opens.
 
     Args:
-        name: What traces are filed under.
+        name: Name of the traces.
         clock: Counts the steps `gate`, `retrieve` and `judge`.
         reader: The fine-tuned model, with its scheme.
         retriever: Finds entries for an image; equation 3 of mR²AG.
         knowledge: The entries.
         questions: The questions.
-        images: Theirs.
-        top_n: Entries to retrieve.
-        gamma: A gate opens if the scheme retrieves at its probability and this γ.
-        lead: What stands before each passage.
-        s_ret_temperature: S_ret is a share of a softmax at this temperature; 0: the similarity.
+        images: Their images.
+        top_n: Number of entries to retrieve.
+        gamma: Threshold γ of the gate.
+        lead: Text before each passage.
+        s_ret_temperature: Temperature of S_ret as a share of a softmax; 0: the similarity.
     """
     with clock.step("gate"):
         opened = reader.open(questions, images)
@@ -98,16 +98,16 @@ def gate_and_judge(
     return Gated(opened, judged, traces)
 
 
-def fallback_of(trace: Trace, wanted: Fallback) -> Fallback | None:
-    """What to do about a question; None if it has a relevant passage or was not looked up.
+def fallback_of(trace: Trace, fallback: Fallback) -> Fallback | None:
+    """Return the fallback of a question; None if it has a relevant passage or was not looked up.
 
-    With no passage at all there is none to choose, so that it is answered closed book.
+    Without any passage, a fallback that chooses one becomes closed book.
     """
     if not trace.retrieved or any(passage.relevant for passage in trace.passages):
         return None
-    return "closed_book" if wanted in ("best_product", "random") and not trace.passages else wanted
+    return "closed_book" if fallback in ("best_product", "random") and not trace.passages else fallback
 
 
 def drawn_place(question: Question, count: int) -> int:
-    """The place of one of so many passages, drawn by the question's id: the same in every run."""
+    """Draw one of `count` positions by the question's id."""
     return random.Random(question.id).randrange(count)

@@ -1,14 +1,14 @@
-"""IBA, identify before answer (arXiv 2606.23881, ACL 2026 findings): name the entity first, then rank its sections.
+"""IBA, identify before answer (arXiv 2606.23881, ACL 2026 findings): identify the entity, then rank its sections.
 
-The picture finds entries. Of their names alone the model picks three, and says how likely each is. All passages of the
-three are ranked by α · ID + β · V + γ · T: how likely the entity is, the picture's similarity to its entry, and the
-score of a text reranker. The question is answered from the best ones. Nothing is trained.
+The picture finds entries. From their names alone the model picks three, with probabilities. All passages of the three
+are ranked by α · ID + β · V + γ · T: the entity's probability, the picture's similarity to its entry, and the score of
+a text reranker. The question is answered from the best ones. Nothing is trained.
 
 Published: 20 names (`top_n: 20`), 3 picks, options by letter, the sum and its weights (1, 0.5 and 0.5 for T, V and ID
 are the released script's defaults). Ours: the words of the prompts (the authors' code has no licence); T is scaled to
-[0, 1] over a question's passages, since scores of different rerankers have no scale in common, and the script's
-additional product of T and ID is left out; as many passages are read as the other pipelines read (`passages`), where
-the script reads one section; where the model doesn't say how likely the three are, they count as equally likely.
+[0, 1] over a question's passages, since rerankers have no common scale, and the script's additional product of T and ID
+is left out; as many passages are read as in the other pipelines (`passages`), where the script reads one section; if
+the model gives no probabilities, the three count as equally likely.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Iba:
     max_record: int
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         asked = {"question": question.text}
         found = yield from search(0, [""], {"pairs": [self.candidates]})
         passages = [hit.passage for by_base in found.hits for hits in by_base.values() for hit in hits]
@@ -105,7 +105,7 @@ class Iba:
         similar: Mapping[str, float],
         relevant: Sequence[float],
     ) -> list[Passage]:
-        """The passages with the highest α · ID + β · V + γ · T, best first."""
+        """Return the passages with the highest α · ID + β · V + γ · T, best first."""
         alpha, beta, gamma = self.weights
         scores = [
             alpha * likely[passage.entry_id] + beta * similar[passage.entry_id] + gamma * score
@@ -120,13 +120,13 @@ def _options(names: Sequence[str], titles: Mapping[str, str]) -> list[str]:
 
 
 def similarities(found: SearchReply) -> dict[str, float]:
-    """V: each entry's similarity to the picture."""
+    """Return V: each entry's similarity to the picture."""
     hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
     return {hit.passage.entry_id: hit.score for hit in hits}
 
 
 def scaled(scores: Sequence[float]) -> list[float]:
-    """Scores as shares of the way from the lowest to the highest; 0 where all are equal."""
+    """Scale scores linearly to [0, 1]; 0 if all are equal."""
     low, high = min(scores, default=0.0), max(scores, default=0.0)
     return [(score - low) / (high - low) if high > low else 0.0 for score in scores]
 

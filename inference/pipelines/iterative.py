@@ -35,35 +35,35 @@ DETAILED = "Based on the information, provide a detailed answer to the question.
 
 
 def answer_instruction(question: Question, *, detailed: bool) -> str:
-    """How an answer is asked for: the papers' words, or those of every other pipeline here."""
+    """Return the instruction for an answer: the papers' words, or those of every other pipeline here."""
     return DETAILED if detailed else answer_prompt(question.answer_style, documents=True).removeprefix("{passage} ")
 
 
 def expanded(question: str, record: str) -> str:
-    """Query expansion, [Q; r]: the question beside the latest record, or at first beside the picture's description."""
+    """Expand a query, [Q; r]: the question and the latest record, or at first the picture's description."""
     return f"Question: {question}\n{record}\n"
 
 
 def is_expanded(query: str, question: str) -> bool:
-    """Whether a query is a question expanded by some record; see `expanded`."""
+    """Return True if a query is a question expanded by some record; see `expanded`."""
     return query.startswith(f"Question: {question}\n")
 
 
 def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Box, ...]:
-    """The part of a question's picture that is searched with beside the whole one, if any.
+    """Return the part of a question's picture to search with in addition to the whole, if any.
 
     Args:
         question: The question.
         crop: Share of the picture's width and height, about its centre; 0 for none.
-        box_field: The field of its `meta` that holds a box, which goes before the centre; "" for none.
+        box_field: Field of the question's `meta` with a box, which takes precedence over the centre; "" for none.
 
     Raises:
-        UserError: What the field holds is no box.
+        UserError: The field's value is not a box.
     """
-    if box_field and (told := question.meta.get(box_field, "")):
-        if (box := parsing.box(told)) is None:
+    if box_field and (value := question.meta.get(box_field, "")):
+        if (box := parsing.box(value)) is None:
             raise UserError(
-                f"question {question.id}: `{box_field}` is `{told}`, not a box: give left, top, right and bottom as "
+                f"question {question.id}: `{box_field}` is `{value}`, not a box: give left, top, right and bottom as "
                 "shares of the picture from 0 to 1"
             )
         return (box,)
@@ -72,7 +72,7 @@ def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Bo
 
 
 def split(budgets: Budgets, shares: Sequence[int]) -> dict[str, list[int]]:
-    """Each base's budget, split among queries by their shares; see `split_budget`.
+    """Split each base's budget among queries by their shares; see `split_budget`.
 
     Example:
         >>> split({"texts": 20, "pairs": 2}, [2, 1, 1])
@@ -82,10 +82,10 @@ def split(budgets: Budgets, shares: Sequence[int]) -> dict[str, list[int]]:
 
 
 def searched(question: Question, budgets: Budgets) -> Budgets:
-    """The budgets of the bases that a question can be searched in: without a picture those of texts.
+    """Return the budgets of the bases that a question can be searched in: without a picture those of texts.
 
     Raises:
-        UserError: There is none.
+        UserError: There are none.
     """
     if question.image:
         return budgets
@@ -98,7 +98,7 @@ def searched(question: Question, budgets: Budgets) -> Budgets:
 
 
 def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
-    """What finds entries by images and texts.
+    """Return the retriever that finds entries by images and texts.
 
     Raises:
         UserError: The retriever reads a list of ranked entities.
@@ -110,7 +110,7 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
 
 
 def reading_models(parts: PipelineParts) -> Mapping[ModelName, Model]:
-    """The models of a pipeline: who reads, writes and reasons, and who answers; often they are one."""
+    """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often they are one."""
     config = parts.config
     served = ServedModel(needed(parts.remote)) if SERVER in (config.reader, config.answerer) else None
     reader: Model = served if served and config.reader == SERVER else LocalModel(needed(parts.engine), _PICTURES)
@@ -120,7 +120,7 @@ def reading_models(parts: PipelineParts) -> Mapping[ModelName, Model]:
 
 
 def search_tool(parts: PipelineParts) -> SearchTool:
-    """The search tool: a server's if there is one, else the articles of the text knowledge base."""
+    """Return the search tool: a server's if there is one, else the articles of the text knowledge base."""
     return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
 
 

@@ -1,8 +1,8 @@
-"""MI-RAG (arXiv 2509.00798, algorithm 1): search, reason, ask again by what was reasoned, N times; answer from it all.
+"""MI-RAG (arXiv 2509.00798, algorithm 1): search, reason and search again N times; answer from all records.
 
-Iteration 0 searches with the question and a description of the picture. Each further one searches with the question
-beside the last reasoning record (query expansion) and with two follow-up questions written from all records, in a text
-and a multimodal knowledge base, and sums up what is new in a record. The answer is read from the records alone.
+Iteration 0 searches with the question and a description of the picture. Each further one searches with the question and
+the last reasoning record (query expansion) and with two follow-up questions written from all records, in a text and a
+multimodal knowledge base, and writes a record of the new information. The answer is read from the records alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MiRag:
     detailed: bool = False
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         records: list[str] = []
         passages: dict[str, Passage] = {}
         with contextlib.suppress(BudgetSpent):
@@ -91,7 +91,7 @@ class MiRag:
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
-        """Search and reason; records and passages are added to those given, and stay if a budget cuts this short."""
+        """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early."""
         slots, budgets = {"question": question.text}, searched(question, self.budgets)
         first, description = yield from opening(question, self.max_record)
         for iteration in range(self.iterations + 1):
@@ -109,7 +109,7 @@ class MiRag:
 
 
 def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]:
-    """The first query and a description of the picture: [Q; description]; without a picture the question and none."""
+    """Write the first query and a picture's description: [Q; description]; without a picture the question alone."""
     if not question.image:
         return question.text, []
     described = yield from write("caption", 0, DESCRIBE, {"question": question.text}, max_tokens=max_tokens)
@@ -117,7 +117,7 @@ def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]
 
 
 def recorded(iteration: int, question: Question, documents: Sequence[str], max_tokens: int) -> Steps[str]:
-    """A reasoning record of what was found."""
+    """Write a reasoning record of the results."""
     template = REASON if question.image else REASON_TEXTS
     slots = {"question": question.text}
     return (yield from write("reason", iteration, template, slots, documents=documents, max_tokens=max_tokens)).text
@@ -126,7 +126,7 @@ def recorded(iteration: int, question: Question, documents: Sequence[str], max_t
 def answered(
     question: Question, records: Sequence[str], passages: Mapping[str, Passage], max_tokens: int, *, detailed: bool
 ) -> Steps[WriteReply]:
-    """The answer from the records; from the passages by id where a budget left no record."""
+    """Answer from the records; from the passages by id if a budget left no record."""
     return (
         yield from write(
             "answer",

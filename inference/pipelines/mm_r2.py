@@ -1,12 +1,12 @@
-"""MM-R2 (arXiv 2607.22643), from the abstract: say what to look for, choose where, then ask in that place.
+"""MM-R2 (arXiv 2607.22643), from the abstract: state the intent, select units, search inside them.
 
-The model writes an intent state: the need, the referent in the picture, and constraints. It chooses units of a
-knowledge map, and writes a query that is searched inside those units alone. What this finds is answered from.
+The model writes an intent state: the need, the referent in the picture, and constraints. It selects units of a
+knowledge map, and writes a query that is searched inside those units alone. The results are answered from.
 
-From the abstract: the three steps, their order, the state's three parts. Ours is all else: a unit is a section of an
-entry, and the map has the sections of the entries that look like the picture and are called like the referent; at most
-three units are chosen; one query for all of them, by which the text reranker ranks their passages; one round, though
-the authors' trajectories may take several; all prompts; what is done if a reply can't be read; and nothing is trained.
+From the abstract: the three steps, their order, the state's three parts. All else is ours: a unit is a section of an
+entry, and the map has the sections of the entries that are similar to the picture and the referent's name; at most
+three units are selected; one query for all of them, by which the text reranker ranks their passages; one round, though
+the authors' trajectories may take several; all prompts; the treatment of unreadable replies; and nothing is trained.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ANSWER: Final = "{question} {documents} "
 FIELDS: Final = ("need", "referent", "constraints")
 UNITS: Final = 3
 UNPARSED: Final = "replies_unparsed"
-"""What a trace calls the number of replies without a state, a unit or a query."""
+"""Key of a trace's count of replies without a state, a unit or a query."""
 MapUnit: TypeAlias = tuple[str, int]
 """A unit of a knowledge map: an entry's id, and the index of a section."""
 
@@ -82,7 +82,7 @@ class MmR2:
     max_record: int
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         best: list[Passage] = []
         counts = {UNPARSED: 0}
         with contextlib.suppress(BudgetSpent):
@@ -96,7 +96,7 @@ class MmR2:
         return TrajectoryResult(answer.text, ended, answer.score, tuple(read[: answer.shown]), counts=counts)
 
     def _search(self, question: Question, best: list[Passage], counts: dict[str, int]) -> Steps[None]:
-        """Fill `best` with the passages of the chosen units, in their order until they are ranked by the query."""
+        """Fill `best` with the passages of the selected units, in their order until the query ranks them."""
         slots, longest = {"question": question.text}, self.max_record
         reply = yield from write("rewrite", 0, STATE, slots, max_tokens=longest)
         state = parsing.fields(reply.text, FIELDS)
@@ -118,7 +118,7 @@ class MmR2:
 
 
 def knowledge_map(retrieved: SearchReply) -> dict[MapUnit, list[Passage]]:
-    """The passages found by unit: the most similar entry first, its sections in the order of the article."""
+    """Group the passages found by unit: the most similar entry first, its sections in the order of the article."""
     hits = [hit for by_base in retrieved.hits for hits in by_base.values() for hit in hits]
     similar: dict[str, float] = {}
     for hit in hits:
@@ -136,7 +136,7 @@ def _unit(passage: Passage) -> MapUnit:
 
 
 def _listed(units: Mapping[MapUnit, Sequence[Passage]]) -> list[str]:
-    """The units by number, title and heading; an article's beginning has no heading."""
+    """List the units by number, title and heading; an article's beginning has no heading."""
     names = (" – ".join(filter(None, (passages[0].title, passages[0].heading))) for passages in units.values())
     return [f"[{number}] {name}" for number, name in enumerate(names, start=1)]
 

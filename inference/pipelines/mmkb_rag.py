@@ -1,4 +1,4 @@
-"""MMKB-RAG (arXiv 2504.10074, §3.1): look it up or not, re-rank documents, agree on some of them, and answer."""
+"""MMKB-RAG (arXiv 2504.10074, §3.1): decide whether to retrieve, re-rank documents, check consistency, and answer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from reflectune.inference.trace import PassageTrace, Trace
 
 @dataclass(frozen=True)
 class Reflection:
-    """Which of the three decisions are made, and how.
+    """Switches and thresholds of the three decisions.
 
     Attributes:
-        ret: RET: whether to look something up; without it everything is looked up.
-        gamma: Look it up if Score_RET is above this (equation 3).
-        srt: SRT: re-rank the documents by Score_SRT; without it the retriever's order stays.
-        k: How many documents to keep; 0 is `auto`: those whose score is at least `threshold`, and at least one.
+        ret: RET: decide whether to retrieve; otherwise always retrieve.
+        gamma: Retrieve if Score_RET is above this (equation 3).
+        srt: SRT: re-rank the documents by Score_SRT; otherwise keep the retriever's order.
+        k: Number of documents to keep; 0 is `auto`: those whose score is at least `threshold`, and at least one.
         threshold: See `k`.
         mct: MCT, if two documents or more were kept: `filter` answers from those that it names, `merge` from its
-            summary alone, `rerank` from those that it names and then the others, `none` leaves it out.
+            summary alone, `rerank` from those that it names and then the others, `none` skips it.
         s_ret_temperature: Above 0, SRT orders by Score_SRT times the entry's S_ret, a share of a softmax at this
-            temperature: SRT says whether a document answers, the retriever whose it is. 0: by Score_SRT (equation 6).
+            temperature: SRT scores whether a document answers, the retriever which entity it is about. 0: by Score_SRT
+            (equation 6).
     """
 
     ret: bool = True
@@ -48,8 +49,8 @@ class Reflection:
 class MMKBRAG:
     """RET, SRT and MCT by the tuned model, each on or off, and an answer by the base model or the tuned one.
 
-    All that the tuned model reads of a question shares its vision pass and its prefix. A malformed reply to P_MCT
-    leaves SRT's order as it is, and the trace names what is wrong with it.
+    All prompts of the tuned model share the question's vision pass and prefix. A malformed reply to P_MCT keeps SRT's
+    order, and the trace names the defect.
     """
 
     name = "mmkb_rag"
@@ -61,24 +62,26 @@ class MMKBRAG:
         reflection: Reflection | None = None,
         base: Reader | None = None,
     ) -> None:
-        """Bind the collaborators.
+        """Bind the parts.
 
         Args:
             reader: The fine-tuned model, with its scheme.
             finder: Finds documents.
-            reflection: Which decisions are made; the defaults if None.
+            reflection: Switches of the decisions; the defaults if None.
             base: The model that answers, plainly; None: the tuned one answers.
         """
         self._reader, self._finder, self._base = reader, finder, base
         self._reflection = reflection or Reflection()
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order; each step works on the questions that still need it."""
-        clock, how = Clock(), self._reflection
+        """Return one trace per question, in order; each step runs on the questions that still need it."""
+        clock, settings = Clock(), self._reflection
         with clock.step("gate"):
             opened = self._reader.open(questions, images)
-            gates = self._reader.gates(opened) if how.ret else [None] * len(questions)
-        rows = [i for i, gate in enumerate(gates) if gate is None or self._reader.scheme.retrieves(gate, how.gamma)]
+            gates = self._reader.gates(opened) if settings.ret else [None] * len(questions)
+        rows = [
+            i for i, gate in enumerate(gates) if gate is None or self._reader.scheme.retrieves(gate, settings.gamma)
+        ]
         with clock.step("retrieve"):
             made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
         retrieved = dict(zip(rows, made, strict=True))
@@ -102,7 +105,7 @@ class MMKBRAG:
         ]
 
     def _judge(self, opened: OpenedQuestions, retrieved: Mapping[int, FoundDocuments]) -> list[list[float | None]]:
-        """Score_SRT of the documents of each question; all None without SRT."""
+        """Compute Score_SRT of the documents of each question; all None without SRT."""
         documents = [retrieved[i].documents if i in retrieved else () for i in range(len(opened.questions))]
         if self._reflection.srt:
             return self._reader.judge(opened, documents)
@@ -111,15 +114,15 @@ class MMKBRAG:
     def _looked_up(
         self, question: Question, gate: float | None, retrieved: FoundDocuments, scores: Sequence[float | None]
     ) -> Trace:
-        """The trace of a question after SRT."""
-        how, below = self._reflection, False
-        passages = retrieved.traces(scores, how.s_ret_temperature)
-        if how.srt:
-            shares = [passage.s_ret or 0.0 for passage in passages] if how.s_ret_temperature else None
-            kept, below = keep_relevant(scores, how.k, how.threshold, shares)
+        """Return the trace of a question after SRT."""
+        settings, below = self._reflection, False
+        passages = retrieved.traces(scores, settings.s_ret_temperature)
+        if settings.srt:
+            shares = [passage.s_ret or 0.0 for passage in passages] if settings.s_ret_temperature else None
+            kept, below = keep_relevant(scores, settings.k, settings.threshold, shares)
         else:
-            kept = keep_first(len(retrieved.documents), how.k)
-        left_out = sum(score is None for score in scores) if how.srt else 0
+            kept = keep_first(len(retrieved.documents), settings.k)
+        left_out = sum(score is None for score in scores) if settings.srt else 0
         return Trace(
             question.id,
             self.name,
@@ -130,19 +133,19 @@ class MMKBRAG:
             kept=tuple(kept),
             used=tuple(kept),
             fallback="best_relevance" if below else "",
-            tokens={"passages_judged": len(scores) - left_out if how.srt else 0, "passages_left_out": left_out},
+            tokens={"passages_judged": len(scores) - left_out if settings.srt else 0, "passages_left_out": left_out},
         )
 
     def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
-        """The traces after MCT, which is asked about questions that kept two documents or more."""
-        how = self._reflection.mct
+        """Return the traces after MCT, which reads questions that kept two documents or more."""
+        mode = self._reflection.mct
         kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
-        replies = self._reader.agree(opened, kept_passages) if how != "none" else {}
+        replies = self._reader.agree(opened, kept_passages) if mode != "none" else {}
         agreed = list(traces)
         for i, reply in replies.items():
-            read = read_mct(reply.text, reply.shown, how)
-            made = dataclasses.replace(read, reply=reply.raw, finished=reply.finished)
-            used, mct = apply_mct(traces[i].kept, made, how)
+            parsed = read_mct(reply.text, reply.shown, mode)
+            parsed = dataclasses.replace(parsed, reply=reply.raw, finished=reply.finished)
+            used, mct = apply_mct(traces[i].kept, parsed, mode)
             tokens = {**traces[i].tokens, "mct_generated": reply.tokens}
             agreed[i] = dataclasses.replace(traces[i], used=tuple(used), mct=mct, tokens=tokens)
         return agreed
@@ -159,7 +162,7 @@ class MMKBRAG:
 
 
 def _context(trace: Trace) -> list[Passage]:
-    """What the answer is to be read from: documents, or the summary as one; nothing for a closed-book answer."""
+    """Return the answer's documents, or the summary as one; none for a closed-book answer."""
     if trace.mct is not None and trace.mct.merged:
         return [_summary(trace.mct)]
     return [trace.passages[k].passage for k in trace.used]
@@ -170,7 +173,7 @@ def _summary(mct: MctTrace) -> Passage:
 
 
 def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str, int]) -> Trace:
-    """The trace with its answer, and with how much of its context the answering model could hold."""
+    """Add the answer to a trace, and how much of its context the answering model could read."""
     read = answer.passages_read
     mct = trace.mct
     if mct is not None and mct.merged and not read:
@@ -197,11 +200,11 @@ class ReflectionScores:
     name = "reflection"
 
     def __init__(self, reader: PromptedReader, finder: DocumentFinder) -> None:
-        """Bind the fine-tuned model, and what finds documents."""
+        """Bind the fine-tuned model and the finder of documents."""
         self._reader, self._finder = reader, finder
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order; a document that states an accepted answer has the source `stating`."""
+        """Return one trace per question, in order; a document that states an accepted answer has source `stating`."""
         clock = Clock()
         with clock.step("gate"):
             opened = self._reader.open(questions, images)

@@ -1,4 +1,4 @@
-"""mR²AG (arXiv 2411.15041, §3.1): reflect on whether to retrieve, judge passages, choose by the product of scores."""
+"""mR²AG (arXiv 2411.15041, §3.1): decide whether to retrieve, judge passages, choose by the product of scores."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class MR2AG:
-    """The gated loop: retrieve or not, judge every passage of the top entries, answer from those that are relevant.
+    """The gated loop: retrieve or not, judge every passage of the top entries, answer from the relevant ones.
 
-    All passages of a question share its vision pass and its prefix; the gate and the relevance of a passage are
-    probabilities read at one position; only relevant passages go on decoding.
+    All passages of a question share its vision pass and its prefix; gate and relevance are probabilities read at one
+    position; only relevant passages are decoded from.
     """
 
     name = "mr2ag"
@@ -44,27 +44,27 @@ class MR2AG:
         lead: Lead = "first_sentence",
         s_ret_temperature: float = 0.0,
     ) -> None:
-        """Bind the collaborators.
+        """Bind the parts.
 
         Args:
             reader: The fine-tuned model, with its scheme.
             retriever: Finds entries for an image; equation 3.
             knowledge: The entries.
-            top_n: Entries to retrieve; 5 in the paper.
+            top_n: Number of entries to retrieve; 5 in the paper.
             gamma: Retrieve if P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) is at least this.
-            fallback: What to do when no passage is judged relevant (the paper is silent): `best_product` answers from
-                the passage with the highest product, `random` from one that is drawn by the question's id,
-                `closed_book` from the image alone, `abstain` not at all.
-            lead: What stands before each passage.
-            s_ret_temperature: 0: S_ret is the similarity of equation 3, as in the paper. Above 0 it is
-                the entry's share of a softmax over the retrieved ones (`selection.ranking.entry_shares`).
+            fallback: Answer if no passage is judged relevant (unspecified in the paper): `best_product` from the
+                passage with the highest product, `random` from one drawn by the question's id, `closed_book` from the
+                image alone, `abstain` not at all.
+            lead: Text before each passage.
+            s_ret_temperature: 0: S_ret is the similarity of equation 3, as in the paper. Above 0: the entry's share of
+                a softmax over the retrieved ones (`ranking.entry_shares`).
         """
         self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
         self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
         self._s_ret_temperature = s_ret_temperature
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order; each step works on the questions that still need it."""
+        """Return one trace per question, in order; each step runs on the questions that still need it."""
         clock = Clock()
         gated = gate_and_judge(
             self.name,
@@ -80,7 +80,7 @@ class MR2AG:
             s_ret_temperature=self._s_ret_temperature,
         )
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
-        fallbacks = {i: how for i, trace in enumerate(traces) if (how := fallback_of(trace, self._fallback))}
+        fallbacks = {i: used for i, trace in enumerate(traces) if (used := fallback_of(trace, self._fallback))}
         with clock.step("answer"):
             direct = self._answer_directly(gated.opened, traces, fallbacks)
             self._answer_from_passages(gated.opened, gated.judged, reads, fallbacks)
@@ -102,7 +102,7 @@ class MR2AG:
     def _answer_directly(
         self, opened: OpenedQuestions, traces: Sequence[Trace], fallbacks: Mapping[int, Fallback]
     ) -> dict[int, ReaderAnswer]:
-        """Answers without passages: where the gate says so, and where that is the fallback; by position."""
+        """Answer without passages if the gate is closed, or as the fallback; by position."""
         rows = [i for i, trace in enumerate(traces) if not trace.retrieved or fallbacks.get(i) == "closed_book"]
         return dict(zip(rows, self._reader.answer_directly(opened, rows), strict=True))
 
@@ -113,12 +113,12 @@ class MR2AG:
         reads: list[list[PassageTrace]],
         fallbacks: Mapping[int, Fallback],
     ) -> None:
-        """Answer from every relevant passage, and from those that the fallback takes; in place."""
+        """Answer from every relevant passage, and from the fallback's passages, in place."""
         rows = [(i, k) for i, passages in enumerate(reads) for k, passage in enumerate(passages) if passage.relevant]
         for i, fallback in fallbacks.items():
-            places = range(len(reads[i]))
+            positions = range(len(reads[i]))
             drawn = [drawn_place(opened.questions[i], len(reads[i]))] if fallback == "random" else []
-            rows += [(i, k) for k in (places if fallback == "best_product" else drawn)]
+            rows += [(i, k) for k in (positions if fallback == "best_product" else drawn)]
         rows.sort()
         for (i, k), answer in zip(rows, self._reader.answer_from(judged, rows), strict=True):
             reads[i][k] = dataclasses.replace(reads[i][k], answer=answer.text, s_ans=answer.score)

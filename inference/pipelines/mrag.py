@@ -1,7 +1,8 @@
-"""mRAG (arXiv 2505.24073): retrieve by a choice of modalities, rerank by the model itself, answer from what is first.
+"""mRAG (arXiv 2505.24073): retrieve by a choice of modalities, rerank with the model itself, answer from the first
+ones.
 
-`top_n` documents are retrieved (§3), ordered (§4), and the first `answer_documents` of them are answered from (§5): one
-in the paper's recipe. Its unified agent (§6) is `mrag_agent`.
+`top_n` documents are retrieved (§3) and ordered (§4), and the first `answer_documents` of them are answered from (§5):
+one in the paper's recipe. Its unified agent (§6) is `mrag_agent`.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ DOCUMENTS.
 {question}
 
 """
-"""Figure 8, without its "in a few words": how an answer is asked for follows, in the words of every pipeline here."""
+"""Figure 8, without its "in a few words": the instruction of all pipelines here follows."""
 
 
 @dataclass(frozen=True)
 class DocumentStages:
-    """The stages before an answer: what to search with, search, rerank.
+    """The stages before an answer: search, rerank.
 
     Attributes:
-        modality: What is searched with.
-        top_n: Documents to retrieve.
-        how: How they are reranked.
-        pairs: Which pairs are compared.
-        max_caption: The longest caption in tokens.
-        max_rank: The longest reply of a reranking in tokens.
+        modality: Modalities of the query.
+        top_n: Number of documents to retrieve.
+        how: Method of reranking.
+        pairs: Pairs that are compared.
+        max_caption: Maximum length of the caption in tokens.
+        max_rank: Maximum length of a reranking reply in tokens.
     """
 
     modality: QueryModality
@@ -66,7 +67,7 @@ class DocumentStages:
     max_rank: int = 64
 
     def of(self, question: Question) -> Steps[Ranked]:
-        """The documents of a question, best first."""
+        """Retrieve and rerank the documents of a question, best first."""
         text = question.text if "Q" in self.modality else ""
         if "C" in self.modality:
             caption = yield from write("caption", 0, CAPTION, {"question": question.text}, max_tokens=self.max_caption)
@@ -78,11 +79,13 @@ class DocumentStages:
             return Ranked(tuple(found))
 
 
-def generate(iteration: int, question: Question, documents: Sequence[Passage], most: int) -> Steps[WriteReply]:
-    """An answer of at most so many tokens from some documents, as many of their paragraphs as the context holds."""
+def generate(iteration: int, question: Question, documents: Sequence[Passage], max_tokens: int) -> Steps[WriteReply]:
+    """Answer in at most `max_tokens` tokens from the documents' leading paragraphs that fit the context."""
     template, asked = GENERATE + answer_instruction(question, detailed=False), {"question": question.text}
     texts = paragraphs(documents)
-    return (yield from write("answer", iteration, template, asked, documents=texts, max_tokens=most, model="answerer"))
+    return (
+        yield from write("answer", iteration, template, asked, documents=texts, max_tokens=max_tokens, model="answerer")
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Mrag:
     max_answer: int
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         ranked = yield from self.documents.of(question)
         given = ranked.passages[: self.answer_documents]
         answer = yield from generate(0, question, given, self.max_answer)

@@ -1,10 +1,10 @@
-"""mRAG's unified agent (arXiv 2505.24073, §6): document by document, until the model holds its own answer to be valid.
+"""mRAG's unified agent (arXiv 2505.24073, §6): read document by document, until the model judges its answer valid.
 
-The model says whether a document is relevant, answers from it, and says whether that answer is valid; either No leads
-on to the next document. Both are read as probabilities, Yes being more probable than No, where the paper has the word
-written. Where no document leads to a valid answer the paper's agent answers "Model fails to answer the question", which
-its judges compare with the references like any other answer. Here it gives no answer then, which every metric counts
-as wrong, and the trace has ended with those words.
+The model judges whether a document is relevant, answers from it, and judges whether that answer is valid; at a No it
+moves on to the next document. Both judgements compare probabilities of Yes and No, where the paper generates the word.
+If no document leads to a valid answer, the paper's agent answers "Model fails to answer the question", which its judges
+compare with the references like any other answer. Here it gives no answer, which every metric counts as wrong, and the
+trace's `ended` has those words.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MragAgent:
     fallback: AgentFallback = "abstain"
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         ranked = yield from self.documents.of(question)
         counts, answers = {UNREAD: ranked.unread}, dict[int, WriteReply]()
         for place, document in enumerate(ranked.passages):
@@ -75,7 +75,7 @@ class MragAgent:
         )
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:
-        """Whether the model holds its own answer to be right by the document."""
+        """Return True if the model judges its answer correct by the document."""
         asked = {"question": question.text, "response": response}
         reply = yield from judge(place, VALID, asked, documents=paragraphs([document]))
         return reply.share > 0.5

@@ -1,4 +1,4 @@
-"""Naive mRAG (§3 of mR²AG): put what was retrieved beside the question, and answer."""
+"""Naive mRAG (§3 of mR²AG): answer from the retrieved passages and the question."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class NaiveRAG:
-    """Answers from what was retrieved, without judging it.
+    """Answers from the retrieved passages, without judging them.
 
     Args:
-        name: What its traces are filed under.
+        name: Name of its traces.
         reader: The model: the base, or one that was fine-tuned on such contexts (scheme `plain`).
         retriever: Finds entries for an image.
-        contexts: Makes the context of each question from the entries.
-        form: Which context; see `ContextBuilder.build`.
+        contexts: Builds the context of each question from the entries.
+        form: Form of the context; see `ContextBuilder.build`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class NaiveRAG:
         self._reader, self._retriever, self._contexts, self._form = reader, retriever, contexts, form
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
             hits = self._retriever.search(images, self._contexts.top_n)

@@ -1,8 +1,8 @@
-"""Noise in trajectories: irrelevant passages of the knowledge base among the records that a model is shown.
+"""Noise in trajectories: irrelevant passages of the knowledge base among the records shown to the model.
 
-PMSR's appendix M adds distractors to what a model answers from, and watches the score fall. Here they stand among the
-records of MI-RAG's and PMSR's trajectories, wherever a model sees all of these: when it writes queries, and when it
-answers. What a query is expanded by, the last record alone, stays the model's own.
+PMSR's appendix M adds distractors to the answer's context, and measures the loss. Here they are mixed into the records
+of MI-RAG's and PMSR's trajectories at every step that shows all records: writing queries, and answering. Query
+expansion by the last record is not affected.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from reflectune.inference.operators.vocabulary import Steps
 from reflectune.models.rendering.turns import passage_text
 
 NOISE = "noise"
-"""What counts irrelevant passages in a trace's tokens."""
+"""Key of a trace's count of irrelevant passages."""
 _TRIES = 50
-"""Entries that are looked at for one passage before the knowledge base is said to have too few."""
+"""Number of entries tried for one passage before the knowledge base is reported to have too few."""
 _READ_FROM_RECORDS = ("rewrite", "answer")
 
 
 def with_noise(
     trajectory: Callable[[Question], Steps[TrajectoryResult]], draw: Callable[[Question], Sequence[str]], seed: int
 ) -> Callable[[Question], Steps[TrajectoryResult]]:
-    """A pipeline's trajectory with irrelevant texts among the records that it shows a model.
+    """Mix irrelevant texts into the records that a trajectory shows the model.
 
     Args:
-        trajectory: Whose documents of `rewrite` and `answer` are its records.
-        draw: A question's irrelevant texts.
-        seed: Of their places among the records, which are drawn by the question's id and kept from step to step.
+        trajectory: Trajectory whose documents of `rewrite` and `answer` are its records.
+        draw: Returns a question's irrelevant texts.
+        seed: Seed of their positions among the records, drawn by the question's id and constant over its steps.
     """
 
     def steps(question: Question) -> Steps[TrajectoryResult]:
         texts = list(draw(question))
         inner = trajectory(question)
-        places = random.Random(f"{seed} places {question.id}")
-        spread = [places.random() for _ in texts]
+        rng = random.Random(f"{seed} places {question.id}")
+        spread = [rng.random() for _ in texts]
 
         def shown(request: StepRequest) -> StepRequest:
             if not isinstance(request, WriteRequest) or request.operator not in _READ_FROM_RECORDS:
@@ -69,27 +69,27 @@ def with_noise(
 
 
 def among(records: Sequence[str], texts: Sequence[str], spread: Sequence[float]) -> tuple[str, ...]:
-    """Records with texts between them, at shares of their length from 0 (before the first) to 1 (behind the last).
+    """Insert texts between records, at fractions of their length from 0 (before the first) to 1 (after the last).
 
     Example:
         >>> among(["first", "second"], ["noise"], [0.5])
         ('first', 'noise', 'second')
     """
-    placed = [((place + 0.5) / len(records), record) for place, record in enumerate(records)]
-    return tuple(text for _, text in sorted([*placed, *zip(spread, texts, strict=True)], key=lambda each: each[0]))
+    placed = [((index + 0.5) / len(records), record) for index, record in enumerate(records)]
+    return tuple(text for _, text in sorted([*placed, *zip(spread, texts, strict=True)], key=lambda pair: pair[0]))
 
 
 def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) -> Callable[[Question], list[str]]:
-    """Draws passages of entries that a question isn't about, and that hold none of its answers, by its id.
+    """Return a function that draws irrelevant passages by a question's id.
 
     Args:
         knowledge: The entries.
-        count: How many passages of each question; the first ones are the same for any count.
-        seed: Of the draw.
-        lead: What stands before a passage.
+        count: Number of passages of each question; the first ones are the same for any count.
+        seed: Seed of the draw.
+        lead: Text before a passage.
 
     Returns:
-        The draw. It raises a UserError if the knowledge base has too few such passages.
+        The function. It raises a UserError if the knowledge base has too few such passages.
     """
 
     def draw(question: Question) -> list[str]:
@@ -107,10 +107,10 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) 
 def irrelevant_texts(
     knowledge: KnowledgeBase, question: Question, count: int, rng: random.Random, lead: Lead
 ) -> list[str]:
-    """Passages of entries that a question isn't about, and that hold none of its answers, one an entry drawn.
+    """Draw passages of entries that a question isn't about, without any of its answers, one an entry.
 
     Returns:
-        `count` texts, or fewer where hardly any are found.
+        `count` texts, or fewer if the knowledge base has too few.
     """
     about = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
     texts: list[str] = []

@@ -1,4 +1,4 @@
-"""The oracle setting: the gold article (as in the paper), or the gold passage, is given instead of retrieved."""
+"""Oracle settings: the gold article (as in the paper), or the gold passage, is given in place of retrieval."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Given = Literal["article", "passage"]
 
 
 class Oracle:
-    """Answers from the right article, whole, or from the evidence passage of it.
+    """Answers from the right article, whole, or from its evidence passage.
 
     Args:
-        name: What its traces are filed under.
+        name: Name of its traces.
         reader: The model: the base, or one that was fine-tuned without reflection.
         knowledge: The entries.
-        given: What it reads.
-        lead: What stands before each passage.
+        given: The article or the passage.
+        lead: Text before each passage.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Oracle:
         self._reader, self._knowledge, self._given, self._lead = reader, knowledge, given, lead
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order. A question needs entity ids (`article`) or evidence (`passage`)."""
+        """Return one trace per question, in order. A question needs entity ids (`article`) or evidence (`passage`)."""
         passages = [self._gold(question) for question in questions]
         hits: list[tuple[()]] = [()] * len(questions)
         return answer_with_context(self.name, self._reader, questions, images, hits, passages, Clock())
@@ -53,17 +53,17 @@ class Oracle:
 
 
 class OracleAmongOthers:
-    """Answers from the gold article among those that rank highest beside it, in an order drawn by the question's id.
+    """Answers from the gold article among the highest-ranked others, in an order drawn by the question's id.
 
-    It tells whether a reader finds the right article among several, whatever the retriever misses.
+    This measures whether a reader finds the right article among several, independently of the retriever's misses.
 
     Args:
-        name: What its traces are filed under.
+        name: Name of its traces.
         reader: The model.
         retriever: Finds the other entries.
         knowledge: The entries.
-        top_n: Entries to read, the gold one included.
-        lead: What stands before each passage.
+        top_n: Number of entries to read, the gold one included.
+        lead: Text before each passage.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class OracleAmongOthers:
         self._top_n, self._lead = top_n, lead
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question with an entry, in order."""
+        """Return one trace per question with an entry, in order."""
         clock = Clock()
         gold = [gold_entries(question) for question in questions]
         with clock.step("retrieve"):
@@ -91,34 +91,34 @@ class OracleAmongOthers:
             chosen = [*first, *others][: max(self._top_n, len(first))]
             entries.append(random.Random(question.id).sample(chosen, len(chosen)))
         passages = [_passages(self._knowledge, row, self._lead) for row in entries]
-        kept = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
-        return answer_with_context(self.name, self._reader, questions, images, kept, passages, clock)
+        read = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
+        return answer_with_context(self.name, self._reader, questions, images, read, passages, clock)
 
     def _hits(self, images: Sequence[Image.Image], gold: Sequence[int]) -> list[list[Hit]]:
-        """For each image `top_n` entries and as many more as its question has gold ones, whatever its batch has.
+        """Find for each image `top_n` entries and as many more as its question has gold ones.
 
-        All images are searched for each time, since an encoder's last digits depend on what is encoded together.
+        All images are searched for each count, since an encoder's last digits depend on the batch.
         """
         by_count = {count: self._retriever.search(images, self._top_n + count) for count in dict.fromkeys(gold)}
-        return [by_count[count][place] for place, count in enumerate(gold)]
+        return [by_count[count][row] for row, count in enumerate(gold)]
 
 
 class GoldRetriever:
-    """An oracle: for each image the entries that its question is about, with a retrieval score of 1.
+    """Returns for each image the entries of its question, with a retrieval score of 1.
 
-    A retriever sees images alone, so `expect` tells it beforehand whose they are.
+    A retriever sees images alone, so `expect` registers their questions first.
     """
 
     def __init__(self) -> None:
-        """Expect nothing yet."""
+        """Start without questions."""
         self._expected: dict[int, tuple[Image.Image, Question]] = {}
 
     def expect(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> None:
-        """Say which question each image belongs to, in place of what was said before."""
+        """Register the question of each image, replacing earlier ones."""
         self._expected = {id(image): (image, question) for question, image in zip(questions, images, strict=True)}
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """The gold entries of each image's question, at most `top_n`."""
+        """Return the gold entries of each image's question, at most `top_n`."""
         entries = [gold_entries(self._expected[id(image)][1])[:top_n] for image in images]
         return [
             [Hit(entry, score=1.0, rank=rank, query="gold") for rank, entry in enumerate(row, 1)] for row in entries
@@ -129,8 +129,8 @@ class WithGoldEntries:
     """A pipeline over the gold entries in place of the retrieved ones, as in mR²AG's Table 1.
 
     Args:
-        name: What its traces are filed under.
-        build: Makes the pipeline over a retriever.
+        name: Name of its traces.
+        build: Builds the pipeline over a retriever.
     """
 
     def __init__(self, name: str, build: Callable[[GoldRetriever], Pipeline]) -> None:
@@ -138,13 +138,13 @@ class WithGoldEntries:
         self._pipeline = build(self._retriever)
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         self._retriever.expect(questions, images)
         return [dataclasses.replace(trace, pipeline=self.name) for trace in self._pipeline.run(questions, images)]
 
 
 def gold_entries(question: Question) -> list[str]:
-    """The entries that hold a question's evidence, or else the one that its image shows."""
+    """Return the entries of a question's evidence, or else the one that its image shows."""
     return list(dict.fromkeys([e.entry_id for e in question.evidence] or question.entity_ids[:1]))
 
 

@@ -1,11 +1,10 @@
-"""PMSR: search by the last record and by the whole trajectory, record what is new, stop when the queries repeat.
+"""PMSR: search by the last record and by the whole trajectory, record new information, stop when queries repeat.
 
-Iteration 0 is MI-RAG's: a description of the picture expands the question, and what is found becomes the first record.
-Iteration t asks with [Q; r_{t-1}] (the record's scope, equation 4) and with a query that the model writes from all
-records (the trajectory's scope, equation 5), each with half of the budget. A record is made from what was newly found
-and from no earlier record (equation 8). The trajectory ends when a query is as similar to an earlier one as τ
-(equations 9 and 10); that is tested before anything is looked up, so that the last iteration costs no search and no
-record.
+Iteration 0 is MI-RAG's: a description of the picture expands the question, and the results become the first record.
+Iteration t searches with [Q; r_{t-1}] (the record's scope, equation 4) and with a query that the model writes from all
+records (the trajectory's scope, equation 5), each with half of the budget. A record is written from the new results,
+without earlier records (equation 8). The trajectory ends when the similarity of a query to an earlier one reaches τ
+(equations 9 and 10); that is tested before the search, so that the last iteration costs no search and no record.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Question: the question.
 
 REPEATS = "queries repeat"
 NEVER = 2.0
-"""No similarity is as high: `pmsr_fixed` always takes all iterations, which says what the stop saves."""
+"""Above any similarity: `pmsr_fixed` always runs all iterations, to measure the savings of the stop."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Pmsr:
     detailed: bool = False
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         records: list[str] = []
         passages: dict[str, Passage] = {}
         repeats = False
@@ -81,10 +80,10 @@ class Pmsr:
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """Search and reason; records and passages are added to those given, and stay if a budget cuts this short.
+        """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early.
 
         Returns:
-            Whether it ended since queries repeat.
+            True if it ended because queries repeat.
         """
         budgets = searched(question, self.budgets)
         first, description = yield from opening(question, self.max_record)
@@ -102,14 +101,14 @@ class Pmsr:
         return False
 
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
-        """The queries of both scopes; that of the record alone if the model's reply holds no other."""
+        """Write the queries of both scopes; that of the record alone if the model's reply has no other."""
         of_record = expanded(question.text, records[-1])
-        return (yield from self._beside(of_record, iteration, question, records, otherwise=of_record))
+        return (yield from self._of_scopes(of_record, iteration, question, records, otherwise=of_record))
 
-    def _beside(
+    def _of_scopes(
         self, of_record: str, iteration: int, question: Question, records: list[str], *, otherwise: str
     ) -> Steps[list[str]]:
-        """The queries of the scopes; `otherwise` where the trajectory's alone is wanted, and the reply holds none."""
+        """Write the queries of the scopes; `otherwise` if the trajectory's is the only one, and the reply has none."""
         if self.scopes == "record":
             return [of_record]
         slots = {"question": question.text}
@@ -120,14 +119,14 @@ class Pmsr:
         return [of_record, *of_trajectory]
 
     def _repeats(self, iteration: int, question: Question, queries: list[str], earlier: list[str]) -> Steps[bool]:
-        """Whether a query is as similar to an earlier one as τ; what is compared of them joins the earlier ones."""
+        """Return True if a query's similarity to an earlier one reaches τ; add the queries to the earlier ones."""
         compared = [self._compared(query, question) for query in queries]
         alike = yield from liken(iteration, compared, earlier)
         earlier += compared
         return max(alike.highest, default=-1.0) >= self.saturation
 
     def _compared(self, query: str, question: Question) -> str:
-        """What of a query the stop rule looks at."""
+        """Return the part of a query that the stop rule compares."""
         return query.removeprefix(expanded(question.text, "").rstrip()).strip() if self.strip_question else query
 
 

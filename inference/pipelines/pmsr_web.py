@@ -1,9 +1,9 @@
 """PMSR over a search tool (its appendices B and C): search, condense, summarise; the rest is PMSR.
 
-Iteration 0 looks the picture up, without words, in the multimodal knowledge base. Iteration t searches with the last
-record, written anew as a short query where it is long (equation C.11, figure A5), and with the trajectory's query. Each
-page that is found is summed up by the query that found it (figure A6), and the record is made of these summaries and of
-the pairs. The search tool is a local knowledge base unless a server is named: no network is asked by default.
+Iteration 0 searches the multimodal knowledge base with the picture alone. Iteration t searches with the last record,
+condensed to a short query if it is long (equation C.11, figure A5), and with the trajectory's query. Each page found is
+summarised for the query that found it (figure A6), and the record is written from these summaries and the pairs. The
+search tool is a local knowledge base unless a server is named: by default nothing is sent over a network.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Content: {documents}
 """Figures A5 and A6; the model sees no picture with either."""
 
 _PIECE = 1_000
-"""Characters of a piece of a page: as many leading pieces are read as the model's context holds."""
+"""Characters of a piece of a page: the leading pieces that fit the model's context are read."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PmsrWeb(Pmsr):
     condense_above: int = 400
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """As `Pmsr._search`; what is kept of a page is its summary."""
+        """Search and reason as `Pmsr._search`; a page is stored as its summary."""
         asked, earlier = {"question": question.text}, list[str]()
         for iteration in range(self.iterations + 1):
             queries = (yield from self._queries(iteration, question, records)) if iteration else [""]
@@ -76,7 +76,7 @@ class PmsrWeb(Pmsr):
         return False
 
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
-        """The queries of both scopes, that of the record condensed where it is long."""
+        """Write the queries of both scopes, that of the record condensed if it is long."""
         of_record = expanded(question.text, records[-1])
         if self.scopes != "trajectory" and len(of_record) > self.condense_above:
             short = yield from write(
@@ -88,19 +88,19 @@ class PmsrWeb(Pmsr):
                 picture=False,
             )
             of_record = condensed(short.text) or question.text
-        return (yield from self._beside(of_record, iteration, question, records, otherwise=question.text))
+        return (yield from self._of_scopes(of_record, iteration, question, records, otherwise=question.text))
 
     def _summaries(
         self, iteration: int, question: Question, queries: Sequence[str], found: SearchReply
     ) -> Steps[list[Passage]]:
-        """What each page says about the first query that found it; a page of which nothing is said is left out."""
+        """Summarise each page for the first query that found it; pages with an empty summary are left out."""
         pages: dict[str, tuple[str, Passage]] = {}
         for query, by_base in zip(queries, found.hits, strict=True):
             for hit in by_base.get(WEB, ()):
                 pages.setdefault(hit.passage.id, (query, hit.passage))
         summaries = []
         for query, page in pages.values():
-            told = yield from write(
+            summary = yield from write(
                 "summarize",
                 iteration,
                 SUMMARIZE,
@@ -109,18 +109,18 @@ class PmsrWeb(Pmsr):
                 max_tokens=self.max_record,
                 picture=False,
             )
-            if told.text.strip():
-                summaries.append(dataclasses.replace(page, text=told.text))
+            if summary.text.strip():
+                summaries.append(dataclasses.replace(page, text=summary.text))
         return summaries
 
 
 def condensed(reply: str) -> str:
-    """The query that a reply to `CONDENSE` is, on one line; "" if it says nothing."""
+    """Parse the query in a reply to `CONDENSE`, on one line; "" if it is empty."""
     return " ".join(parsing.spoken(reply).split())
 
 
 def pieces(text: str) -> list[str]:
-    """A page's text in pieces, a line each unless it is long."""
+    """Split a page's text into pieces, one a line unless the line is long."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return [line[start : start + _PIECE] for line in lines for start in range(0, len(line), _PIECE)]
 

@@ -1,14 +1,14 @@
-"""ReAG (arXiv 2511.22715, CVPR 2026): a critic judges every passage of the entries found, and keeps what is read.
+"""ReAG (arXiv 2511.22715, CVPR 2026): a critic judges every passage of the entries found, and selects those to read.
 
-Entries are searched with the whole picture (coarse) and, if asked for, with a part of it (fine); an entry has its
-higher similarity, and the best `top_n` are opened. The critic reads each of their passages beside picture and question,
-and keeps those with P(Yes) above a threshold in the full softmax. If it keeps none, the question is answered without.
+Entries are searched with the whole picture (coarse) and optionally with a part of it (fine); an entry has its higher
+similarity, and the best `top_n` are opened. The critic reads each of their passages with picture and question, and
+keeps those with P(Yes) above a threshold in the full softmax. If it keeps none, the question is answered without.
 
-Published: these prompts, the threshold 0.1, `top_n: 20`, and what is done when nothing is kept. The prompts stand word
-for word only where the released weights, the critic's and the reader's, were trained behind those very words. Ours: the
-part of the picture is its centre or a box that the data set gives, since the authors' detector isn't here; passages are
-cut as everywhere here; unless `think` is set, a short answer is asked for in the words of all pipelines; and `<think>`
-isn't written for the model. The critic's prompts share their picture and question, which are read once.
+Published: these prompts, the threshold 0.1, `top_n: 20`, and the answer if nothing is kept. The prompts are word for
+word only where the released weights, the critic's and the reader's, were trained with them. Ours: the part of the
+picture is its centre or a box from the data set, since the authors' detector isn't available; passages are split as
+everywhere here; without `think`, a short answer is requested in the words of all pipelines; and `<think>` isn't
+prefilled. The critic's prompts share their picture and question, which are read once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Here is the text passage to analyze:
 
 Does the text passage contain at least one sentence that may have some information usefule to answer the user question? 
 "Yes"/"No" answer: """
-"""The critic's two turns, slips and spaces included: the released weights learned P(Yes) behind these very words."""
+"""The critic's two turns, typos and spaces included: the released weights were trained with these very words."""
 
 ANSWER = """\
 {question}
@@ -75,7 +75,7 @@ A conversation between User and Assistant. The user asks a question, and the Ass
 thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning process and \
 answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think>reasoning process \
 here</think><answer>short answer here</answer>"""
-"""The released reader learned to think behind this system's turn and `ANSWER`, so both stand as they were."""
+"""The released reader was trained with this system prompt and `ANSWER`, so both are verbatim."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ReAG:
     think: bool = False
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         asked = {"question": question.text}
         boxes = (None, *part_of_picture(question, self.crop, self.box_field))
         tops = {"pairs": [self.candidates] * len(boxes)}

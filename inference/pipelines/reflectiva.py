@@ -24,19 +24,19 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class ReflectivaReader(PassageReader):
-    """One loaded model of scheme `reflectiva` with its engine."""
+    """A loaded model of scheme `reflectiva` with its engine."""
 
     def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
-        """Bind the engine, and the longest answer in tokens."""
+        """Bind the engine; set the maximum length of an answer in tokens."""
         super().__init__(engine, max_new_tokens)
         self._prompts = Reflectiva.of(engine.renderer)
 
     def answer_together(
         self, opened: OpenedQuestions, passages: Mapping[int, Sequence[Passage]]
     ) -> dict[int, ReaderAnswer]:
-        """Answers of some questions, by position, each from its passages as one paragraph.
+        """Answer some questions, by position, each from its passages as one paragraph.
 
-        The leading passages are read, as many as the model's context holds whole.
+        The leading passages that fit the model's context whole are read.
         """
         fitted = {i: self._fit_branch(opened, i, given) for i, given in passages.items()}
         branches = [[fitted[i][1]] if i in fitted else [] for i in range(len(opened.questions))]
@@ -50,7 +50,7 @@ class ReflectivaReader(PassageReader):
         }
 
     def _fit_branch(self, opened: OpenedQuestions, row: int, passages: Sequence[Passage]) -> tuple[int, list[int]]:
-        """How many leading passages leave room for an answer, and what is read of them. One was judged, so fits."""
+        """Return the number of leading passages that leave room for an answer, at least one, and their branch."""
         room = self._engine.max_length - opened.lengths[row] - self._max_new_tokens
         return fit_leading(
             lambda count: self._prompts.answer_branch(self._renderer, passages[:count]), len(passages), room, least=1
@@ -58,10 +58,10 @@ class ReflectivaReader(PassageReader):
 
 
 class ReflectiVA:
-    """The two stages: the gate, and the relevance of every passage of the top entries; then one answer.
+    """Two stages, the gate and the relevance of every passage of the top entries, then one answer.
 
-    The released procedure takes the first token of each reply, one `generate` call a passage. Here both are
-    probabilities read at one position: of the two tokens of a gate the likelier one counts, where `gamma` is 0.5.
+    The released procedure takes the first token of each reply, with one `generate` call a passage. Here both are
+    probabilities read at one position; at `gamma: 0.5` the likelier of the gate's two tokens decides.
     """
 
     name = "reflectiva"
@@ -77,24 +77,24 @@ class ReflectiVA:
         fallback: Fallback = "random",
         lead: Lead = "none",
     ) -> None:
-        """Bind the collaborators.
+        """Bind the parts.
 
         Args:
             reader: The fine-tuned model, with its scheme.
             retriever: Finds entries for an image.
             knowledge: The entries.
-            top_n: Entries to retrieve; 5 in the paper.
+            top_n: Number of entries to retrieve; 5 in the paper.
             gamma: Retrieve if P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) is at least this.
-            fallback: What to do when no passage is judged relevant: `random` answers from one that is drawn by the
-                question's id, as released but repeatable; `best_product` from the likeliest; `closed_book` from the
-                image alone; `abstain` not at all.
-            lead: What stands before each passage.
+            fallback: Answer if no passage is judged relevant: `random` from one drawn by the question's id, as released
+                but repeatable; `best_product` from the likeliest; `closed_book` from the image alone; `abstain` not at
+                all.
+            lead: Text before each passage.
         """
         self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
         self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order; each step works on the questions that still need it."""
+        """Return one trace per question, in order; each step runs on the questions that still need it."""
         clock = Clock()
         gated = gate_and_judge(
             self.name,
@@ -119,21 +119,21 @@ class ReflectiVA:
         ]
 
     def _chosen(self, question: Question, trace: Trace) -> Trace:
-        """The trace with the passages to answer from: the relevant ones, or what the fallback takes."""
-        kept = tuple(place for place, passage in enumerate(trace.passages) if passage.relevant)
-        fallback, places = fallback_of(trace, self._fallback), range(len(trace.passages))
+        """Set the passages to answer from: the relevant ones, or the fallback's."""
+        relevant = tuple(k for k, passage in enumerate(trace.passages) if passage.relevant)
+        fallback, positions = fallback_of(trace, self._fallback), range(len(trace.passages))
         if fallback is None:
-            return dataclasses.replace(trace, kept=kept, used=kept)
+            return dataclasses.replace(trace, kept=relevant, used=relevant)
         used: tuple[int, ...] = ()
         if fallback == "random":
-            used = (drawn_place(question, len(places)),)
+            used = (drawn_place(question, len(positions)),)
         if fallback == "best_product":
-            used = (max(places, key=lambda place: trace.passages[place].s_rel or 0.0),)
+            used = (max(positions, key=lambda k: trace.passages[k].s_rel or 0.0),)
         return dataclasses.replace(trace, used=used, fallback=fallback)
 
     def _answer(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> dict[int, ReaderAnswer]:
-        """The answers by position; none where the fallback is to abstain."""
-        contexts = {i: [t.passages[place].passage for place in t.used] for i, t in enumerate(traces) if t.used}
+        """Answer by position; questions whose fallback is to abstain get no answer."""
+        contexts = {i: [t.passages[k].passage for k in t.used] for i, t in enumerate(traces) if t.used}
         alone = [i for i, t in enumerate(traces) if not t.used and t.fallback != "abstain"]
         direct = dict(zip(alone, self._reader.answer_directly(opened, alone), strict=True))
         return {**direct, **self._reader.answer_together(opened, contexts)}

@@ -1,4 +1,4 @@
-"""Stages that only measure decisions: the retriever alone, and the tuned model's eye for evidence."""
+"""Stages that measure decisions alone: the retriever, and the tuned model's relevance judgements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class Retrieval:
-    """What the retriever finds for every question, whatever a gate would say."""
+    """The retriever's hits for every question, independent of any gate."""
 
     name = "retrieval"
 
@@ -26,7 +26,7 @@ class Retrieval:
         self._retriever, self._top_n = retriever, top_n
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace with hits per question, in order."""
+        """Return one trace with hits per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
             hits_by_image = self._retriever.search(images, self._top_n)
@@ -37,16 +37,16 @@ class Retrieval:
 
 
 class Relevance:
-    """How the tuned model judges evidence, the rest of the article, and look-alikes; and its answer from evidence."""
+    """The tuned model's judgements of evidence, the article's rest and look-alikes, and its answer from evidence."""
 
     name = "relevance"
 
     def __init__(self, reader: PassageReader, probes: DiagnosticPassages) -> None:
-        """Bind the fine-tuned model, and where probes come from."""
+        """Bind the fine-tuned model, and the source of probes."""
         self._reader, self._probes = reader, probes
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question with evidence, in order; its answer is read from the first gold passage."""
+        """Return one trace per question with evidence, in order; its answer is read from the first gold passage."""
         clock = Clock()
         probes = [self._probes.build(question) for question in questions]
         with clock.step("judge"):
@@ -79,11 +79,11 @@ class Relevance:
 
 
 RECALL_DEPTH = 5
-"""Entries that the retrieval stage records at least, so that recall@5 can be told."""
+"""Minimum number of entries that the retrieval stage records, so that recall@5 can be computed."""
 
 
 def passage_reader(parts: PipelineParts) -> PassageReader:
-    """A reader of the tuned model, which judges passages if the parts say so."""
+    """Return a reader of the tuned model, which judges passages unless the parts say otherwise."""
     kind = PassageReader if parts.judging else UnjudgingReader
     return kind(needed(parts.engine), parts.config.max_new_tokens)
 

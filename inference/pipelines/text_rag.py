@@ -1,4 +1,4 @@
-"""Naive RAG over texts: the passages that are nearest to the question's words, beside the question."""
+"""Naive RAG over texts: answer from the passages nearest to the question's text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 
 class TextRAG:
-    """Answers from passages of a text knowledge base, found by the question's words without its image.
+    """Answers from passages of a text knowledge base, found by the question's text without its image.
 
     Args:
-        name: What its traces are filed under.
+        name: Name of its traces.
         reader: The model: the base, or one that was fine-tuned on such contexts (scheme `plain`).
         retriever: Finds passages for a text.
-        passages: How many to read.
+        passages: Number of passages to read.
     """
 
     def __init__(self, name: str, reader: Reader, retriever: TextRetriever, passages: int) -> None:
@@ -32,7 +32,7 @@ class TextRAG:
         self._reader, self._retriever, self._passages = reader, retriever, passages
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order."""
+        """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
             found = self._retriever.search([question.text for question in questions], self._passages)
@@ -43,7 +43,7 @@ class TextRAG:
 
 
 def entries(hits: Sequence[PassageHit]) -> list[Hit]:
-    """The entries of passages, each by its best one, best first."""
+    """Return the entries of passages, each by its best passage, best first."""
     best: dict[str, PassageHit] = {}
     for hit in hits:
         best.setdefault(hit.passage.entry_id, hit)

@@ -1,14 +1,14 @@
-"""WikiSeeker (arXiv 2604.05818, ACL 2026 findings): a refiner writes the query, an inspector decides who answers.
+"""WikiSeeker (arXiv 2604.05818, ACL 2026 findings): a refiner writes the query, an inspector routes the answer.
 
-The refiner writes a query from picture and question. It is searched with beside the picture, in one vector of both:
-concat((1 - λ) · image, λ · text), which ranks as equation 7 of PMSR does. The inspector looks at what was found. If it
+The refiner writes a query from picture and question. It is searched together with the picture, in one vector of both:
+concat((1 - λ) · image, λ · text), which ranks as equation 7 of PMSR does. The inspector reads the results. If it
 passes, a second model answers from the text without the picture; if it fails, the vision-language model answers from
-what it knows.
+its own knowledge.
 
 Published: the roles, the concatenation (1 - λ is 0.59 in the script for Encyclopedic-VQA, so `text_weight: 0.41`; 0.5
 by default), and the two routes. Ours, since neither the prompts nor the refiner's training have been released: the
-three prompts; that the inspector is asked for yes or no and passes what is more likely yes; that an entry's text is its
-title, as in all indexes here (theirs is of Wikipedia's text); that a refiner that writes no query leaves the question.
+three prompts; that the inspector compares yes and no, and passes if yes is likelier; that an entry's text is its title,
+as in all indexes here (theirs is of Wikipedia's text); that the question is the query if the refiner writes none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WikiSeeker:
     max_record: int
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """The steps."""
+        """Generate the steps."""
         asked = {"question": question.text}
         refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=self.max_record)
         query = next(iter(parsing.queries(refined.text, 1)), question.text)

@@ -1,4 +1,4 @@
-"""What naive RAG and oracle share: passages before the answer, in one turn, and no reflection on any of them."""
+"""Answer from passages given before the question in one turn, without reflection: naive RAG and oracle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answer_with_context(
     passages: Sequence[Sequence[Passage]],
     clock: Clock,
 ) -> list[Trace]:
-    """Answer each question from its passages, as many as the model's context holds whole; the rest is counted.
+    """Answer each question from the leading passages that fit the context whole; the others are counted.
 
     Args:
         name: The pipeline's name.
@@ -31,11 +31,11 @@ def answer_with_context(
         images: Their images.
         hits: The entries retrieved for each; empty for an oracle.
         passages: The passages to read, most important first.
-        clock: Has the seconds spent so far.
+        clock: Clock with the seconds spent so far.
     """
     with clock.step("answer"):
         answers = reader.answer_plainly(questions, images, passages)
-    kept = [
+    read = [
         question_passages[: answer.passages_read] for question_passages, answer in zip(passages, answers, strict=True)
     ]
     scores = [{hit.entry_id: hit.score for hit in question_hits} for question_hits in hits]
@@ -47,12 +47,12 @@ def answer_with_context(
             confidence=answer.score,
             retrieved=bool(hits[i]),
             hits=tuple(hits[i]),
-            passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in kept[i]),
+            passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in read[i]),
             seconds=clock.share(len(questions)),
             tokens={
                 **answer.usage,
-                "passages_read": len(kept[i]),
-                "passages_left_out": len(passages[i]) - len(kept[i]),
+                "passages_read": len(read[i]),
+                "passages_left_out": len(passages[i]) - len(read[i]),
             },
         )
         for i, (question, answer) in enumerate(zip(questions, answers, strict=True))

@@ -1,1 +1,1 @@
-"""Models behind readers: what a pipeline asks of a model, in its words."""
+"""Readers: models as pipelines call them."""

@@ -1,4 +1,4 @@
-"""Open what a pipeline works with: a model behind a reader, a retriever over an index."""
+"""Load the parts of a pipeline: a model with its engine, a retriever over an index, a reranker."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 def require_models(names: Iterable[str]) -> None:
-    """Find every model, before the first of them has worked for hours: its folder or its hub id, and its config.
+    """Check that each model exists, by its folder or hub id and its config, before the first one runs for hours.
 
     Raises:
-        UserError: There is no such model.
+        UserError: A model doesn't exist.
     """
     for name in dict.fromkeys(filter(None, names)):
         source = resolve(name)
@@ -39,7 +39,7 @@ def open_tuned(config: ReadingConfig) -> Loaded:
     """Load the config's fine-tuned checkpoint.
 
     Raises:
-        UserError: It has no scheme, another one, or was never fine-tuned.
+        UserError: It has no scheme, a different scheme, or was never fine-tuned.
     """
     loaded = _load(config, config.model, config.scheme or None)
     if not loaded.is_tuned:
@@ -51,7 +51,7 @@ def open_tuned(config: ReadingConfig) -> Loaded:
 
 
 def open_model(config: ReadingConfig, role: ModelRole) -> Loaded:
-    """Load the model of a role, checked for it.
+    """Load the model of a role, and check its scheme.
 
     Raises:
         UserError: It was not fine-tuned with the scheme that the role needs.
@@ -68,10 +68,10 @@ def open_model(config: ReadingConfig, role: ModelRole) -> Loaded:
 
 
 def open_plain(config: ReadingConfig, name: str) -> Loaded:
-    """Load a model to be asked plainly, normally a base without reflection tokens.
+    """Load a model without a scheme, normally a base without reflection tokens.
 
     Raises:
-        UserError: It would see other pictures than the config's checkpoint, which is of the same family.
+        UserError: It is of the checkpoint's family, and fits pictures differently.
     """
     loaded = _load(config, name, None)
     if config.model and Path(config.model).is_dir():
@@ -80,7 +80,7 @@ def open_plain(config: ReadingConfig, name: str) -> Loaded:
 
 
 def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
-    """Two models of a family that are compared, or work together, must see the same picture."""
+    """Raise a UserError if two models of a family, which are compared or work together, fit pictures differently."""
     processor = load_processor(checkpoint, base.model.config.model_type)
     if type(processor) is not type(base.processor):
         return
@@ -103,16 +103,16 @@ def _load(config: ReadingConfig, model: str, scheme: str | None) -> Loaded:
 
 
 def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
-    """The engine that reads with a loaded model."""
+    """Return the engine of a loaded model."""
     return PrefixEngine(loaded, config.token_budget, config.keep_images)
 
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> Retriever:
-    """The retriever over the config's ranked entities, or its index, which must be of this knowledge base."""
+    """Open the retriever over the config's ranked entities, or over its index of this knowledge base."""
     roots = image_roots(config.dataset)
     return entry_retriever.open_retriever(config, knowledge, image_roots=roots, device=launch_device(config.device))
 
 
 def open_reranker(config: ReadingConfig) -> Reranker:
-    """The reranker that picks naive RAG's passages."""
+    """Load the reranker of naive RAG's passages."""
     return rerankers.open_reranker(config, device=launch_device(config.device))

@@ -1,4 +1,4 @@
-"""Which documents MMKB-RAG answers from: SRT's order and selection, and what a reply of MCT makes of it. No model."""
+"""Selection of MMKB-RAG's documents: SRT's order and threshold, and MCT's parsed reply. No model."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Mct = Literal["none", "filter", "merge", "rerank"]
 Problem = Literal["", "no_numbers", "out_of_range", "repeated", "empty_summary"]
 
 PROBLEMS: tuple[Problem, ...] = ("no_numbers", "out_of_range", "repeated", "empty_summary")
-"""What can be wrong with a reply to P_MCT; `empty_summary` only where the answer is to be read from the summary."""
+"""Defects of a reply to P_MCT; `empty_summary` only if the answer is read from the summary."""
 
 AUTO_WITHOUT_SRT = 5
-"""How many documents `k: auto` keeps where nothing has judged them: the default of MMKB-RAG's §4.4.1."""
+"""Number of documents that `k: auto` keeps without SRT: the default of MMKB-RAG's §4.4.1."""
 
 
 @dataclass(frozen=True)
 class MctTrace:
-    """One reply to P_MCT, and what was made of it.
+    """A reply to P_MCT, parsed.
 
     Attributes:
-        reply: The reply as it was decoded, reflection tokens included.
-        shown: How many of the documents that SRT kept were shown, in that order and numbered from 1.
-        finished: Whether the reply ended by itself, and not at the longest length.
-        keep: Numbers of the documents to keep, as read from the reply; none if it is malformed.
-        summary: The summary, as read from the reply; may be "".
-        problem: Why the reply is malformed, and SRT's order was used in its place; "" if it is not.
-        merged: Whether the answer was read from the summary alone.
+        reply: The decoded reply, reflection tokens included.
+        shown: Number of documents kept by SRT that were shown, in that order and numbered from 1.
+        finished: True if it ended with the end token.
+        keep: Numbers of the documents to keep; none if the reply is malformed.
+        summary: The summary; may be "".
+        problem: Defect of the reply, in which case SRT's order is used; "" if it is well-formed.
+        merged: True if the answer was read from the summary alone.
     """
 
     reply: str
@@ -43,62 +43,63 @@ class MctTrace:
 
 
 def by_relevance(scores: Sequence[float | None]) -> list[int]:
-    """Positions of the documents that were judged, highest score first; equal ones keep their order (equation 6)."""
-    judged = [(score, place) for place, score in enumerate(scores) if score is not None]
-    return [place for _, place in sorted(judged, key=lambda pair: (-pair[0], pair[1]))]
+    """Return the positions of judged documents, highest score first; ties keep their order (equation 6)."""
+    judged = [(score, position) for position, score in enumerate(scores) if score is not None]
+    return [position for _, position in sorted(judged, key=lambda pair: (-pair[0], pair[1]))]
 
 
 def keep_relevant(
     scores: Sequence[float | None], k: int, threshold: float, weights: Sequence[float] | None = None
 ) -> tuple[list[int], bool]:
-    """What SRT keeps.
+    """Select documents by SRT.
 
     Args:
-        scores: Score_SRT of each document (equation 7), None where it could not be read.
-        k: How many to keep; 0, which is `auto`, keeps those whose score is at least `threshold`, and at least one.
+        scores: Score_SRT of each document (equation 7), None if unread.
+        k: Number to keep; 0 (`auto`) keeps those whose score is at least `threshold`, and at least one.
         threshold: See `k`.
-        weights: What the scores are multiplied by for the order, and for it alone; None: nothing, as published.
+        weights: Factors of the scores for the order alone; None: no factors, as published.
 
     Returns:
-        Positions, best first; and whether no score reached the threshold, so that the best one was kept all the same.
+        Positions, best first; and True if no score reached the threshold and the best one was kept.
     """
-    weighed = [None if s is None else s * w for s, w in zip(scores, weights or [1.0] * len(scores), strict=True)]
-    order = by_relevance(weighed)
+    weighted = [None if s is None else s * w for s, w in zip(scores, weights or [1.0] * len(scores), strict=True)]
+    order = by_relevance(weighted)
     if k:
         return order[:k], False
-    passed = [place for place in order if (scores[place] or 0.0) >= threshold]
+    passed = [position for position in order if (scores[position] or 0.0) >= threshold]
     return passed or order[:1], bool(order) and not passed
 
 
 def keep_first(documents: int, k: int) -> list[int]:
-    """What is kept without SRT: the first k in the retriever's order; 0 is `auto`."""
+    """Select documents without SRT: the first k in the retriever's order; 0 is `auto`."""
     return list(range(min(documents, k or AUTO_WITHOUT_SRT)))
 
 
-def read_mct(reply: str, shown: int, how: Mct) -> MctTrace:
-    """What a reply to P_MCT means for this way of using it."""
+def read_mct(reply: str, shown: int, mode: Mct) -> MctTrace:
+    """Parse a reply to P_MCT for a mode of MCT."""
     parsed = read_reply(reply, shown)
     problem: Problem = parsed.problem
-    if how == "merge" and not problem and not parsed.summary:
+    if mode == "merge" and not problem and not parsed.summary:
         problem = "empty_summary"
     return MctTrace(reply, shown, keep=parsed.keep, summary=parsed.summary, problem=problem)
 
 
-def apply_mct(kept: Sequence[int], mct: MctTrace, how: Mct) -> tuple[list[int], MctTrace]:
-    """The documents to answer from, in order, after MCT; none if the answer is to be read from the summary alone.
+def apply_mct(kept: Sequence[int], mct: MctTrace, mode: Mct) -> tuple[list[int], MctTrace]:
+    """Return the documents to answer from after MCT, in order; none if the answer is read from the summary alone.
 
     Args:
-        kept: Positions of what SRT kept, in its order; MCT was shown the first `mct.shown` of them.
+        kept: Positions kept by SRT, in its order; MCT was shown the first `mct.shown` of them.
         mct: The reply. A malformed one changes nothing.
-        how: `filter`: those that it keeps; `merge`: its summary; `rerank`: those that it keeps, then the others.
+        mode: `filter`: the documents that it keeps; `merge`: its summary; `rerank`: those that it keeps, then the
+            others.
 
     Returns:
         Positions, and the reply with `merged` set.
     """
-    if mct.problem or how == "none":
+    if mct.problem or mode == "none":
         return list(kept), mct
-    if how == "merge":
+    if mode == "merge":
         return [], dataclasses.replace(mct, merged=True)
     chosen = [kept[number - 1] for number in mct.keep]
-    others = [place for place in kept if place not in chosen] if how == "rerank" else []
+    others = [position for position in kept if position not in chosen] if mode == "rerank" else []
     return [*chosen, *others], mct

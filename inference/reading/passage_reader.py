@@ -1,4 +1,4 @@
-"""A model that reflects turn by turn as its pipeline sees it: open questions, read the gate, judge passages, answer."""
+"""Reader of models that reflect turn by turn: open questions, read the gate, judge passages, answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class JudgedPassages:
 
     Attributes:
         branches: The engine's state.
-        passages: Per question, the passages that were read: all that the model's context holds.
+        passages: Per question, the passages read: those that fit the model's context.
         relevance: Per question and passage: p([Relevant]) (S_rel, equation 6) and p([Irrelevant]), full softmax.
-        usage: What is counted of each question.
+        usage: Counts of each question.
     """
 
     branches: Branches
@@ -32,32 +32,32 @@ class JudgedPassages:
 
 
 class PassageReader(Reader):
-    """One loaded model of a `PassageScheme` with its engine, over the shared prefix of a question."""
+    """A loaded model of a `PassageScheme` with its engine, over the shared prefix of a question."""
 
     def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
-        """Bind the engine, and the longest answer in tokens."""
+        """Bind the engine; set the maximum length of an answer in tokens."""
         super().__init__(engine, max_new_tokens)
         self.scheme = PassageScheme.of(engine.renderer)
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
-        """Read images and questions up to where the gate speaks: one vision and one prefix pass a question."""
+        """Read images and questions up to the gate: one vision pass and one prefix pass a question."""
         rendered = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
-        return OpenedQuestions.of(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
+        return OpenedQuestions.of(questions, self._engine.read(rendered), [len(prefix.ids) for prefix in rendered])
 
     def gates(self, opened: OpenedQuestions) -> list[float]:
-        """P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
+        """Compute P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
         both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, 0)
         return [share(yes, no) for yes, no in both]
 
     def answer_directly(self, opened: OpenedQuestions, rows: Sequence[int]) -> list[ReaderAnswer]:
-        """Answer these questions after [No Retrieval], equation 2, asked for a short answer as after a passage."""
+        """Answer these questions after [No Retrieval], equation 2, with the instruction for a short answer."""
         if not rows:
             return []
-        wanted = set(rows)
+        selected = set(rows)
         branches = [
-            [self.scheme.direct_branch(self._renderer, question.answer_style)] if row in wanted else []
+            [self.scheme.direct_branch(self._renderer, question.answer_style)] if row in selected else []
             for row, question in enumerate(opened.questions)
         ]
         state = self._engine.branch(opened.prefixes, branches)
@@ -69,10 +69,10 @@ class PassageReader(Reader):
     def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
         """Read each question's passages after [Retrieval], all in one batch; a question may have none.
 
-        A passage that the model's context does not hold with its question and an answer is left out, never cut.
+        A passage that doesn't fit the context with its question and an answer is left out, never cut.
         """
         room = self._engine.max_length - self._max_new_tokens - 1  # one for [Relevant]
-        kept: list[list[Passage]] = []
+        read: list[list[Passage]] = []
         branches: list[list[list[int]]] = []
         for question, length, question_passages in zip(opened.questions, opened.lengths, passages, strict=True):
             ids = [
@@ -80,7 +80,7 @@ class PassageReader(Reader):
                 for passage in question_passages
             ]
             fitting = [k for k, branch in enumerate(ids) if length + len(branch) <= room]
-            kept.append([question_passages[k] for k in fitting])
+            read.append([question_passages[k] for k in fitting])
             branches.append([ids[k] for k in fitting])
         state = self._engine.branch(opened.prefixes, branches)
         probabilities = state.probabilities(self._ids("relevant", "irrelevant"))
@@ -88,12 +88,12 @@ class PassageReader(Reader):
             for branch in question_branches:
                 opened.usage.branch(row, length, len(branch))
         relevance = [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
-        return JudgedPassages(state, kept, relevance, opened.usage)
+        return JudgedPassages(state, read, relevance, opened.usage)
 
     def answer_from(self, judged: JudgedPassages, rows: Sequence[tuple[int, int]]) -> list[ReaderAnswer]:
         """Answer from passages, given as (question, passage) positions, after [Relevant], equation 5.
 
-        Each goes on with the call that judged its passage.
+        Each continues the branch that judged its passage.
         """
         forced = self._ids("relevant")
         answers = self._generate(judged.branches, rows, forced)
@@ -106,10 +106,10 @@ class PassageReader(Reader):
 
 
 class UnjudgingReader(PassageReader):
-    """Reads passages as `PassageReader` does with S_rel 1 for all: each is answered from, no product depends on it."""
+    """A `PassageReader` with S_rel = 1 for all passages: each is answered from, and no product depends on S_rel."""
 
     def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
-        """As `PassageReader.judge`, with p([Relevant]) = 1."""
+        """Read passages with p([Relevant]) = 1; see `PassageReader.judge`."""
         judged = super().judge(opened, passages)
         return dataclasses.replace(
             judged, relevance=[[(1.0, 0.0)] * len(question_passages) for question_passages in judged.passages]

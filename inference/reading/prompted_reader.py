@@ -1,4 +1,4 @@
-"""A model as MMKB-RAG sees it: RET, SRT, MCT and the answer, four prompts on top of one shared prefix."""
+"""Reader of MMKB-RAG's models: RET, SRT, MCT and the answer, four prompts on top of one shared prefix."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from reflectune.models.schemes.prompts import PromptScheme
 
 @dataclass(frozen=True)
 class MctReply:
-    """A reply in words to P_MCT.
+    """A reply to P_MCT.
 
     Attributes:
-        raw: The reply as it was decoded.
-        text: The same without reflection tokens.
-        shown: How many of the documents given were shown: the leading ones that the model's context holds.
+        raw: The decoded reply.
+        text: The reply without reflection tokens.
+        shown: Number of documents shown: the leading ones that fit the model's context.
         tokens: Number of tokens generated.
-        finished: Whether it ended by itself.
+        finished: True if it ended with the end token.
     """
 
     raw: str
@@ -35,12 +35,12 @@ class MctReply:
 
 
 class PromptedReader:
-    """One loaded model of a `PromptScheme` with its engine.
+    """A loaded model of a `PromptScheme` with its engine.
 
     Args:
-        engine: The model's.
-        max_new_tokens: The longest answer, in tokens.
-        max_reply_tokens: The longest reply to P_MCT, in tokens.
+        engine: The model's engine.
+        max_new_tokens: Maximum length of an answer, in tokens.
+        max_reply_tokens: Maximum length of a reply to P_MCT, in tokens.
     """
 
     def __init__(self, engine: PrefixEngine, max_new_tokens: int, max_reply_tokens: int) -> None:
@@ -49,12 +49,12 @@ class PromptedReader:
         self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
-        """Read images and questions up to where all four prompts go on."""
+        """Read images and questions up to where the four prompts branch."""
         prefixes = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
         return OpenedQuestions.of(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
 
     def gates(self, opened: OpenedQuestions) -> list[float]:
-        """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
+        """Compute Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
         prompt = self.scheme.prompt_branch(self._renderer, "ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
         for row, length in enumerate(opened.lengths):
@@ -63,32 +63,32 @@ class PromptedReader:
         return [share(*question_probabilities[0].tolist()) for question_probabilities in probabilities]
 
     def judge(self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
-        """Score_SRT of each question's documents, equation 7, all read in one batch; a question may have none.
+        """Compute Score_SRT of each question's documents, equation 7, in one batch; a question may have none.
 
         Returns:
-            In [0, 1], by question and document; None for a document that the model's context does not hold with its
-            question and an answer: none is ever cut.
+            In [0, 1], by question and document; None for a document that doesn't fit the context whole with its
+            question and an answer.
         """
-        places: list[list[int]] = []
+        fitting: list[list[int]] = []
         branches: list[list[list[int]]] = []
         for length, question_documents in zip(opened.lengths, documents, strict=True):
             ids = [self.scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in question_documents]
             room = self._engine.max_length - length - self._max_new_tokens
-            places.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
-            branches.append([ids[k] for k in places[-1]])
+            fitting.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
+            branches.append([ids[k] for k in fitting[-1]])
             for prompt in branches[-1]:
                 opened.usage.branch(len(branches) - 1, length, len(prompt))
         state = self._engine.branch(opened.prefixes, branches)
         scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
         for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
-            for k, (yes, no) in zip(places[i], probabilities.tolist(), strict=True):
+            for k, (yes, no) in zip(fitting[i], probabilities.tolist(), strict=True):
                 scores[i][k] = share(yes, no)
         return scores
 
     def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, MctReply]:
-        """Replies to P_MCT about the documents of some questions, by position of the question.
+        """Generate replies to P_MCT about the documents of some questions, by position of the question.
 
-        A question gets none if its context holds fewer than two of its documents: nothing can agree then.
+        A question whose context holds fewer than two of its documents gets none.
         """
         fitted = {
             i: self._fit("mct", opened, i, question_documents, self._max_reply_tokens)
@@ -97,14 +97,20 @@ class PromptedReader:
         prompts = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
         generations = self._generate(opened, prompts, self._max_reply_tokens)
         return {
-            i: MctReply(made.text, self._one_line(made.text), fitted[i][0], len(made.token_ids), made.finished)
-            for i, made in generations.items()
+            i: MctReply(
+                raw=generation.text,
+                text=self._one_line(generation.text),
+                shown=fitted[i][0],
+                tokens=len(generation.token_ids),
+                finished=generation.finished,
+            )
+            for i, generation in generations.items()
         }
 
     def answer(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, ReaderAnswer]:
-        """Answers of some questions from their documents by P_vqa, equation 9; from the question alone if it has none.
+        """Answer some questions from their documents by P_vqa, equation 9; from the question alone if it has none.
 
-        The leading documents are read, as many as the model's context holds whole.
+        The leading documents that fit the model's context whole are read.
         """
         fitted = {
             i: self._fit("vqa", opened, i, question_documents, self._max_new_tokens)
@@ -116,14 +122,14 @@ class PromptedReader:
     def _fit(
         self, name: PromptName, opened: OpenedQuestions, row: int, passages: Sequence[Passage], reply: int
     ) -> tuple[int, list[int]]:
-        """How many leading passages leave room for a reply to this question, and the prompt about them."""
+        """Return the number of leading passages that leave room for a reply, and the prompt with them."""
         style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
         return fit_leading(
             lambda count: self.scheme.prompt_branch(self._renderer, name, passages[:count], style), len(passages), room
         )
 
     def _generate(self, opened: OpenedQuestions, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
-        """What the model says to one prompt of each of these questions."""
+        """Generate a reply to one prompt of each of these questions."""
         branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
         generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)

@@ -1,4 +1,4 @@
-"""The eight ways of choosing among candidate answers that Table 5 of mR²AG (arXiv 2411.15041) compares."""
+"""The eight rankings of candidate answers in Table 5 of mR²AG (arXiv 2411.15041)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ RANKINGS: Mapping[str, tuple[str, ...]] = {
     "ret*rel": ("ret", "rel"),
     FULL: ("ret", "rel", "ans"),
 }
-"""The scores that each ranking multiplies, in the order of Table 5's rows."""
+"""Factors of each ranking, in the order of Table 5's rows."""
 
 
 @dataclass(frozen=True)
 class PassageScores:
-    """The three levels of evidence for one candidate answer.
+    """The three scores of a candidate answer.
 
     Attributes:
-        ret: Of its entry: equation 3, or `entry_shares`.
-        rel: Of its passage: equation 6.
-        ans: Its own: equation 7.
+        ret: Score of its entry: equation 3, or `entry_shares`.
+        rel: Score of its passage: equation 6.
+        ans: Score of the answer: equation 7.
     """
 
     ret: float
@@ -40,17 +40,17 @@ class PassageScores:
 
 
 def entry_shares(similarities: Sequence[float], temperature: float) -> list[float]:
-    """What S_ret may be in place of a similarity: how likely each retrieved entry is the one that is shown.
+    """Compute S_ret as a softmax over the retrieved entries: similarity / temperature.
 
-    Cosines of entries that are retrieved together lie close to one another, so that as factors of a product they hardly
-    count. Which of them is the nearest, and by how much, counts again in a softmax: similarity / temperature.
+    Cosines of retrieved entries lie so close together that they hardly count as factors of a product; their differences
+    count again in a softmax.
 
     Args:
-        similarities: Those of one question's entries.
+        similarities: Similarities of one question's entries.
         temperature: Above 0. CLIP is trained with 0.01 (arXiv 2103.00020: logits are scaled by at most 100).
 
     Returns:
-        As many shares; they sum to 1 (or there are none).
+        A share for each entry; they sum to 1 (or there are none).
 
     Example:
         >>> [round(share, 3) for share in entry_shares([0.82, 0.80, 0.79], temperature=0.02)]
@@ -63,43 +63,43 @@ def entry_shares(similarities: Sequence[float], temperature: float) -> list[floa
 
 
 def entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
-    """S_ret of each entry: its similarity (equation 3), or with a temperature its share of a softmax over all hits."""
+    """Compute S_ret of each entry: its similarity (equation 3), or with a temperature its share of a softmax."""
     similarities = [hit.score for hit in hits]
     scores = entry_shares(similarities, temperature) if temperature else similarities
     return {hit.entry_id: score for hit, score in zip(hits, scores, strict=True)}
 
 
 def product(scores: PassageScores, ranking: str = FULL) -> float:
-    """What a ranking orders by: the product of its scores, with a negative S_ret counted as 0.
+    """Compute the product of a ranking's scores, with a negative S_ret counted as 0.
 
-    A cosine may be below 0; unclamped, it would turn the order of the other two factors round.
+    A cosine may be below 0; unclamped, it would reverse the order of the other two factors.
 
     Example:
-        >>> product(Scores(ret=0.5, rel=0.8, ans=0.5))
+        >>> product(PassageScores(ret=0.5, rel=0.8, ans=0.5))
         0.2
-        >>> product(Scores(ret=-0.5, rel=0.8, ans=0.5), "rel*ans")
+        >>> product(PassageScores(ret=-0.5, rel=0.8, ans=0.5), "rel*ans")
         0.4
     """
     return math.prod(max(0.0, getattr(scores, name)) for name in RANKINGS[ranking])
 
 
 def best(candidates: Sequence[PassageScores]) -> int:
-    """The candidate with the highest full product; on a tie the one with the higher S_rel, then the earlier one.
+    """Return the candidate with the highest full product; ties are broken by S_rel, then by the earlier position.
 
     Raises:
-        ValueError: There is no candidate.
+        ValueError: `candidates` is empty.
     """
     return max(range(len(candidates)), key=lambda i: (product(candidates[i]), candidates[i].rel, -i))
 
 
 def choice_weights(candidates: Sequence[PassageScores], ranking: str) -> list[float]:
-    """The probability with which a ranking chooses each candidate: 1 for the best, shared equally between ties.
+    """Compute the probability with which a ranking chooses each candidate: 1 for the best, shared equally between ties.
 
-    `random` multiplies nothing, so that all candidates tie: its weights give the exact expectation of a random choice,
-    without the noise of drawing one. `ret` cannot tell the passages of one entry apart, and shares between them.
+    `random` multiplies nothing, so all candidates tie: the weights give the exact expectation of a random choice.
+    `ret` can't distinguish passages of one entry, and shares between them.
 
     Returns:
-        As many weights as there are candidates; they sum to 1 (or there are none).
+        A weight for each candidate; they sum to 1 (or there are none).
     """
     products = [product(scores, ranking) for scores in candidates]
     ties = [value == max(products) for value in products]
@@ -108,11 +108,11 @@ def choice_weights(candidates: Sequence[PassageScores], ranking: str) -> list[fl
 
 @dataclass(frozen=True)
 class Standing:
-    """How the full product stands against the other rankings, by the 95 % intervals of its leads over them.
+    """The full product compared with the other rankings, by the 95 % intervals of its leads.
 
     Attributes:
         behind: Rankings that are ahead of it: the interval is below 0.
-        ties: Rankings that it is neither ahead of nor behind: the interval holds 0.
+        ties: Rankings that it is neither ahead of nor behind: the interval contains 0.
     """
 
     behind: tuple[str, ...] = ()
@@ -120,28 +120,28 @@ class Standing:
 
     @property
     def is_best(self) -> bool:
-        """Whether it is ahead of every other ranking; a tie is no lead."""
+        """True if it is ahead of every other ranking; a tie doesn't count."""
         return not self.behind and not self.ties
 
     def __str__(self) -> str:
-        """In words: `best`, `ties with rel, rel*ans`, `behind ret*rel`."""
+        """Return `best`, `ties with rel, rel*ans`, or `behind ret*rel`."""
         if self.behind:
             return f"behind {', '.join(self.behind)}"
         return f"ties with {', '.join(self.ties)}" if self.ties else "best"
 
 
 def standing(leads: Sequence[Mapping[str, Mapping[str, float]]]) -> Standing:
-    """How the full product stands in one run or several.
+    """Compare the full product with the other rankings in one run or several.
 
     Args:
-        leads: One item a run: by ranking, how far the full product is ahead of it, with keys `low` and `high`, the
-            ends of its 95 % interval.
+        leads: For each run, by ranking, the lead of the full product, with keys `low` and `high`, the ends of its 95 %
+            interval.
 
     Returns:
-        It is ahead of a ranking if it is in every run, and behind if it is in every run; else they tie.
+        It is ahead of a ranking if it is so in every run, and behind if it is so in every run; else they tie.
 
     Raises:
-        ValueError: There is no run.
+        ValueError: `leads` is empty.
     """
     if not leads:
         raise ValueError("expected the leads of at least one run")
@@ -151,11 +151,11 @@ def standing(leads: Sequence[Mapping[str, Mapping[str, float]]]) -> Standing:
 
 
 def order_agreement(measured: Mapping[str, float], reported: Mapping[str, float]) -> float:
-    """The share of pairs that two tables order alike, among the pairs that the second does order.
+    """Compute the share of pairs that two tables order alike, among the pairs that the second table orders.
 
     Args:
         measured: Score by ranking, as measured here.
-        reported: Score by ranking, as a paper prints it; its equal pairs say nothing and are left out.
+        reported: Score by ranking, as printed in a paper; its ties are left out.
 
     Returns:
         In [0, 1]; a pair that ties in `measured` counts half. 1.0 if no pair is ordered.

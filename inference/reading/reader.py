@@ -1,4 +1,4 @@
-"""A model as a baseline sees it: an answer from image, question and passages, without reflection."""
+"""Reader of plain models: an answer from image, question and passages, without reflection."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from reflectune.models.rendering.turns import fit_leading
 
 @dataclass(frozen=True)
 class ReaderAnswer:
-    """An answer read from the model.
+    """An answer of a model.
 
     Attributes:
-        text: The answer without reflection tokens and without what a reasoning model thinks first, stripped.
+        text: The answer without reflection tokens and thoughts, stripped.
         score: S_ans, equation 7: geometric mean probability of its tokens and the end token, given any thoughts; 0 if
-            the reply was cut off inside these.
+            the reply was cut off inside the thoughts.
         tokens: Number of tokens generated, thoughts included.
-        passages_read: How many of the passages given were read.
-        read: Tokens of the prompt, of an answer in one turn.
+        passages_read: Number of the given passages that were read.
+        read: Tokens of the prompt of a one-turn answer.
     """
 
     text: str
@@ -37,15 +37,15 @@ class ReaderAnswer:
 
     @classmethod
     def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> ReaderAnswer:
-        """The answer in what a model generated."""
+        """Parse the answer in a generation."""
         ids = generation.token_ids
-        said = without_thoughts(generation.text)
-        thoughts = 0 if said == generation.text else thought_tokens(ids, renderer.decode)
-        return cls(renderer.strip(said), generation.score_behind(thoughts), len(ids), passages_read)
+        text = without_thoughts(generation.text)
+        thoughts = 0 if text == generation.text else thought_tokens(ids, renderer.decode)
+        return cls(renderer.strip(text), generation.score_behind(thoughts), len(ids), passages_read)
 
     @property
     def usage(self) -> Mapping[str, int]:
-        """What an answer in one turn cost."""
+        """Cost of a one-turn answer."""
         return {"calls": 1, "read": self.read, "computed": self.read, "generated": self.tokens}
 
 
@@ -53,28 +53,27 @@ USAGE = ("calls", "read", "computed", "generated")
 
 
 class Usage:
-    """What each question of a batch has cost so far, by its position.
+    """Costs of each question of a batch, by its position.
 
-    `calls` are prompts put to the model, `read` their tokens as a loop of separate calls would read them, each prompt
-    from its beginning, and `computed` the tokens that were read here, where what a question's prompts begin with is
-    read once; `generated` are tokens written. What a small memory made the engine read again isn't counted, nor that
-    questions may share a picture: the counts of a question are the same in any company.
+    `calls` counts prompts. `read` counts their tokens as separate calls would read them, each prompt from its start;
+    `computed` counts a question's shared prefix once. `generated` counts generated tokens. Recomputation after memory
+    shortage and pictures shared between questions are not counted: a question's counts don't depend on its batch.
     """
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start with zero counts."""
         self._counts: dict[int, Counter[str]] = {}
 
     def add(self, row: int, **counts: int) -> None:
-        """Add to a question's counts, which are named as in `USAGE`."""
+        """Add to a question's counts, named as in `USAGE`."""
         self._counts.setdefault(row, Counter()).update(counts)
 
     def branch(self, row: int, prefix: int, tokens: int, generated: int = 0) -> None:
-        """Count a prompt that goes on for so many tokens behind a prefix that has been read, and what was replied."""
+        """Count a prompt of `tokens` tokens after a prefix already read, and its reply."""
         self.add(row, calls=1, read=prefix + tokens, computed=tokens, generated=generated)
 
     def of(self, row: int) -> Mapping[str, int]:
-        """A question's counts, for its trace."""
+        """Return a question's counts, for its trace."""
         counts = self._counts.get(row, Counter())
         return {name: counts[name] for name in USAGE}
 
@@ -87,7 +86,7 @@ class OpenedQuestions:
         questions: The questions.
         prefixes: The engine's state.
         lengths: Length of each prefix in tokens.
-        usage: What is counted of each question.
+        usage: Counts of each question.
     """
 
     questions: Sequence[Question]
@@ -97,7 +96,7 @@ class OpenedQuestions:
 
     @classmethod
     def of(cls, questions: Sequence[Question], prefixes: Prefixes, lengths: Sequence[int]) -> OpenedQuestions:
-        """Questions whose prefixes have just been read, which is counted."""
+        """Return questions whose prefixes have just been read, with their tokens counted."""
         opened = cls(questions, prefixes, lengths)
         for row, length in enumerate(lengths):
             opened.usage.add(row, computed=length)
@@ -105,21 +104,24 @@ class OpenedQuestions:
 
 
 class Reader:
-    """One loaded model with its engine, asked plainly: closed book, naive RAG, oracle."""
+    """A loaded model with its engine, asked plainly: closed book, naive RAG, oracle."""
 
     def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
-        """Bind the engine, and the longest answer in tokens."""
+        """Bind the engine; set the maximum length of an answer in tokens."""
         self._engine, self._renderer = engine, engine.renderer
         self._max_new_tokens = max_new_tokens
 
     def answer_plainly(
         self, questions: Sequence[Question], images: Sequence[Image.Image], contexts: Sequence[Sequence[Passage]]
     ) -> list[ReaderAnswer]:
-        """Answer in one turn from the image, the question and the passages given; no reflection.
+        """Answer in one turn from the image, the question and the passages, without reflection.
 
-        Of each question's passages the leading ones are read, as many as the model's context holds whole.
+        The leading passages that fit the model's context whole are read.
         """
-        fitted = [self._fit(*each) for each in zip(questions, images, contexts, strict=True)]
+        fitted = [
+            self._fit(question, image, passages)
+            for question, image, passages in zip(questions, images, contexts, strict=True)
+        ]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
         answers = self._generate(prefixes, [(i, 0) for i in range(len(questions))], [])
         return [
@@ -128,7 +130,7 @@ class Reader:
         ]
 
     def _fit(self, question: Question, image: Image.Image, passages: Sequence[Passage]) -> tuple[int, Rendered]:
-        """How many leading passages leave room for an answer, and the prompt with them."""
+        """Return the number of leading passages that leave room for an answer, and the prompt with them."""
         room = self._engine.max_length - self._max_new_tokens
         return fit_leading(
             lambda count: self._renderer.plain(question.text, image, passages[:count], question.answer_style),
@@ -150,5 +152,5 @@ class Reader:
 
 
 def share(yes: float, no: float) -> float:
-    """The first of two probabilities as a share of both, which is the softmax of their two logits; 0 if neither is."""
+    """Return yes / (yes + no), which is the softmax of the two logits; 0 if both are 0."""
     return yes / (yes + no) if yes + no > 0 else 0.0

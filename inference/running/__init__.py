@@ -1,1 +1,1 @@
-"""Pipelines over questions: sharded and resumable, one at a time, both ways."""
+"""Run pipelines over questions: an evaluation, a single question, rollouts for rewards, recall."""

@@ -1,4 +1,4 @@
-"""Retrieval measured from a config to printed tables: entries by pictures, passages by words."""
+"""Measure retrieval from a config to printed tables: entries by pictures, passages by text."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Exactly = TypeVar("Exactly", EntryRetriever, TextRetriever)
 
 
 def run(config: RecallConfig) -> Figures:
-    """Search as the config says, and print a table for each split.
+    """Search as configured, and print a table for each split.
 
     Returns:
-        By split what `measure_entries` says, its searches under `weights` and `text_weights`, or `ranked_entities`; and
-        what `measure_passages` says under `passages`.
+        By split the figures of `measure_entries`, its searches under `weights` and `text_weights`, or
+        `ranked_entities`; and the figures of `measure_passages` under `passages`.
 
     Raises:
         UserError: There is nothing to measure, or an index can't be opened.
@@ -44,10 +44,10 @@ def run(config: RecallConfig) -> Figures:
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
     figures: Figures = {}
-    for way in _ways(config, dataset):
-        for split, record in _measure_entries(config, dataset, questions, way).items():
+    for table in _search_tables(config, dataset):
+        for split, record in _measure_entries(config, dataset, questions, table).items():
             searches = record.pop("searches")
-            figures[split] = {**record, **figures.get(split, {}), way.key: searches}
+            figures[split] = {**record, **figures.get(split, {}), table.key: searches}
     if config.text_index:
         for split, record in _measure_passages(config, dataset, questions).items():
             figures.setdefault(split, {})["passages"] = record
@@ -55,14 +55,14 @@ def run(config: RecallConfig) -> Figures:
 
 
 class _SearchTable(NamedTuple):
-    """Searches whose figures stand in one table, by name.
+    """Searches whose figures share a table, by name.
 
     Attributes:
-        key: Of the figures.
-        head: Of the names' column.
-        searches: By name.
-        exact: By the same names, an exact search for what they search; none if they aren't to be compared.
-        with_texts: Whether they search with questions' texts, too.
+        key: Key of the figures.
+        head: Head of the names' column.
+        searches: Searches by name.
+        exact: Exact searches of the same names to compare with; empty for no comparison.
+        with_texts: True if they also search with questions' texts.
     """
 
     key: str
@@ -72,8 +72,8 @@ class _SearchTable(NamedTuple):
     with_texts: bool = False
 
 
-def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTable]:
-    """The ways to find entries that the config asks for: by ranked entities, or through the index by its weights."""
+def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTable]:
+    """Yield the configured searches of entries: by ranked entities, or through the index by its weights."""
     if config.ranked_entities:
         ranked = open_ranked(config.ranked_entities, dataset.knowledge, dataset.image_roots)
         yield _SearchTable(
@@ -96,7 +96,7 @@ def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTable]:
 
 
 def _of_pictures(retriever: Retriever) -> Search:
-    """A search that has regard to queries' pictures alone."""
+    """Return a search by the queries' pictures alone."""
 
     def search(queries: Sequence[Query], top: int) -> list[list[Hit]]:
         return retriever.search([query.image for query in queries if query.image is not None], top)
@@ -105,32 +105,32 @@ def _of_pictures(retriever: Retriever) -> Search:
 
 
 def _weighted(retriever: EntryRetriever | None, weights: Mapping[str, Weights]) -> dict[str, Search]:
-    """A search for each of the weights; none without a retriever."""
+    """Return a search for each of the weights; none without a retriever."""
     if retriever is None:
         return {}
-    return {name: functools.partial(retriever.search_queries, weights=each) for name, each in weights.items()}
+    return {name: functools.partial(retriever.search_queries, weights=value) for name, value in weights.items()}
 
 
 def _measure_entries(
-    config: RecallConfig, dataset: Dataset, questions: Sequence[Question], way: _SearchTable
+    config: RecallConfig, dataset: Dataset, questions: Sequence[Question], table: _SearchTable
 ) -> Figures:
-    """The figures of entries that are found in one way; their tables are printed."""
+    """Measure the searches of a table, and print it."""
     figures = measure_entries(
         dataset,
         questions,
-        way.searches,
+        table.searches,
         config.depths,
-        with_texts=way.with_texts,
-        exact=way.exact,
+        with_texts=table.with_texts,
+        exact=table.exact,
         seed=config.seed,
         progress=True,
     )
-    print("\n".join(entry_tables(figures, way.head)))
+    print("\n".join(entry_tables(figures, table.head)))
     return figures
 
 
 def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequence[Question]) -> Figures:
-    """The figures of passages found by the questions' words; their tables are printed."""
+    """Measure passages found by the questions' text, and print the tables."""
     knowledge = KnowledgeBase(config.text_knowledge) if config.text_knowledge else dataset.knowledge
     retriever = open_text_retriever(config.text_index, knowledge, device=config.device)
     twin = _exact_twin(config, config.text_index, retriever)
@@ -143,11 +143,11 @@ def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequenc
 
 
 def _exact_twin(config: RecallConfig, index: str, retriever: Exactly) -> Exactly | None:
-    """The exact search that an index is to be compared with; None if that isn't asked for, or the index's own is it."""
+    """Return the exact search to compare an index with; None if none is requested, or the index is searched exactly."""
     if not config.overlap:
         return None
     twin = retriever.exactly()
     if twin is retriever:
-        print(f"{index} is searched exactly: no overlap to tell")
+        print(f"{index} is searched exactly: no overlap to report")
         return None
     return twin

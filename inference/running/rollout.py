@@ -1,4 +1,4 @@
-"""Answers questions both ways, without retrieval and with it, to tell what a gate's two outcomes are worth."""
+"""Answer questions with retrieval and without, to measure the reward of a gate's two outcomes."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ DIRECT, RETRIEVED, PASSAGES = "direct", "retrieved", "passages"
 _GAMMA = {DIRECT: math.inf, RETRIEVED: -1.0}
 """Thresholds that no gate reaches, and that every gate reaches."""
 
-_FURTHEST = 30.0
-"""Log-odds beyond it, either way, are told as this: a probability in half precision may be 0 or 1."""
+_MAX_LOG_ODDS = 30.0
+"""Bound of log-odds in either direction: a probability in half precision may be 0 or 1."""
 
 
 class GateRewardRollout:
     """Measures the outcomes of questions' gates with the pipeline of the model's own scheme.
 
-    The traces of each round are kept in `folder/round-NNN/{direct,retrieved,passages}.jsonl`, as an evaluation keeps
-    them: the work is shared among processes, and what is finished is never done again. They depend on no cost, so that
-    runs that differ in their costs alone may share the first round.
+    The traces of each round are stored in `folder/round-NNN/{direct,retrieved,passages}.jsonl`, as in an evaluation:
+    the work is shared among processes and resumable. They don't depend on costs, so that runs with different costs may
+    share the first round.
 
     Args:
         config: Names the index and the base model, and has the pipeline's settings.
-        loaded: The model, which may train between two rounds.
+        loaded: The model, which may be trained between two rounds.
         dataset: The data set.
-        questions: Those to answer.
-        folder: Where traces are kept.
-        correctness: What an answer is worth, by the data set's metric; see `find_metric`.
-        batch_questions: Questions answered together.
-        relevance: Whether to answer from every passage alone, too.
-        run: Hash of what determines the weights in rounds after the first.
+        questions: The questions.
+        folder: Folder of the traces.
+        correctness: Score of an answer by the data set's metric; see `find_metric`.
+        batch_questions: Questions in a batch.
+        relevance: True to answer from every passage alone, too.
+        run: Hash of everything that determines the weights in rounds after the first.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class GateRewardRollout:
             self._correctness("?", question)  # one that can't be scored is an error before hours of answering
 
     def __call__(self, number: int, *, kept: bool = False) -> list[GateOutcome]:
-        """The outcomes of a round of measuring, one a question, in the order of the questions.
+        """Return the outcomes of a round, one a question, in the order of the questions.
 
         Args:
             number: Number of the round, from 0.
-            kept: Whether an earlier run must have finished this round: the weights are later ones by now.
+            kept: True if an earlier run must have finished this round, since the weights are later ones by now.
 
         Raises:
-            UserError: `kept`, and the round's traces are not there; or they are of other settings.
+            UserError: `kept`, and the round's traces are missing; or they are of other settings.
         """
         folder = self._folder / f"round-{number:03d}"
         missing = [name for name in self._names if not (folder / f"{name}.jsonl").is_file()]
@@ -127,7 +127,7 @@ class GateRewardRollout:
         return find_recipe(self._scheme)
 
     def _open_base(self) -> Loaded | None:
-        """The model that answers, if it is another one than the tuned; it is let go after each round."""
+        """Load the base model if it answers; it is released after each round."""
         if self._recipe.answered_by_base(self._config):
             return open_plain(self._config, self._config.base_model)
         return None
@@ -183,10 +183,10 @@ class GateRewardRollout:
         )
 
     def _anchor(self, direct: Trace, retrieved: Trace, *, refined: bool) -> KLAnchor:
-        """What else the model said; `refined` if its relevance gates are measured for their own sake."""
+        """Return the anchors of the KL penalty; `refined` if the relevance gates have rewards of their own."""
         own_words = not self._recipe.answered_by_base(self._config)
         passages = []
-        for judged in _one(retrieved):
+        for judged in _drawn_passage(retrieved):
             log_odds, answer = None if refined else _relevance(judged), judged.answer or ""
             if log_odds is not None or answer:
                 passages.append(AnchoredPassage(judged.passage, log_odds, answer))
@@ -202,8 +202,8 @@ class GateRewardRollout:
             yield AnchoredReply("vqa", tuple(documents[place] for place in retrieved.used), retrieved.answer)
 
 
-def _one(retrieved: Trace) -> list[PassageTrace]:
-    """One of the passages that were judged: as often as not the best, drawn by the question's id."""
+def _drawn_passage(retrieved: Trace) -> list[PassageTrace]:
+    """Draw a judged passage by the question's id: the best one with probability 1/2."""
     judged = sorted(
         (passage for passage in retrieved.passages if passage.s_rel is not None),
         key=lambda passage: -(passage.s_rel or 0.0),
@@ -213,17 +213,17 @@ def _one(retrieved: Trace) -> list[PassageTrace]:
 
 
 def log_odds(yes: float, no: float | None = None) -> float:
-    """log(yes / no), where `no` is the rest of `yes` if it is not given."""
+    """Compute log(yes / no), with `no` = 1 - `yes` by default."""
     no = 1.0 - yes if no is None else no
     if min(yes, no) <= 0.0:
-        return _FURTHEST if yes > no else -_FURTHEST
-    return min(max(math.log(yes) - math.log(no), -_FURTHEST), _FURTHEST)
+        return _MAX_LOG_ODDS if yes > no else -_MAX_LOG_ODDS
+    return min(max(math.log(yes) - math.log(no), -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
 
 
 def _passages(
     question: Question, judged: Trace, answered: Trace | None, correctness: Worth
 ) -> tuple[PassageOutcome, ...]:
-    """The passages that were both judged and answered from."""
+    """Return the passages that were both judged and answered from."""
     if answered is None:
         return ()
     answers = {passage.passage.id: passage.answer for passage in answered.passages if passage.answer is not None}

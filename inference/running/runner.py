@@ -1,4 +1,4 @@
-"""Run a pipeline over many questions: sharded, resumable, with a rate and an ETA."""
+"""Run a pipeline over many questions: sharded and resumable."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def run_pipeline(
     form: TraceForm = "jsonl",
     reopen: Reopen | None = None,
 ) -> Mapping[str, Trace]:
-    """Answer all questions that are not answered yet; return all traces, by question id.
+    """Answer all unanswered questions; return all traces, by question id.
 
-    Questions are sorted by id and cut into batches, which all processes share. An interrupted run, or one on another
-    number of processes, ends with the same traces but for their timings (see `run_batches`).
+    Questions are sorted by id and cut into batches that all processes share. An interrupted run, or one on another
+    number of processes, ends with the same traces except for timings (see `run_batches`).
 
     Args:
-        name: The pipeline's name, which names the files.
-        build: Makes the pipeline; not called if nothing is left to do.
+        name: The pipeline's name, used in file names.
+        build: Builds the pipeline; not called if no question is left.
         questions: The questions; their ids must be unique.
         image_root: The data set's folder, which image paths are relative to (see `dataset.image_roots`).
-        folder: Where traces are kept (see `TraceStore`).
+        folder: Folder of the traces (see `TraceStore`).
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch.
-        on_error: What to do with a question whose image or text is bad.
-        form: How traces are kept. Those in Parquet stay on the disk, and have no passages' text (see `TraceColumns`).
-        reopen: Whether a trace that was ended by this budget (`Trace.limit`) is made again: a higher one goes on.
+        on_error: Behaviour for a question whose image or text is bad.
+        form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
+        reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
 
     Raises:
-        UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces
-            of other settings.
+        UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces of
+            other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
 
@@ -82,7 +82,7 @@ def open_questions(
     """Check a batch and load its images.
 
     Returns:
-        The good questions, their images, and why each bad question is bad, by id.
+        The good questions, their images, and the error of each bad question, by id.
 
     Raises:
         UserError: A question is bad and `on_error` is "stop".
@@ -102,9 +102,9 @@ def open_questions(
 
 def _open(question: Question, roots: Roots) -> Image.Image:
     if not question.text.strip():
-        raise UserError(f"question {question.id} has no text; mend or remove the row, or set on_error: skip")
+        raise UserError(f"question {question.id} has no text; fix or remove the row, or set on_error: skip")
     if not question.image:
         raise UserError(
-            f"question {question.id} has no image; mend or remove the row, set on_error: skip, or ask mi_rag or pmsr"
+            f"question {question.id} has no image; fix or remove the row, set on_error: skip, or run mi_rag or pmsr"
         )
     return load_image(question.image, root=roots, needed_by=f"question {question.id}")

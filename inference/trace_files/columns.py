@@ -18,16 +18,16 @@ from reflectune.inference.trace_files.layout import frugal
 from reflectune.inference.trace_files.reading import TraceFile, without_none
 
 NO_TEXT: Final = Passage("", -1, -1, "", "", "", "")
-"""What stands for each passage."""
+"""Placeholder of each passage."""
 
 _FEW: Final = 4
-"""A column whose values occur so often, on average, is kept as places in a list of them."""
+"""A column whose values repeat this often, on average, is stored as indices into a list of values."""
 
 
 class TraceColumns(Mapping[str, Trace]):
-    """Traces by question id, each put together from columns whenever it is asked for, with `NO_TEXT` for passages.
+    """Traces by question id, each built from columns on access, with `NO_TEXT` for passages.
 
-    `read` gives whole traces. The columns are read when the first trace is asked for, and stay.
+    `read` returns whole traces. The columns are read on the first access, and stay in memory.
 
     Args:
         file: The traces.
@@ -36,26 +36,26 @@ class TraceColumns(Mapping[str, Trace]):
 
     def __init__(self, file: TraceFile, question_ids: Sequence[str]) -> None:
         self._file = file
-        self._asked = dict.fromkeys(question_ids)
+        self._selected = dict.fromkeys(question_ids)
 
     def __getitem__(self, question_id: str) -> Trace:
-        if question_id not in self._asked:
+        if question_id not in self._selected:
             raise KeyError(question_id)
         group, row = self._file.place(question_id)
         return _TraceRow(self._groups[group], row)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._asked)
+        return iter(self._selected)
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._selected)
 
     def __contains__(self, question_id: object) -> bool:
-        return question_id in self._asked
+        return question_id in self._selected
 
     def read(self, question_ids: Sequence[str]) -> dict[str, Trace]:
-        """The traces of those of these questions that were asked for, with their passages' text."""
-        return self._file.read([question_id for question_id in question_ids if question_id in self._asked])
+        """Return the traces of those of these questions that were selected, with their passages' text."""
+        return self._file.read([question_id for question_id in question_ids if question_id in self._selected])
 
     @functools.cached_property
     def _groups(self) -> list[_RowGroup]:
@@ -64,12 +64,12 @@ class TraceColumns(Mapping[str, Trace]):
 
 
 def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapping[str, Trace]:
-    """The whole traces of these questions, by id; all, if all are in memory anyway."""
+    """Return the whole traces of these questions, by id; all traces, if they are in memory anyway."""
     return traces.read(question_ids) if isinstance(traces, TraceColumns) else traces
 
 
 class _RowGroup:
-    """The columns of a row group; those of its passages lie end to end."""
+    """Columns of a row group; those of its passages are concatenated."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         passages = batch.column("passages")
@@ -79,13 +79,12 @@ class _RowGroup:
         self._passages = [_PassageColumn(column, getattr(_PASSAGE, field.name)) for field, column in fields]
 
     def value(self, name: str, row: int) -> Any:
-        """A field of a trace; its default if it is missing."""
+        """Return a field of a trace; its default if missing."""
         if name == "passages":
             start, end = self._ends[row], self._ends[row + 1]
             columns = [column.values(start, end) for column in self._passages]
             return tuple(PassageTrace(NO_TEXT, *values) for values in zip(*columns, strict=True))
-        if name not in self._columns:  # a version before this one wrote it
-            return getattr(_TRACE, name)
+
         value = self._columns[name][row].as_py(maps_as_pydicts="strict")
         if isinstance(value, (list, dict)):
             fields = {"question_id": "", "pipeline": "", name: without_none(value)}
@@ -94,11 +93,11 @@ class _RowGroup:
 
 
 class _PassageColumn:
-    """One field of many passages: numbers, in single precision if nothing is lost by it, or places in a list of values.
+    """A field of many passages: numbers, in single precision if that is lossless, or indices into a list of values.
 
     Args:
         column: The field.
-        default: What stands for missing values.
+        default: Default of missing values.
     """
 
     def __init__(self, column: pa.Array, default: Any) -> None:
@@ -107,8 +106,8 @@ class _PassageColumn:
         encoded = column.dictionary_encode(null_encoding="encode")
         if not pa.types.is_floating(column.type) or len(encoded.dictionary) * _FEW <= len(column):
             self._values = [default if value is None else value for value in encoded.dictionary.to_pylist()]
-            places = encoded.indices.to_numpy() if len(self._values) > 1 else np.empty(0)
-            self._numbers = places.astype(np.min_scalar_type(len(self._values)))
+            indices = encoded.indices.to_numpy() if len(self._values) > 1 else np.empty(0)
+            self._numbers = indices.astype(np.min_scalar_type(len(self._values)))
             return
         numbers = column.to_numpy(zero_copy_only=False)
         single = numbers.astype(np.float32)
@@ -117,32 +116,32 @@ class _PassageColumn:
             self._missing = column.is_null().to_numpy(zero_copy_only=False)
 
     def values(self, start: int, end: int) -> list[Any]:
-        """The values from one place up to another."""
+        """Return the values of a range."""
         if self._values is not None and len(self._values) == 1:
             return self._values * (end - start)
         numbers = self._numbers[start:end].tolist()
         if self._values is not None:
-            return [self._values[place] for place in numbers]
+            return [self._values[index] for index in numbers]
         if self._missing is not None:
             missing = self._missing[start:end].tolist()
-            return [None if none else number for number, none in zip(numbers, missing, strict=True)]
+            return [None if is_missing else number for number, is_missing in zip(numbers, missing, strict=True)]
         return numbers
 
 
 def _field(name: str) -> Any:
-    """A field of a trace, taken from its columns whenever it is asked for."""
-    return property(lambda trace: trace.columns.value(name, trace.place))
+    """Return a property that reads a field of a trace from its columns."""
+    return property(lambda trace: trace.columns.value(name, trace.row))
 
 
 class _TraceRow(Trace):
     """A trace that is a row of columns."""
 
     columns: _RowGroup
-    place: int
+    row: int
 
-    def __init__(self, columns: _RowGroup, place: int) -> None:
+    def __init__(self, columns: _RowGroup, row: int) -> None:
         object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "place", place)
+        object.__setattr__(self, "row", row)
 
     question_id: str = _field("question_id")
     pipeline: str = _field("pipeline")
@@ -167,4 +166,4 @@ class _TraceRow(Trace):
 
 _TRACE: Final = Trace("", "")
 _PASSAGE: Final = PassageTrace(NO_TEXT)
-"""Their fields stand for missing ones."""
+"""Sources of the defaults of missing fields."""

@@ -1,4 +1,4 @@
-"""Traces kept while a pipeline answers: logged row by row, sealed into Parquet when they are many, then merged."""
+"""Storage of traces while a pipeline answers: logged row by row, sealed into Parquet when large, then merged."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from reflectune.inference.trace_files.reading import TraceFile
 from reflectune.inference.trace_files.sealing import SealingLogs, seal
 
 TraceForm = Literal["auto", "jsonl", "parquet"]
-"""How a pipeline's traces are kept; `auto`: as Parquet once they have more than `MOST_LOGGED` as JSONL."""
+"""Format of a pipeline's traces; `auto`: Parquet above `MOST_LOGGED` bytes of JSONL."""
 
 Reopen = Callable[[Mapping[str, float]], bool]
-"""Whether a trace that was ended by a budget (`Trace.limit`) is to be made again."""
+"""Returns True if a trace that a budget ended (`Trace.limit`) is computed again."""
 
 MOST_LOGGED: Final = 64 * 2**20
 """Bytes of JSONL: about 500 questions with 150 passages each."""
@@ -31,18 +31,18 @@ MOST_LOGGED: Final = 64 * 2**20
 
 @dataclass(frozen=True)
 class TraceStore:
-    """Where the traces of a pipeline are kept.
+    """Storage of a pipeline's traces.
 
-    They end in `<name>.jsonl`, or in `<name>.parquet` with the passages' text in `<name>.passages.parquet`, in the
-    order of question ids. Until then each process logs its rows in `parts/<name>.<process>.jsonl`. Unless they are
-    wanted as JSONL, a log that grows too long is sealed: its rows become a pair of files there, and it begins anew.
+    The result is `<name>.jsonl`, or `<name>.parquet` with the passages' text in `<name>.passages.parquet`, in the order
+    of question ids. Until then each process logs its rows in `parts/<name>.<process>.jsonl`. Unless the format is
+    JSONL, a log that grows too long is sealed: its rows become a pair of Parquet files, and the log restarts empty.
 
     Attributes:
         folder: The folder.
-        name: The pipeline's.
+        name: The pipeline's name.
         fingerprint: Hash of everything that determines a trace.
-        form: How they are kept. Finished traces of the other form stay as they are until some are added.
-        most_logged: Bytes of JSONL in one log.
+        form: Format. Finished traces of the other format stay until some are added.
+        most_logged: Maximum size of a log in bytes of JSONL.
     """
 
     folder: Path
@@ -60,17 +60,17 @@ class TraceStore:
         *,
         reopen: Reopen | None = None,
     ) -> Mapping[str, Trace]:
-        """Make the traces that are missing (see `run_batches`), merge them, and return all.
+        """Compute the missing traces (see `run_batches`), merge them, and return all.
 
         Args:
             questions: In order of their ids, which must be unique.
-            answer: Makes a batch's rows, each with its question's id.
+            answer: Computes a batch's rows, each with its question's id.
             batch_questions: Questions in a batch.
-            processes: Of the launch.
-            reopen: Which traces are dropped before, so that they are missing; None for none.
+            processes: Processes of the launch.
+            reopen: Selects traces to drop and compute again; None for none.
 
         Returns:
-            The questions' traces by id, in order; in Parquet they stay on the disk (see `TraceColumns`).
+            The questions' traces by id, in order; in Parquet they stay on disk (see `TraceColumns`).
 
         Raises:
             UserError: Two questions share an id, or a file is damaged or of other settings.
@@ -97,11 +97,11 @@ class TraceStore:
         return self.read(ids)
 
     def read(self, ids: Sequence[str]) -> Mapping[str, Trace]:
-        """The merged traces of these questions, by id."""
+        """Return the merged traces of these questions, by id."""
         if self._table:
             return TraceColumns(TraceFile(self._table[0], self.fingerprint), ids)
-        wanted = set(ids)
-        by_id = {row["id"]: from_row(row) for log in self._lines for row in self._rows(log) if row["id"] in wanted}
+        selected = set(ids)
+        by_id = {row["id"]: from_row(row) for log in self._lines for row in self._rows(log) if row["id"] in selected}
         return {question_id: by_id[question_id] for question_id in ids}
 
     @property
@@ -111,18 +111,18 @@ class TraceStore:
 
     @property
     def _table(self) -> list[Path]:
-        """The merged file in Parquet, if there is one."""
+        """The merged Parquet file, if it exists."""
         return [path for path in [self.folder / f"{self.name}.parquet"] if path.exists()]
 
     @property
     def _lines(self) -> list[Path]:
-        """The merged file in JSONL, if there is one."""
+        """The merged JSONL file, if it exists."""
         return [path for path in [self.folder / f"{self.name}.jsonl"] if path.exists()]
 
     def _drop(self, unwanted: Reopen) -> None:
-        """Drop traces that were ended by an unwanted budget, wherever they stand."""
+        """Drop traces that an unwanted budget ended, from all files."""
         merged = self.folder / f"{self.name}.jsonl"
-        drop_rows(merged, self.fingerprint, lambda row: unwanted(row.get("limit") or {}))
+        drop_rows(merged, self.fingerprint, lambda row: unwanted(row["limit"]))
         for table in (*self._table, *self._logs.sealed()):
             drop_traces(table, self.fingerprint, unwanted)
 
@@ -134,15 +134,15 @@ class TraceStore:
         return {question_id for column in columns for question_id in column.to_pylist()}
 
     def _merge(self, ids: Sequence[str]) -> None:
-        """Merge what the processes made and what was merged before, and delete the parts.
+        """Merge the processes' parts with the merged file, and delete the parts.
 
         Raises:
             RuntimeError: A question has no row.
         """
         logs, tables, lines = self._logs, self._table, self._lines
-        held = {*logs.places(), *self._ids([*tables, *logs.sealed()])}
-        held |= {row["id"] for log in lines for row in self._rows(log)}
-        if missing := [question_id for question_id in ids if question_id not in held]:
+        stored = {*logs.places(), *self._ids([*tables, *logs.sealed()])}
+        stored |= {row["id"] for log in lines for row in self._rows(log)}
+        if missing := [question_id for question_id in ids if question_id not in stored]:
             raise RuntimeError(f"{self.name}: no row of {len(missing)} items, the first being {missing[0]}")
         if self._grows_long([*lines, *logs.paths()]):
             self._merge_tables()
@@ -157,19 +157,19 @@ class TraceStore:
             logs.folder.rmdir()
 
     def _grows_long(self, logs: Sequence[Path]) -> bool:
-        """Whether the merged file is one in Parquet."""
+        """Return True if the merged file is Parquet."""
         if self.form != "auto":
             return self.form == "parquet"
         long = sum(log.stat().st_size for log in logs) > self.most_logged
         return long or bool(self._table) or bool(self._logs.sealed())
 
     def _merge_tables(self) -> None:
-        """Seal what is in JSONL still, and merge all files in Parquet."""
-        logs, none_known = self._logs, np.empty(0, np.int64)
+        """Seal the remaining JSONL, and merge all Parquet files."""
+        logs, no_keys = self._logs, np.empty(0, np.int64)
         stems = {log: log.with_suffix("") for log in logs.paths()}
         stems |= dict.fromkeys(self._lines, logs.folder / f"{self.name}.merged")
         for log, stem in stems.items():
-            seal(log, stem, self.fingerprint, none_known)
+            seal(log, stem, self.fingerprint, no_keys)
         table = self.folder / f"{self.name}.parquet"
         merge_tables([*self._table, *logs.sealed()], table, self.fingerprint)
         for log in self._lines:

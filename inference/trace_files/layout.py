@@ -1,4 +1,4 @@
-"""Traces as two Parquet files: a row for each question, and beside it the text of each passage, once."""
+"""Traces as a pair of Parquet files: a row for each question, and the text of each passage once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reflectune.core.types import Passage
 from reflectune.inference.trace import PassageTrace, Trace
 
 QUESTIONS_AT_ONCE: Final = 256
-"""Questions of a row group, which is what is in memory at a time: with 150 passages each, 3 MB of columns."""
+"""Questions of a row group, the unit in memory: with 150 passages each, 3 MB of columns."""
 PASSAGES_AT_ONCE: Final = 8192
 """Passages of a row group of texts: with 100 words each, 5 MB."""
 KEY: Final = "key"
@@ -33,7 +33,7 @@ _TEXTS: Final = ".passages.parquet"
 
 
 def _without_text() -> pa.DataType:
-    """The columns of a `PassageTrace` whose passage is known by its key."""
+    """Return the columns of a `PassageTrace` with the passage replaced by its key."""
     columns = [column for column in schema_of(PassageTrace) if column.name != "passage"]
     return pa.struct([pa.field(KEY, pa.int64()), *columns])
 
@@ -44,47 +44,47 @@ QUESTIONS: Final = pa.schema(
         for column in schema_of(Trace)
     ]
 )
-"""Columns of the questions' file: the fields of a `Trace`, with each passage's key in the place of its text."""
+"""Columns of the questions' file: the fields of a `Trace`, with each passage's text replaced by its key."""
 PASSAGES: Final = pa.schema([pa.field(KEY, pa.int64()), *schema_of(Passage)])
 """Columns of the passages' file."""
 
 
 def passages_path(path: Path) -> Path:
-    """Where the passages of a questions' file lie."""
+    """Return the path of the passages of a questions' file."""
     return path.with_suffix(_TEXTS)
 
 
 def is_questions(path: Path) -> bool:
-    """Whether a Parquet file is one of questions, by its name."""
+    """Return True if a Parquet file holds questions, by its name."""
     return not path.name.endswith(_TEXTS)
 
 
 def passage_key(passage: Mapping[str, Any]) -> int:
-    """A passage's key: 64 bits of a hash of where it stands and of all that the model reads of it."""
+    """Hash a passage's position and text to a 64-bit key."""
     content = json.dumps([passage[name] for name in PASSAGES.names[1:]], ensure_ascii=False)
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]], known: np.ndarray) -> np.ndarray:
-    """Write a pair of files, a row group at a time; both are whole or not there.
+    """Write a pair of files, a row group at a time, atomically.
 
     Args:
         path: The questions' file.
         fingerprint: Hash of everything that determines a trace.
-        rows: Traces, as `to_row` makes them.
-        known: Sorted keys of passages whose text lies in another file, and is not written.
+        rows: Traces, as returned by `to_row`.
+        known: Sorted keys of passages that are stored in another file, and not written.
 
     Returns:
-        The keys of `known` and of all passages of these traces, sorted.
+        The sorted union of `known` and the keys of all passages of these traces.
     """
     with (
         parquet_file(path, QUESTIONS, fingerprint) as questions,
         parquet_file(passages_path(path), PASSAGES, fingerprint) as passages,  # takes its place first
     ):
         remaining = iter(rows)
-        while some := list(itertools.islice(remaining, QUESTIONS_AT_ONCE)):
+        while group := list(itertools.islice(remaining, QUESTIONS_AT_ONCE)):
             texts: dict[int, dict[str, Any]] = {}
-            questions.write_table(pa.Table.from_pylist([_parted(row, texts) for row in some], QUESTIONS))
+            questions.write_table(pa.Table.from_pylist([_with_keys(row, texts) for row in group], QUESTIONS))
             keys = np.fromiter(texts, np.int64, len(texts))
             new = keys[~np.isin(keys, known)].tolist()
             if new:
@@ -95,7 +95,7 @@ def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]]
 
 @contextmanager
 def parquet_file(path: Path, schema: pa.Schema, fingerprint: str) -> Iterator[pq.ParquetWriter]:
-    """A Parquet file to write tables into, each a row group; it takes its place, on the disk, when the block ends."""
+    """Open a Parquet file to write tables into, each a row group; it replaces `path`, synced, when the block ends."""
     marked = schema.with_metadata({_FINGERPRINT: fingerprint.encode()})
     with writing(path) as partial:
         with pq.ParquetWriter(partial, marked, **WRITING) as writer:
@@ -108,14 +108,12 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
     """Open a file that `parquet_file` wrote.
 
     Raises:
-        UserError: It is damaged or missing, or has columns that no version up to this one writes, or was written under
-            another fingerprint than one that is given.
+        UserError: It is damaged or missing, was written by another version, or has a different fingerprint.
     """
-    with reading(path), frugal():  # a file takes memory from where it did when it was opened
+    with reading(path), frugal():  # a file allocates from the pool that was set when it was opened
         file = open_checked(path)
-        known = QUESTIONS if is_questions(path) else PASSAGES
-        if not _is_part_of(pa.struct(list(file.schema_arrow)), pa.struct(list(known))):
-            raise pa.ArrowInvalid("its columns are not those of this version")
+        if not file.schema_arrow.equals(QUESTIONS if is_questions(path) else PASSAGES):
+            raise pa.ArrowInvalid("it was written by another version")
         written = (file.schema_arrow.metadata or {}).get(_FINGERPRINT, b"").decode()
     if fingerprint not in (None, written):
         raise UserError(
@@ -127,7 +125,7 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
 
 @contextmanager
 def frugal() -> Iterator[None]:
-    """A block in which Arrow takes memory from the system, behind which what is free is given back to it."""
+    """Allocate Arrow buffers with the system allocator inside this block; return free memory to the OS at its end."""
     pool = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     try:
@@ -139,7 +137,7 @@ def frugal() -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """A block that reads a file of traces.
+    """Convert Arrow's errors inside this block.
 
     Raises:
         UserError: The file is damaged or missing.
@@ -151,7 +149,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_column(path: Path, name: str, fingerprint: str | None = None) -> pa.ChunkedArray:
-    """One column of a file, whole.
+    """Read a column of a file.
 
     Raises:
         UserError: As `open_table`.
@@ -160,23 +158,8 @@ def read_column(path: Path, name: str, fingerprint: str | None = None) -> pa.Chu
         return file.read([name]).column(0)
 
 
-def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table that an earlier version may have written, with all columns of this one; what it lacks is missing."""
-    return pa.concat_tables([schema.empty_table(), table], promote_options="default")
-
-
-def _is_part_of(held: pa.DataType, known: pa.DataType) -> bool:
-    """Whether a type is the same but for fields that structures lack: a later version has them."""
-    if pa.types.is_struct(held) and pa.types.is_struct(known):
-        places = [(field, known.get_field_index(field.name)) for field in held]
-        return all(place >= 0 and _is_part_of(field.type, known.field(place).type) for field, place in places)
-    if pa.types.is_list(held) and pa.types.is_list(known):
-        return _is_part_of(held.value_type, known.value_type)
-    return bool(held == known)
-
-
-def _parted(row: Mapping[str, Any], texts: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """A trace's row with keys in the place of passages, which are added to `texts`."""
+def _with_keys(row: Mapping[str, Any], texts: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Replace the passages of a trace's row by keys, and add them to `texts`."""
     passages = []
     for read in row["passages"]:
         key = passage_key(read["passage"])

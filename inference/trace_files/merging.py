@@ -1,4 +1,4 @@
-"""The parts of a pipeline's traces become one file, in the order of question ids; memory holds ids and a row group."""
+"""Merge the parts of a pipeline's traces into one file, in the order of question ids, with a row group in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from reflectune.inference.trace_files.layout import (
     PASSAGES_AT_ONCE,
     QUESTIONS,
     QUESTIONS_AT_ONCE,
-    completed,
     open_table,
     parquet_file,
     passages_path,
@@ -33,11 +32,11 @@ from reflectune.inference.trace_files.reading import TraceFile
 def merge_tables(sources: Sequence[Path], path: Path, fingerprint: str) -> None:
     """Merge pairs of Parquet files into one, which may be one of them.
 
-    Of a question that stands in several the last one's trace is kept.
+    If several have a question, the last one's trace is used.
 
     Args:
-        sources: The questions' files; passages of one may lie beside another.
-        path: Where the questions go.
+        sources: The questions' files; passages of one may be stored with another.
+        path: The merged questions' file.
         fingerprint: Hash of everything that determines a trace.
     """
     files = [TraceFile(source, fingerprint) for source in sources]
@@ -50,43 +49,43 @@ def merge_tables(sources: Sequence[Path], path: Path, fingerprint: str) -> None:
 
 
 def _gather(places: Sequence[tuple[int, int, int]], files: Sequence[TraceFile]) -> pa.Table:
-    """The rows at (file, row group, row), in this order."""
+    """Read the rows at (file, row group, row), in this order."""
     rows_of: dict[tuple[int, int], list[int]] = {}
     for number, group, row in places:
         rows_of.setdefault((number, group), []).append(row)
-    tables = [completed(files[number].group(group), QUESTIONS).take(rows) for (number, group), rows in rows_of.items()]
+    tables = [files[number].group(group).take(rows) for (number, group), rows in rows_of.items()]
     order = [(number, group, row) for (number, group), rows in rows_of.items() for row in rows]
-    position = {place: at for at, place in enumerate(order)}
+    position = {place: index for index, place in enumerate(order)}
     return pa.concat_tables(tables).take([position[place] for place in places])
 
 
 def _merge_passages(sources: Sequence[Path], path: Path, fingerprint: str) -> None:
-    """Merge files of passages into one, each passage where it stands first."""
+    """Merge files of passages into one, each passage from the first file that has it."""
     keys = [read_column(source, KEY, fingerprint).to_numpy() for source in sources]
     first = np.zeros(sum(map(len, keys)), dtype=bool)
     first[np.unique(np.concatenate(keys), return_index=True)[1]] = True
     with parquet_file(path, PASSAGES, fingerprint) as writer:
-        for table in _regrouped(_kept(sources, first), PASSAGES_AT_ONCE):
+        for table in _regrouped(_selected(sources, first), PASSAGES_AT_ONCE):
             writer.write_table(table)
 
 
-def _kept(sources: Sequence[Path], kept: np.ndarray) -> Iterator[pa.Table]:
-    """The rows of files that are marked, a row group at a time."""
+def _selected(sources: Sequence[Path], selected: np.ndarray) -> Iterator[pa.Table]:
+    """Yield the selected rows of files, a row group at a time."""
     start = 0
     for source in sources:
         with open_table(source) as file, reading(source):
             for group in range(file.num_row_groups):
                 end = start + file.metadata.row_group(group).num_rows
-                if kept[start:end].any():
-                    yield file.read_row_group(group).filter(pa.array(kept[start:end]))
+                if selected[start:end].any():
+                    yield file.read_row_group(group).filter(pa.array(selected[start:end]))
                 start = end
 
 
 def _regrouped(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """The same rows, so many at a time."""
+    """Yield the same rows in groups of `size`."""
     left = PASSAGES.empty_table()
     for table in tables:
-        left = pa.concat_tables([left, completed(table, PASSAGES)])
+        left = pa.concat_tables([left, table])
         while len(left) >= size:
             yield left.slice(0, size)
             left = left.slice(size)
@@ -95,16 +94,14 @@ def _regrouped(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
 
 
 def drop_traces(path: Path, fingerprint: str, unwanted: Callable[[Mapping[str, float]], bool]) -> None:
-    """Take traces out of a questions' file; their passages stay where they are.
+    """Remove traces from a questions' file; their passages stay.
 
     Args:
         path: The file.
         fingerprint: Hash of everything that determines a trace.
-        unwanted: Whether a trace goes, by the budget that ended it (`Trace.limit`).
+        unwanted: Returns True for a trace to remove, by the budget that ended it (`Trace.limit`).
     """
-    with open_table(path, fingerprint) as file:
-        if "limit" not in file.schema_arrow.names:  # a version before this one wrote it
-            return
+
     kept = np.array([not unwanted(dict(limit or ())) for limit in read_column(path, "limit", fingerprint).to_pylist()])
     if kept.all():
         return
@@ -115,17 +112,17 @@ def drop_traces(path: Path, fingerprint: str, unwanted: Callable[[Mapping[str, f
             left = group.filter(pa.array(kept[start : start + len(group)]))
             start += len(group)
             if len(left):
-                writer.write_table(completed(left, QUESTIONS))
+                writer.write_table(left)
 
 
 def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, fingerprint: str) -> None:
     """Merge logs and pairs of Parquet files into one JSONL file, which may be one of the logs.
 
-    Of a question that stands in several the last log's row is kept, else the last table's.
+    If several have a question, the last log's row is used, else the last table's.
 
     Args:
         logs: JSONL files.
-        tables: The questions' files; passages of one may lie beside another.
+        tables: The questions' files; passages of one may be stored with another.
         path: The file to write.
         fingerprint: Hash of everything that determines a trace.
     """
@@ -137,11 +134,11 @@ def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, finger
     with writing(path) as partial, partial.open("wb") as written:
         written.write(_line({"fingerprint": fingerprint}))
         for start in range(0, len(ids), QUESTIONS_AT_ONCE):
-            some = ids[start : start + QUESTIONS_AT_ONCE]
-            traces = _read([question_id for question_id in some if question_id not in places], holders)
-            for question_id in some:
+            group = ids[start : start + QUESTIONS_AT_ONCE]
+            traces = _read([question_id for question_id in group if question_id not in places], holders)
+            for question_id in group:
                 if question_id in places:
-                    written.write(_logged(*places[question_id]))
+                    written.write(_line_at(*places[question_id]))
                 else:
                     written.write(_line({"id": question_id, **to_row(traces[question_id])}))
         written.flush()
@@ -149,17 +146,17 @@ def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, finger
 
 
 def _read(ids: Sequence[str], holders: Mapping[str, TraceFile]) -> dict[str, Trace]:
-    """The whole traces of some questions, each out of its file."""
+    """Read the whole traces of some questions, each from its file."""
     files = dict.fromkeys(holders[question_id] for question_id in ids)
     return {
         question_id: trace
         for file in files
-        for question_id, trace in file.read([each for each in ids if holders[each] is file]).items()
+        for question_id, trace in file.read([name for name in ids if holders[name] is file]).items()
     }
 
 
-def _logged(log: Path, begin: int) -> bytes:
-    """The line of a log that begins at a byte."""
+def _line_at(log: Path, begin: int) -> bytes:
+    """Read the line of a log at a byte offset."""
     with log.open("rb") as file:
         file.seek(begin)
         return file.readline()

@@ -1,4 +1,4 @@
-"""Traces of finished pipelines by name and question id, in whichever form they were kept."""
+"""Read traces of finished pipelines by name and question id, in either format."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class ShowTraceConfig:
 
 
 def trace_files(folder: Path) -> dict[str, Path]:
-    """The files of finished pipelines and stages, by name."""
+    """Return the files of finished pipelines and stages, by name."""
     tables = {path.stem: path for path in folder.glob("*.parquet") if is_questions(path)}
     return dict(sorted({**{path.stem: path for path in folder.glob("*.jsonl")}, **tables}.items()))
 
 
 def read_traces(path: Path) -> Iterator[Trace]:
-    """The whole traces of a file, one row group or line in memory at a time.
+    """Yield the whole traces of a file, with one row group or line in memory.
 
     Raises:
         UserError: It is damaged.
@@ -57,20 +57,20 @@ def read_traces(path: Path) -> Iterator[Trace]:
 
 
 def traces_of(path: Path, question_ids: Collection[str]) -> Mapping[str, Trace]:
-    """The traces of those of these questions that a file has, by id; in Parquet they stay there (see `TraceColumns`).
+    """Return the traces of those of these questions that a file has, by id; in Parquet they stay on disk.
 
     Raises:
         UserError: The file is damaged.
     """
-    wanted = set(question_ids)
+    selected = set(question_ids)
     if path.suffix == ".parquet":
         file = TraceFile(path)
-        return TraceColumns(file, [question_id for question_id in file.ids if question_id in wanted])
-    return {row["id"]: from_row(row) for row in read_rows(path) if row["id"] in wanted}
+        return TraceColumns(file, [question_id for question_id in file.ids if question_id in selected])
+    return {row["id"]: from_row(row) for row in read_rows(path) if row["id"] in selected}
 
 
 def find_trace(path: Path, question_id: str) -> Trace | None:
-    """The trace of a question; None if the file has none.
+    """Return the trace of a question; None if the file has none.
 
     Raises:
         UserError: The file is damaged.
@@ -81,10 +81,10 @@ def find_trace(path: Path, question_id: str) -> Trace | None:
 
 
 def find_traces(files: dict[str, Path], question_id: str) -> dict[str, Trace]:
-    """A question's traces by pipeline, of those that took it.
+    """Return a question's traces by pipeline.
 
     Raises:
-        UserError: None did, or a file is damaged.
+        UserError: No pipeline has one, or a file is damaged.
     """
     by_pipeline = {name: trace for name, path in files.items() if (trace := find_trace(path, question_id)) is not None}
     if not by_pipeline:

@@ -1,4 +1,4 @@
-"""Traces out of Parquet: whole, with their passages' text, a row group at a time or by question id."""
+"""Read traces from Parquet, with their passages' text, a row group at a time or by question id."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from reflectune.inference.trace_files.layout import KEY, frugal, open_table, pas
 
 
 class TraceFile:
-    """The traces of a pipeline in Parquet. Memory holds question ids; traces are read when they are asked for.
+    """The traces of a pipeline in Parquet. Memory holds question ids; traces are read on request.
 
     Args:
-        path: The questions' file; passages lie in another one beside it.
+        path: The questions' file, whose passages are in a second file.
         fingerprint: Hash of everything that determines a trace; not compared if None.
-        texts: The passages' files, if they are not the one beside it.
+        texts: The passages' files, if they differ from the default.
 
     Raises:
         UserError: A file is damaged, or of other settings.
@@ -33,7 +33,7 @@ class TraceFile:
 
     def __init__(self, path: Path, fingerprint: str | None = None, texts: Sequence[Path] = ()) -> None:
         self.path = path
-        self._texts = [_PassageFile(each) for each in texts or [passages_path(path)]]
+        self._texts = [_PassageFile(text) for text in texts or [passages_path(path)]]
         self._file = open_table(path, fingerprint)
         self._places: dict[str, tuple[int, int]] = {}
         for number in self._numbers:
@@ -46,32 +46,32 @@ class TraceFile:
         return list(self._places)
 
     def place(self, question_id: str) -> tuple[int, int]:
-        """Row group and row of a question's trace."""
+        """Return the row group and row of a question's trace."""
         return self._places[question_id]
 
     def __iter__(self) -> Iterator[Trace]:
-        """All traces, one row group in memory at a time."""
+        """Yield all traces, with one row group in memory."""
         for number in self._numbers:
             yield from self._whole([self.group(number)])
 
     def read(self, question_ids: Iterable[str]) -> dict[str, Trace]:
-        """The traces of these questions that have one, by id; a row group is read once for all of them."""
+        """Return the traces that it has of these questions, by id; a row group is read once for all of them."""
         rows_of: dict[int, list[int]] = {}
-        wanted = [question_id for question_id in question_ids if question_id in self._places]
-        for number, row in map(self._places.__getitem__, wanted):
+        stored = [question_id for question_id in question_ids if question_id in self._places]
+        for number, row in map(self._places.__getitem__, stored):
             rows_of.setdefault(number, []).append(row)
         with frugal():
             tables = [self.group(number).take(places) for number, places in rows_of.items()]
             by_id = {trace.question_id: trace for trace in self._whole(tables)}
-        return {question_id: by_id[question_id] for question_id in wanted}
+        return {question_id: by_id[question_id] for question_id in stored}
 
     def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """A row group, as it is written: all columns, or those of these paths."""
+        """Read a row group: all columns, or those of these paths."""
         with reading(self.path):
             return self._file.read_row_group(number, columns)
 
     def groups(self) -> Iterator[pa.RecordBatch]:
-        """The row groups, without passages' keys."""
+        """Yield the row groups, without passages' keys."""
         schema = self._file.schema
         paths = (schema.column(place).path for place in range(len(schema)))
         columns = [path for path in paths if path != f"passages.list.element.{KEY}"]
@@ -84,12 +84,12 @@ class TraceFile:
         return range(self._file.num_row_groups)
 
     def _whole(self, tables: Sequence[pa.Table]) -> Iterator[Trace]:
-        """The traces of these rows, with their passages, whose text is read once for all of them."""
+        """Yield the traces of these rows, with their passages, whose text is read once for all of them."""
         keys = {key for table in tables for key in _keys_of(table)}
         passages = self._passages(keys)
         for row in itertools.chain.from_iterable(table.to_pylist(maps_as_pydicts="strict") for table in tables):
-            for read in row["passages"]:
-                read["passage"] = passages[read[KEY]]
+            for passage in row["passages"]:
+                passage["passage"] = passages[passage[KEY]]
             try:
                 trace = rows.from_row(Trace, without_none(row))
             except ValueError as error:
@@ -97,10 +97,10 @@ class TraceFile:
             yield trace
 
     def _passages(self, keys: set[int]) -> dict[int, Passage]:
-        """These passages.
+        """Read passages by key.
 
         Raises:
-            UserError: One is in no file.
+            UserError: A passage is in no file.
         """
         passages: dict[int, Passage] = {}
         for texts in self._texts:
@@ -114,17 +114,17 @@ class TraceFile:
 
 
 def _keys_of(table: pa.Table) -> list[int]:
-    """The keys of all passages of some questions."""
+    """Return the keys of all passages of some questions."""
     lists = table.column("passages").combine_chunks()
     keys: list[int] = pc.struct_field(lists.flatten(), KEY).to_pylist()
     return keys
 
 
 def without_none(value: Any) -> Any:
-    """Values out of Parquet without those that are missing, in place of which a field's default stands."""
+    """Remove missing values, which Parquet stores as None, so that fields' defaults apply."""
     if isinstance(value, dict):
-        return {name: without_none(each) for name, each in value.items() if each is not None}
-    return [without_none(each) for each in value] if isinstance(value, list) else value
+        return {name: without_none(item) for name, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
 
 
 class _PassageFile:
@@ -134,16 +134,16 @@ class _PassageFile:
         self.path = path
 
     def read(self, keys: set[int]) -> dict[int, Passage]:
-        """Those of these passages that the file has; only row groups with one of them are read."""
+        """Return those of these passages that the file has, reading only row groups that have one."""
         positions = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
         passages: dict[int, Passage] = {}
         with open_table(self.path) as file, reading(self.path):
             start = 0
             for group in range(file.num_row_groups):
                 size = file.metadata.row_group(group).num_rows
-                places = positions[(positions >= start) & (positions < start + size)] - start
-                if len(places):
-                    for row in file.read_row_group(group).take(places).to_pylist():
+                rows = positions[(positions >= start) & (positions < start + size)] - start
+                if len(rows):
+                    for row in file.read_row_group(group).take(rows).to_pylist():
                         key = row.pop(KEY)
                         passages[key] = Passage(**row)
                 start += size

@@ -1,4 +1,4 @@
-"""Logs of traces that are sealed when they grow too long: their rows become a pair of Parquet files beside them."""
+"""Logs of traces that are sealed when they grow too long: their rows become a pair of Parquet files."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from reflectune.inference.trace_files.layout import KEY, is_questions, passages_
 
 @dataclass(frozen=True)
 class SealingLogs(Logs):
-    """As `Logs`: `<name>.<process>.jsonl`, beside which a sealed one is `<name>.<process>-<number>.parquet`.
+    """Logs `<name>.<process>.jsonl` with sealed files `<name>.<process>-<number>.parquet`; see `Logs`.
 
-    A run that is killed while it seals has the rows in the log still, or in both; either is read well.
+    A run that is killed while sealing has the rows in the log, or in both; either is read correctly.
 
     Attributes:
-        most_bytes: How long a log may grow; None: as long as it likes.
+        most_bytes: Maximum size of a log; None for no maximum.
     """
 
     most_bytes: int | None = None
 
     def open(self, process: int = 0) -> RowLog:
-        """The log of one process, to append to."""
+        """Open the log of one process to append to."""
         if self.most_bytes is None:
             return super().open(process)
         return _SealingLog(self.folder / self.pattern.replace("*", str(process)), self.fingerprint, self.most_bytes)
 
     @property
     def stem(self) -> str:
-        """What the names of sealed files begin with; `*` stands for a process's number."""
+        """Common prefix of the names of sealed files; `*` is the process's index."""
         return self.pattern.removesuffix(".jsonl")
 
     def sealed(self) -> list[Path]:
-        """The files of questions that logs became, in the order of sealing for each process."""
-        return sealed_beside(self.folder, self.stem)
+        """Return the sealed files of questions, in the order of sealing for each process."""
+        return sealed_files(self.folder, self.stem)
 
     def remove(self) -> None:
-        """Delete all of them, once their rows are kept elsewhere."""
+        """Delete all of them, after their rows are merged."""
         for path in self.sealed():
             path.unlink()
         for path in self.folder.glob(f"{self.stem}-*.parquet"):
@@ -49,8 +49,8 @@ class SealingLogs(Logs):
         super().remove()
 
 
-def sealed_beside(folder: Path, stem: str) -> list[Path]:
-    """The files of questions that the logs of a stem became, in the order of sealing."""
+def sealed_files(folder: Path, stem: str) -> list[Path]:
+    """Return the sealed files of a stem, in the order of sealing."""
     return sorted(filter(is_questions, folder.glob(f"{stem}-*.parquet")))
 
 
@@ -58,20 +58,20 @@ def seal(log: Path, stem: Path, fingerprint: str, known: np.ndarray) -> np.ndarr
     """Write a log's rows as a new pair of Parquet files.
 
     Args:
-        log: The log, or a merged file of the same form.
-        stem: Where to, but for the number and what follows it.
+        log: The log, or a merged file of the same format.
+        stem: Path without number and suffix.
         fingerprint: Hash of everything that determines a trace.
-        known: Sorted keys of passages whose text lies in an earlier file of the stem.
+        known: Sorted keys of passages that an earlier file of the stem has.
 
     Returns:
-        `known` and the keys of the log's passages, sorted.
+        The sorted union of `known` and the keys of the log's passages.
     """
     number = len(list(stem.parent.glob(f"{stem.name}-*.parquet")))  # of either kind, so that none is ever replaced
     return write_traces(stem.with_name(f"{stem.name}-{number:06d}.parquet"), fingerprint, read_rows(log), known)
 
 
 class _SealingLog(RowLog):
-    """A log that is sealed whenever it is longer than it may be."""
+    """A log that is sealed whenever it exceeds its maximum size."""
 
     def __init__(self, path: Path, fingerprint: str, most_bytes: int) -> None:
         super().__init__(path, fingerprint)
@@ -79,7 +79,7 @@ class _SealingLog(RowLog):
         self._stem = path.with_suffix("")
 
     def append(self, row_id: str, row: Row, *, sync: bool = True) -> None:
-        """See `RowLog`; a log that is long enough is sealed."""
+        """Append a row, and seal the log if it is too long; see `RowLog`."""
         super().append(row_id, row, sync=sync)
         if self.size > self._most_bytes:
             self._known = seal(self.path, self._stem, self._fingerprint, self._known)
@@ -87,7 +87,7 @@ class _SealingLog(RowLog):
 
     @functools.cached_property
     def _known(self) -> np.ndarray:
-        """Keys of the passages that this log's files have."""
-        files = sealed_beside(self._stem.parent, self._stem.name)
+        """Keys of the passages in this log's sealed files."""
+        files = sealed_files(self._stem.parent, self._stem.name)
         keys = [read_column(passages_path(file), KEY, self._fingerprint).to_numpy() for file in files]
         return np.unique(np.concatenate([np.empty(0, np.int64), *keys]))

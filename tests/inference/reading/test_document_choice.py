@@ -50,7 +50,7 @@ def test_without_srt_the_retrievers_order_stays() -> None:
 
 def test_numbers_count_what_was_shown_in_the_order_of_srt() -> None:
     kept = [4, 0, 2, 7]
-    mct = read_mct("3, 1. A summary.", shown=4, how="filter")
+    mct = read_mct("3, 1. A summary.", shown=4, mode="filter")
     assert (mct.keep, mct.summary, mct.problem) == ((3, 1), "A summary.", "")
     assert apply_mct(kept, mct, "filter") == ([2, 4], mct)
     assert apply_mct(kept, mct, "rerank") == ([2, 4, 0, 7], mct)
@@ -60,8 +60,8 @@ def test_numbers_count_what_was_shown_in_the_order_of_srt() -> None:
 
 
 def test_a_number_that_was_not_shown_is_out_of_range() -> None:
-    assert read_mct("3.", shown=2, how="filter").problem == "out_of_range"
-    assert read_mct("2.", shown=2, how="filter").problem == ""
+    assert read_mct("3.", shown=2, mode="filter").problem == "out_of_range"
+    assert read_mct("2.", shown=2, mode="filter").problem == ""
 
 
 @given(st.text(max_size=30), st.integers(2, 5), st.sampled_from(["filter", "merge", "rerank"]))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,7 +22,7 @@ from reflectune.inference.report.charts import charts
 from reflectune.inference.running.facts import minutes
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, from_row, to_row
+from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, with_texts
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 from reflectune.inference.trace_files.opening import find_trace, read_traces, trace_files
@@ -328,76 +327,12 @@ def test_a_damaged_file_is_named(questions, tmp_path: Path) -> None:
         fill(store(tmp_path), questions)
 
 
-def test_a_row_of_an_old_run_is_read_as_ever(questions, tmp_path: Path) -> None:
-    """Written before traces had steps, bases and tokens, with keys that were for a person who reads the file."""
-    old = {
-        "id": "q000",
-        "question_id": "q000",
-        "pipeline": "mr2ag",
-        "answer": "mice",
-        "gate": 0.75,
-        "retrieved": True,
-        "hits": [{"entry_id": "e1", "score": 0.5, "rank": 1}],
-        "passages": [
-            {
-                "passage": {
-                    "entry_id": "e1",
-                    "section": 0,
-                    "index": 2,
-                    "title": "Owl",
-                    "lead": "",
-                    "heading": "Diet",
-                    "text": "It eats mice.",
-                },
-                "s_ret": 0.5,
-                "s_rel": 0.9,
-                "s_irr": 0.1,
-                "answer": "mice",
-                "s_ans": 0.8,
-                "id": "e1#0.2",
-                "relevant": True,
-            }
-        ],
-        "chosen": 0,
-    }
-    lines = [{"fingerprint": "f"}, old]
-    (tmp_path / "mr2ag.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    expected = from_row(old)
-    assert fill(store(tmp_path, "jsonl"), questions[:1]) == {"q000": expected}
-    assert find_trace(tmp_path / "mr2ag.jsonl", "q000") == expected
-    fill(store(tmp_path, "parquet"), questions)
-    assert whole(tmp_path) == {**TRACES, "q000": expected}
-
-
-def test_questions_are_added_to_a_table_of_an_earlier_version(questions, tmp_path: Path) -> None:
-    """Columns have come since: of traces, of passages within them, and of steps."""
-    fill(store(tmp_path), questions[:9])
+def test_a_table_of_another_version_is_one_error(questions, tmp_path: Path) -> None:
+    fill(store(tmp_path), questions)
     path = tmp_path / "mr2ag.parquet"
-    now = pq.read_schema(path)
-    dropped = {"passages": "source", "steps": "each"}
-    fields = [
-        pa.field(field.name, pa.list_(pa.struct([f for f in field.type.value_type if f.name != dropped[field.name]])))
-        if field.name in dropped
-        else field
-        for field in now
-        if field.name not in ("ended", "used", "limit")
-    ]
-    rows = pq.read_table(path).to_pylist()
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields, now.metadata)), path)
-    old = {
-        key: replace(
-            TRACES[key],
-            passages=tuple(replace(read, source="") for read in TRACES[key].passages),
-            steps=tuple(replace(step, each=()) for step in TRACES[key].steps),
-        )
-        for key in IDS[:9]
-    }
-
-    traces = fill(store(tmp_path), questions)
-
-    assert whole(tmp_path) == {**TRACES, **old}
-    assert traces["q003"].steps == old["q003"].steps
-    assert (traces["q003"].ended, traces["q003"].used, traces["q003"].limit) == ("", (), {})
+    pq.write_table(pq.read_table(path).drop_columns(["limit"]), path)
+    with pytest.raises(UserError, match=r"written by another version.*move it away"):
+        fill(store(tmp_path), questions)
 
 
 def test_a_trace_is_opened_by_id(questions, tmp_path: Path) -> None:
