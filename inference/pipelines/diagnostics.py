@@ -141,7 +141,7 @@ class DiagnosticPassages:
         ]
 
     def _near(self, entry_id: str, relation: str) -> dict[str, list[str]]:
-        """Return entries with a section of this relation that differ in one attribute (the key), or in two (`several`)."""
+        """Return entries with a section of this relation by the attribute in which they differ (or `several`)."""
         near: dict[str, list[str]] = defaultdict(list)
         entry_looks = self._looks[entry_id]
         for other, looks in self._looks.items():

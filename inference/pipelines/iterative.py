@@ -110,7 +110,7 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
 
 
 def reading_models(parts: PipelineParts) -> Mapping[ModelName, Model]:
-    """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often they are one."""
+    """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often one model."""
     config = parts.config
     served = ServedModel(needed(parts.remote)) if SERVER in (config.reader, config.answerer) else None
     reader: Model = served if served and config.reader == SERVER else LocalModel(needed(parts.engine), _PICTURES)
