@@ -11,8 +11,8 @@ from reflectune.core import checks
 from reflectune.core.addresses import shown_options
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
+from reflectune.data_builders.mmkb.labels import LabelLimits
 from reflectune.data_builders.mmkb.mct import Mixing, Noise
-from reflectune.data_builders.mmkb.sampling import Choice
 from reflectune.data_builders.probing.labels import Rule, RuleName
 from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
 from reflectune.models.names import bem_name
@@ -94,12 +94,12 @@ class DeriveConfig(RemoteConfig):
         """What MCT's lists hold."""
         return Mixing(self.tau, self.noise, self.seed)
 
-    def choices(self) -> tuple[Choice, Choice, Choice]:
+    def choices(self) -> tuple[LabelLimits, LabelLimits, LabelLimits]:
         """Which labels of RET, SRT and MCT are taken."""
         return (
-            Choice(self.ret_balance, self.ret_limit, self.seed),
-            Choice(self.srt_balance, self.srt_limit, self.seed),
-            Choice(None, self.mct_limit, self.seed),
+            LabelLimits(self.ret_balance, self.ret_limit, self.seed),
+            LabelLimits(self.srt_balance, self.srt_limit, self.seed),
+            LabelLimits(None, self.mct_limit, self.seed),
         )
 
     def what_decides(self) -> dict[str, Any]:

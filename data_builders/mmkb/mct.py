@@ -14,20 +14,20 @@ from reflectune.data_builders.probing.records import DocumentProbe, Probe
 
 Noise = Literal["no_rel", "unhelpful"]
 RelScores = Mapping[tuple[str, str], float]
-"""A trained model's [Rel] probability by question id and passage id."""
+"""Probability of [Rel] by a trained model, by question id and passage id."""
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """How Algorithm 3 mixes irrelevant documents in.
+    """Composition of the mixed lists of Algorithm 3.
 
     Attributes:
-        tau: Percentage of the mixed list that is irrelevant, in [0, 100): for r relevant documents r·τ/(100 - τ),
-            rounded half up, are drawn from the question's own; all of them if there are fewer.
-        noise: What is irrelevant. `no_rel`: documents labelled `[NoRel]`, as Algorithm 3 has it; by the rule `paper` no
-            question has both labels, so there is none. `unhelpful`: all from which the answer was wrong, the label
-            `[NoRel]` included.
-        seed: Of draw and shuffle, together with the question's id.
+        tau: Percentage of the mixed list that is irrelevant, in [0, 100). For r relevant documents, r·τ/(100 - τ)
+            (rounded half up) are drawn from the question's own, or all if there are fewer.
+        noise: Documents that count as irrelevant. `no_rel`: those labelled `[NoRel]`, as in Algorithm 3; with the rule
+            `paper` no question has both labels, so there are none. `unhelpful`: all with a wrong answer, including
+            those labelled `[NoRel]`.
+        seed: Seed of draw and shuffle, together with the question's id.
     """
 
     tau: float = 50.0
@@ -35,46 +35,50 @@ class Mixing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a share that no list can have; UserError."""
+        """Refuse a percentage outside [0, 100).
+
+        Raises:
+            UserError: `tau` is out of bounds.
+        """
         if not 0 <= self.tau < 100:
             raise UserError(f"`tau` is a percentage of the mixed list, at least 0 and below 100; found {self.tau}")
 
 
 @dataclass(frozen=True)
 class MctLabel:
-    """A mixed list of documents, which of them to keep, and what these say.
+    """A mixed list of documents, the ones to keep, and their summary.
 
     Attributes:
         question_id: The question.
         documents: The list as the model reads it.
-        keep: Positions of the relevant documents, counted from 1 as P_MCT numbers them, most relevant first.
-        summary: What the relevant documents say, by the target model; "" if there is no summary of just these.
-        wanted: How many irrelevant documents τ asks for; the list may have fewer.
+        keep: Positions of the relevant documents, from 1 as P_MCT numbers them, most relevant first.
+        summary: Summary of exactly the relevant documents by the target model; "" if there is none.
+        expected: Number of irrelevant documents by τ. The list may have fewer.
     """
 
     question_id: str
     documents: tuple[Passage, ...]
     keep: tuple[int, ...]
     summary: str
-    wanted: int
+    expected: int
 
     @property
     def mixed_in(self) -> int:
-        """How many irrelevant documents the list has."""
+        """Number of irrelevant documents in the list."""
         return len(self.documents) - len(self.keep)
 
 
 def mct_label(
     probe: Probe, labels: Sequence[SrtLabel], rule: Rule, mixing: Mixing, rel_scores: RelScores | None = None
 ) -> MctLabel | None:
-    """Algorithm 3: a question with more than one `[Rel]` document; None for others.
+    """Return the label by Algorithm 3; None unless the question has more than one `[Rel]` document.
 
     Args:
         probe: The question's probe.
-        labels: Its documents' labels.
-        rule: Which answers are right.
-        mixing: Which irrelevant documents are mixed in.
-        rel_scores: What orders `keep`; None takes the retriever's score. Equal ones keep the order of the documents.
+        labels: Labels of its documents.
+        rule: Rule by which answers are right.
+        mixing: Composition of the list.
+        rel_scores: Scores that order `keep`; None takes the retriever's. Ties keep the order of the documents.
 
     Raises:
         UserError: A relevant document has no score.
@@ -85,24 +89,24 @@ def mct_label(
     ordered = sorted(relevant, key=lambda document: (-_score(probe.question_id, document, rel_scores), document.rank))
     rng = random.Random(f"{mixing.seed}:{probe.question_id}")
     candidates = _irrelevant(probe, labels, rule, mixing.noise)
-    wanted = int(len(relevant) * mixing.tau / (100 - mixing.tau) + 0.5)
-    drawn = rng.sample(candidates, min(wanted, len(candidates)))
+    expected = int(len(relevant) * mixing.tau / (100 - mixing.tau) + 0.5)
+    drawn = rng.sample(candidates, min(expected, len(candidates)))
     mixed = rng.sample([*relevant, *drawn], len(relevant) + len(drawn))
-    places = {document.passage.id: place for place, document in enumerate(mixed, start=1)}
+    positions = {document.passage.id: position for position, document in enumerate(mixed, start=1)}
     return MctLabel(
         question_id=probe.question_id,
         documents=tuple(document.passage for document in mixed),
-        keep=tuple(places[document.passage.id] for document in ordered),
+        keep=tuple(positions[document.passage.id] for document in ordered),
         summary=summary_of(probe, ordered),
-        wanted=wanted,
+        expected=expected,
     )
 
 
 def summary_of(probe: Probe, documents: Sequence[DocumentProbe]) -> str:
-    """What the target model says of just these documents, "" if it wasn't asked.
+    """Return the target model's summary of exactly these documents; "" if there is none.
 
-    The model's own words if it wrote some about this very set; else the sentences that it chose, one per document, in
-    this order and each once, if it chose one of every document.
+    It is the model's own words on this set of documents, or else the sentences that it chose, in this order and
+    without duplicates, if it chose one of every document.
     """
     if probe.summary and {document.passage.id for document in documents} == set(probe.summarised):
         return probe.summary
@@ -120,7 +124,7 @@ def _score(question_id: str, document: DocumentProbe, rel_scores: RelScores | No
 
 
 def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], rule: Rule, noise: Noise) -> list[DocumentProbe]:
-    """What Algorithm 3 may mix in, best first."""
+    """Return the documents that may be mixed in, best first."""
     by_id = {label.document.passage.id: label.relevant for label in labels}
     return [
         document

@@ -1,88 +1,73 @@
-"""A page for proof-reading derived labels: what the model answered alone and from each document, coloured by label."""
+"""Probed questions as articles of the page for proof-reading: answers without and with each document, and labels."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
-from markupsafe import Markup
-
-from reflectune.core.html import render
-from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.data_builders.mmkb.derivation import Labels
-from reflectune.data_builders.mmkb.mct import MctLabel
-from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
-from reflectune.data_builders.probing.records import Probe, Reply
-from reflectune.data_builders.proofreading.page import marked, picture, write_articles
+from reflectune.data_builders.mmkb.labels import Labels
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
+from reflectune.data_builders.proofreading.page import PageArticle, PageLabel
 from reflectune.models.schemes.mct import write_reply
 
 
-def write_label_page(
-    path: Path,
-    probes: Sequence[Probe],
-    labels: Labels,
-    questions: Mapping[str, Question],
-    roots: Roots,
-    title: str,
-    count: int = 50,
-    seed: int = 0,
-) -> None:
-    """Write one HTML file with random probed questions and their labels; it holds its images and needs no network.
+class ProbeArticles:
+    """A function that makes a probe's article.
 
     Args:
-        path: The file to write.
-        probes: The probes to draw from; those of questions that could not be asked are left out.
-        labels: All labels that were derived.
-        questions: By id.
-        roots: The folders that image paths may lead into; relative ones start at the first.
-        title: What they are, in a few words.
-        count: How many to show.
-        seed: Of the draw.
+        labels: All derived labels.
+        questions: The questions by id.
     """
-    probed = [probe for probe in probes if not probe.problem]
-    shown = probed if len(probed) <= count else random.Random(seed).sample(probed, count)
-    ret = {label.question_id: label for label in labels.ret}
-    srt = {(label.question_id, label.document.passage.id): label for label in labels.srt}
-    mct = {label.question_id: label for label in labels.mct}
-    articles = []
-    for probe in shown:
-        question_id = probe.question_id
-        articles.append(_article(probe, questions[question_id], ret.get(question_id), srt, mct.get(question_id), roots))
-    note = f"{len(shown)} of {len(probed):,} probed questions, drawn at random (seed {seed})."
-    write_articles(path, articles, title, note)
+
+    def __init__(self, labels: Labels, questions: Mapping[str, Question]) -> None:
+        self._questions = questions
+        self._ret = {label.question_id: label for label in labels.ret}
+        self._srt = {(label.question_id, label.document.passage.id): label.relevant for label in labels.srt}
+        self._mct = {label.question_id: label for label in labels.mct}
+
+    def __call__(self, probe: Probe) -> PageArticle:
+        """Return the article of a question that could be asked."""
+        question = self._questions[probe.question_id]
+        accepted = canonical_answer(question) or " / ".join(map(str, question.range or ()))
+        return PageArticle(
+            question.id,
+            question.image,
+            question.text,
+            [f"accepted: {accepted}"],
+            [*self._labels(probe)],
+            question.answers,
+        )
+
+    def _labels(self, probe: Probe) -> Iterator[PageLabel]:
+        ret = self._ret.get(probe.question_id)
+        token = "no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]"
+        yield PageLabel(token, answer=_answer(probe.replies), details=["alone", *_facts(probe)])
+        for document in probe.documents:
+            relevant = self._srt.get((probe.question_id, document.passage.id))
+            yield PageLabel(
+                "no label" if relevant is None else "[Rel]" if relevant else "[NoRel]",
+                "relevant" if relevant else "irrelevant",
+                _answer(document.replies),
+                [*_facts(document), f"{document.rank}. S_ret {document.score:.2f}", "cut" if document.cut else ""],
+                document.passage,
+                is_judged=relevant is not None,
+            )
+        if mct := self._mct.get(probe.question_id):
+            listed = ", ".join(passage.id for passage in mct.documents)
+            yield PageLabel("MCT", answer=write_reply(mct.keep, mct.summary), details=[f"of {listed}"])
 
 
-def _article(
-    probe: Probe,
-    question: Question,
-    ret: RetLabel | None,
-    srt: Mapping[tuple[str, str], SrtLabel],
-    mct: MctLabel | None,
-    roots: Roots,
-) -> Markup:
-    return render(
-        "data_builders/mmkb/templates/probe.html",
-        probe=probe,
-        question=question,
-        picture=picture(question.image, roots, question.id),
-        accepted=canonical_answer(question) or " / ".join(map(str, question.range or ())),
-        token="no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]",
-        documents=[
-            (document, srt.get((question.id, document.passage.id)), marked(document.passage.text, question.answers))
-            for document in probe.documents
-        ],
-        mct=mct,
-        reply="" if mct is None else write_reply(mct.keep, mct.summary),
-        verdict=_verdict,
-    )
+def _answer(replies: Sequence[ProbedAnswer]) -> str:
+    return (replies[0].text if replies else "") or "nothing"
 
 
-def _verdict(replies: Sequence[Reply]) -> str:
-    """Whether the greedy answer is right; of drawn ones, how many are."""
-    first, drawn = replies[0], replies[1:]
-    broken = "" if first.log_prob is not None else ", broken"
-    rate = f", {sum(reply.correctness for reply in drawn):g} of {len(drawn)} drawn right" if drawn else ""
-    return f"{first.correctness:g} right{broken}{rate}"
+def _facts(probed: Probe | DocumentProbe) -> Iterator[str]:
+    """Yield the correctness of the greedy answer and of the drawn ones, and the accepted answer's log-probability."""
+    if probed.replies:
+        first, *drawn = probed.replies
+        yield f"{first.correctness:g} right" + (", broken" if first.log_prob is None else "")
+        if drawn:
+            yield f"{sum(reply.correctness for reply in drawn):g} of {len(drawn)} drawn right"
+    if probed.gold_log_prob is not None:
+        yield f"log p(accepted) {probed.gold_log_prob:.1f}"

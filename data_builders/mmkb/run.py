@@ -1,116 +1,124 @@
-"""Derives a folder of MMKB-RAG's training data from a folder of probes."""
+"""Derive a folder of MMKB-RAG's training data from a folder of probes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, read_record, write_atomically, write_json
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
-from reflectune.data_builders.mmkb.card import card
 from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.derivation import Labels, assemble, derive, take
+from reflectune.data_builders.mmkb.labels import assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
-from reflectune.data_builders.mmkb.proofread import write_label_page
-from reflectune.data_builders.mmkb.rescoring import judged_again
+from reflectune.data_builders.mmkb.proofread import ProbeArticles
+from reflectune.data_builders.mmkb.rescoring import answers_of, rescore, score_by_judge, score_by_metric
 from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
-from reflectune.data_builders.probing.labels import SrtLabel
+from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
+from reflectune.data_builders.proofreading.page import write_page
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.reflection_data import (
-    MANIFEST,
-    earlier_manifest,
-    read_manifest,
-    write_examples,
-    write_manifest,
-)
+from reflectune.formats.reflection_data import earlier_manifest, write_examples, write_manifest
+from reflectune.metrics.judging.bem import load_bem
+from reflectune.metrics.judging.judges import PROTOCOLS, Judging
+from reflectune.metrics.scoring.registry import Metric
+from reflectune.models.remote.client import RemoteModel
 from reflectune.models.schemes.examples import PromptedExample
 
 SCHEME = "mmkb_rag"
 STATISTICS = "statistics.json"
 _PROBED = dict.fromkeys(("model", "prompts", "dataset", "knowledge", "split", "metric", "summary"), str) | {"seed": int}
-"""What is read of the settings that the probes were made by."""
+"""Settings that the probes must have been made with, and their types."""
 
 
 def run(config: DeriveConfig) -> str:
-    """Derive as the config says, and say in a few lines what came of it.
+    """Derive the labels of one split, and return a summary in a few lines.
 
-    Writes `{split}.parquet` (its name is the probed split's, usually `train`), `reflection.json`, `statistics.json`,
-    `README.md` and `proofread_{split}.html`. Other splits of the folder stay in the manifest and in the statistics.
+    Writes `{split}.parquet` (named after the probed split, usually `train`), `reflection.json`, `statistics.json` and
+    `proofread_{split}.html`. Other splits of the folder stay in the manifest and in the statistics.
 
     Raises:
-        UserError: The probes are not of this data set, the folder holds other data, or there is no label.
+        UserError: The probes are of a different data set, the folder holds other data, or there is no label.
     """
-    dataset, settings = Dataset(Path(config.dataset)), read_settings(config.probes, **_PROBED)
-    if settings["dataset"] != dataset.fingerprint:
+    dataset, probed = Dataset(Path(config.dataset)), read_settings(config.probes, **_PROBED)
+    if probed["dataset"] != dataset.fingerprint:
         raise UserError(
-            f"{config.probes} was probed on the data set {settings['about'].get('dataset')} (fingerprint "
-            f"{settings['dataset']}), {config.dataset} has {dataset.fingerprint}; give the data set that was probed"
+            f"{config.probes} was probed on the data set {probed['about'].get('dataset')} (fingerprint "
+            f"{probed['dataset']}), {config.dataset} has {dataset.fingerprint}; give the data set that was probed"
         )
-    split, output = str(settings["split"]), Path(config.output)
-    _check_output(output, dataset)
+    split, output = str(probed["split"]), Path(config.output)
+    earlier = earlier_manifest(output, SCHEME, dataset.root)
     probes = list(stream_probes(config.probes))
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
     if config.metric:
-        probes, settings = judged_again(probes, questions, settings, config)
-    scores = read_rel_scores(config.rel_scores) if config.rel_scores else None
-    derived = derive(probes, questions, config, summaries=settings["summary"] != "none", rel_scores=scores)
-    taken = take(derived, config)
-    examples = assemble(taken, derived, questions, config)
+        probes, probed["metric"] = _rescored(config, probes, questions)
+    rule = config.how()
+    derived = derive(
+        probes,
+        questions,
+        rule,
+        config.mixing(),
+        labeller=config.labeller,
+        srt_visual=config.srt_visual,
+        summaries=probed["summary"] != "none",
+        rel_scores=read_rel_scores(config.rel_scores) if config.rel_scores else None,
+    )
+    taken = take(derived, *config.choices())
+    examples = assemble(taken, derived, questions, train_answers=config.answer_model == "shared")
     if not examples:
-        raise UserError(f"{config.probes}: the rule `{config.rule}` gives no label; try another rule, or probe more")
-    by_question = _by_question(derived)
+        raise UserError(
+            f"{config.probes}: the rule `{config.rule}` gives no label; try a different rule, or probe more"
+        )
     numbers = {
         "examples": len(examples),
         "branches": sum(len(example.branches) for example in examples),
-        "taken": label_statistics(taken.ret, taken.srt, taken.mct, taken.without_summary),
-        "derived": label_statistics(derived.ret, derived.srt, derived.mct, derived.without_summary),
-        "probes": probe_statistics(probes, config.how()),
-        "truth": truth_table(probes, by_question, questions),
+        "taken": label_statistics(taken),
+        "derived": label_statistics(derived),
+        "probes": probe_statistics(probes, rule),
+        "truth": truth_table(probes, derived.srt, questions),
+        "settings": {"probes": probed, "labels": config.what_decides()},
     }
-    key = fingerprint(
-        [
-            config.what_decides(),
-            settings,
-            probes_fingerprint(config.probes),
-            file_fingerprint(config.rel_scores) if config.rel_scores else "",
-        ]
-    )
-    target = output / f"{split}.parquet"
-    write_examples(target, examples, PromptedExample)
-    before = earlier_manifest(output, SCHEME, dataset.root)
-    by_split = dict(sorted({**_other_statistics(output, before.fingerprints), split: numbers}.items()))
-    write_json(output / STATISTICS, by_split)
-    write_atomically(output / "README.md", card(SCHEME, split, settings, config.what_decides(), by_split))
+    scores_hash = file_fingerprint(config.rel_scores) if config.rel_scores else ""
+    key = fingerprint([config.what_decides(), probed, probes_fingerprint(config.probes), scores_hash])
+    write_examples(output / f"{split}.parquet", examples, PromptedExample)
+    by_split = {**_statistics(output, earlier.fingerprints), split: numbers}
+    write_json(output / STATISTICS, dict(sorted(by_split.items())))
     if config.proofread:
-        page = output / f"proofread_{split}.html"
-        title = f"{split} of {dataset.root.name}"
-        write_label_page(page, probes, derived, questions, dataset.image_roots, title, config.proofread, config.seed)
-    write_manifest(output, dataclasses.replace(before, fingerprints={**before.fingerprints, split: key}))
-    return summary(target, numbers)
+        asked = [probe for probe in probes if not probe.problem]
+        write_page(
+            output / f"proofread_{split}.html",
+            asked,
+            ProbeArticles(derived, questions),
+            dataset.image_roots,
+            f"{split} of {dataset.root.name}",
+            count=config.proofread,
+            seed=config.seed,
+        )
+    write_manifest(output, dataclasses.replace(earlier, fingerprints={**earlier.fingerprints, split: key}))
+    return summary(output / f"{split}.parquet", numbers)
 
 
 def summary(target: Path, numbers: Mapping[str, Any]) -> str:
-    """The statistics in a few lines."""
+    """Return the statistics in a few lines."""
     lines = [f"{target}: {numbers['examples']:,} questions with {numbers['branches']:,} prompts"]
     for task, taken in numbers["taken"].items():
         total = numbers["derived"][task]["examples"]
-        told = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in list(taken.items())[1:])
-        lines.append(f"  {task.upper()} {taken['examples']:,} of {total:,}: {told}")
+        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in list(taken.items())[1:])
+        lines.append(f"  {task.upper()} {taken['examples']:,} of {total:,}: {counts}")
     return "\n".join([*lines, "probes:", probe_table(numbers["probes"]), truth_text(numbers["truth"])])
 
 
 def read_rel_scores(path: str | Path) -> RelScores:
-    """A trained model's [Rel] probabilities by question id and passage id, from Parquet or JSONL.
+    """Read a trained model's [Rel] probabilities from Parquet or JSONL.
 
     Raises:
         UserError: The file is damaged, or a row lacks a column.
@@ -128,34 +136,33 @@ def read_rel_scores(path: str | Path) -> RelScores:
         ) from error
 
 
-def _other_statistics(output: Path, splits: Collection[str]) -> dict[str, Any]:
-    """The statistics of the splits that the folder has already."""
+def _rescored(
+    config: DeriveConfig, probes: Sequence[Probe], questions: Mapping[str, Question]
+) -> tuple[list[Probe], str]:
+    """Return the probes scored by the config's metric, and the name of that metric. A judge's replies are cached."""
+    answers = answers_of(probes)
+    if config.metric == "judge":
+        protocol = PROTOCOLS[config.judge]
+        cache = config.llm_cache or str(Path(config.output, "judge.replies.jsonl"))
+        with RemoteModel(config.endpoint(), cache) as model:
+            judging = Judging(protocol, config.llm_model, partial(model.texts, what="judge"))
+            scores = score_by_judge(answers, questions, judging)
+        return rescore(probes, scores), f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
+    from reflectune.core.devices import find_device  # torch is slow to import
+
+    bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
+    scores = score_by_metric(answers, questions, cast(Metric, config.metric), bem)
+    return rescore(probes, scores), f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
+
+
+def _statistics(output: Path, splits: Collection[str]) -> dict[str, Any]:
+    """Return the statistics of the splits that the folder has."""
     known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
     return {split: numbers for split, numbers in known.items() if split in splits}
 
 
-def _questions(dataset: Dataset, split: str, wanted: set[str]) -> dict[str, Question]:
-    questions = {question.id: question for question in dataset.stream(split) if question.id in wanted}
-    missing = sorted(wanted - set(questions))
-    if missing:
+def _questions(dataset: Dataset, split: str, ids: set[str]) -> dict[str, Question]:
+    questions = {question.id: question for question in dataset.stream(split) if question.id in ids}
+    if missing := sorted(ids - set(questions)):
         raise UserError(f"{dataset.root}: split {split} has no question {missing[0]}, which was probed; build it again")
     return questions
-
-
-def _by_question(labels: Labels) -> dict[str, list[SrtLabel]]:
-    by_question: dict[str, list[SrtLabel]] = {}
-    for label in labels.srt:
-        by_question.setdefault(label.question_id, []).append(label)
-    return by_question
-
-
-def _check_output(output: Path, dataset: Dataset) -> None:
-    """Refuse a folder that holds what another command built, or another data set's labels."""
-    if not (output / MANIFEST).is_file():
-        return
-    scheme = read_record(output / MANIFEST, "the manifest of the reflection data").get("scheme")
-    if scheme != SCHEME:
-        raise UserError(f"{output} holds data for the scheme {scheme}; choose another `output`")
-    root = read_manifest(output).image_root
-    if root != dataset.root.resolve():
-        raise UserError(f"{output} holds data of {root}, not of {dataset.root}; choose another `output`")

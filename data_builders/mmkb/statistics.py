@@ -1,6 +1,6 @@
-"""What a person wants to know of derived labels: counts, and how they agree with the truth.
+"""Counts of derived labels, and their agreement with the truth.
 
-A document truly helps if it states an accepted answer and is of the entity shown.
+A document truly helps if it states an accepted answer and belongs to an entity of the question.
 """
 
 from __future__ import annotations
@@ -11,26 +11,17 @@ from typing import Any
 
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
-from reflectune.data_builders.mmkb.mct import MctLabel
-from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
+from reflectune.data_builders.mmkb.labels import Labels
+from reflectune.data_builders.probing.labels import SrtLabel
 from reflectune.data_builders.probing.records import Probe
 
 
-def label_statistics(
-    ret: Sequence[RetLabel], srt: Sequence[SrtLabel], mct: Sequence[MctLabel], without_summary: int = 0
-) -> dict[str, Any]:
-    """Counts over derived labels.
+def label_statistics(labels: Labels) -> dict[str, Any]:
+    """Count the examples and labels of each task.
 
-    Args:
-        ret: RET labels.
-        srt: SRT labels.
-        mct: MCT labels.
-        without_summary: Questions that Algorithm 3 would take, but for which there is no summary.
-
-    Returns:
-        Of each task the number of examples and of each label; of MCT also how many irrelevant documents τ asked for,
-        how many were mixed in, and in how many examples they were fewer.
+    MCT's counts include the irrelevant documents wanted by τ, those mixed in, and the examples with fewer than wanted.
     """
+    ret, srt, mct = labels.ret, labels.srt, labels.mct
     needed = sum(label.retrieve for label in ret)
     relevant = sum(label.relevant for label in srt)
     return {
@@ -44,50 +35,48 @@ def label_statistics(
         "mct": {
             "examples": len(mct),
             "relevant": sum(len(label.keep) for label in mct),
-            "irrelevant_wanted": sum(label.wanted for label in mct),
+            "irrelevant_wanted": sum(label.expected for label in mct),
             "irrelevant_mixed_in": sum(label.mixed_in for label in mct),
-            "with_fewer_than_wanted": sum(label.mixed_in < label.wanted for label in mct),
-            "without_summary": without_summary,
+            "with_fewer_than_wanted": sum(label.mixed_in < label.expected for label in mct),
+            "without_summary": labels.without_summary,
         },
     }
 
 
 def truth_table(
-    probes: Iterable[Probe], labels: Mapping[str, Sequence[SrtLabel]], questions: Mapping[str, Question]
+    probes: Iterable[Probe], labels: Sequence[SrtLabel], questions: Mapping[str, Question]
 ) -> dict[str, Any]:
-    """How SRT labels agree with what the documents say.
+    """Compare SRT labels with the text of the documents, for questions whose entities and answers are known.
 
-    It covers the knowledge-based questions of which the data set knows entities and answers. Precision and recall are
-    None where nothing was labelled, or nothing truly helps.
+    Precision and recall are None where nothing was labelled, or nothing truly helps.
 
     Args:
         probes: The probes.
-        labels: By question id, before any balancing.
-        questions: By id.
+        labels: All labels, before balancing.
+        questions: The questions by id.
 
     Returns:
-        `questions` covered, of them `with_a_stating_document`; `table`: probed documents by label (`[Rel]`, `[NoRel]`,
-        `none`) and truth (`states`, `states_not`); `precision` of `[Rel]`; `recall` of `[Rel]` among labelled documents
-        that state the answer, and `recall_of_probed` among all that were probed.
+        `questions` covered, and the number `with_a_stating_document`; `table`: probed documents by label (`[Rel]`,
+        `[NoRel]`, `none`) and truth (`states`, `states_not`); `precision` of `[Rel]`; `recall` of `[Rel]` among
+        labelled documents that state the answer, and `recall_of_probed` among all probed ones.
     """
     table = {label: Counter(states=0, states_not=0) for label in ("[Rel]", "[NoRel]", "none")}
-    covered = with_one = 0
+    tokens = {(srt.question_id, srt.document.passage.id): "[Rel]" if srt.relevant else "[NoRel]" for srt in labels}
+    covered = with_stating = 0
     for probe in probes:
         question = questions.get(probe.question_id)
-        if question is None or not can_tell(question):
+        if question is None or not has_known_truth(question):
             continue
-        said = {srt.document.passage.id: "[Rel]" if srt.relevant else "[NoRel]" for srt in labels.get(question.id, ())}
-        labels_and_truths = [
-            (said.get(document.passage.id, "none"), states(question, document.passage)) for document in probe.documents
-        ]
-        for label, truly in labels_and_truths:
+        truths = [states_answer(question, document.passage) for document in probe.documents]
+        for document, truly in zip(probe.documents, truths, strict=True):
+            label = tokens.get((question.id, document.passage.id), "none")
             table[label]["states" if truly else "states_not"] += 1
         covered += 1
-        with_one += any(truly for _, truly in labels_and_truths)
+        with_stating += any(truths)
     hits = table["[Rel]"]["states"]
     return {
         "questions": covered,
-        "with_a_stating_document": with_one,
+        "with_a_stating_document": with_stating,
         "table": {label: dict(counts) for label, counts in table.items()},
         "precision": _share(hits, table["[Rel]"].total()),
         "recall": _share(hits, hits + table["[NoRel]"]["states"]),
@@ -96,7 +85,7 @@ def truth_table(
 
 
 def truth_text(truth: Mapping[str, Any]) -> str:
-    """A truth table in a few lines."""
+    """Return a truth table in a few lines."""
 
     def percent(name: str) -> str:
         return "–" if truth[name] is None else f"{100 * truth[name]:.1f} %"
@@ -114,13 +103,13 @@ def truth_text(truth: Mapping[str, Any]) -> str:
     )
 
 
-def can_tell(question: Question) -> bool:
-    """Whether the data set knows which documents truly help."""
+def has_known_truth(question: Question) -> bool:
+    """Return True if the data set names the entities and answers of a question that needs knowledge."""
     return question.is_knowledge_based is not False and bool(question.entity_ids) and bool(question.answers)
 
 
-def states(question: Question, passage: Passage) -> bool:
-    """Whether a document of the question's entity states an accepted answer."""
+def states_answer(question: Question, passage: Passage) -> bool:
+    """Return True if the passage belongs to an entity of the question and states an accepted answer."""
     return passage.entry_id in question.entity_ids and annotate_by_string(question, passage).label == "relevant"
 
 

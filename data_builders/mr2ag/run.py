@@ -22,6 +22,7 @@ from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.asking import ask_by_batch, estimate
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.proofread import page_article
 from reflectune.data_builders.mr2ag.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary
 from reflectune.data_builders.proofreading.page import write_page
@@ -137,7 +138,8 @@ def build_split(
     if config.proofread:
         page = output / f"proofread_{config.split}.html"
         roots = image_roots(dataset, config)
-        write_page(page, whole.examples, roots, f"{config.split} of {dataset.root.name}", config.proofread)
+        title = f"{config.split} of {dataset.root.name}"
+        write_page(page, whole.examples, page_article, roots, title, count=config.proofread)
     _record(config, dataset, key, numbers)
     for log_path in output.glob(f".{config.split}.*.jsonl"):  # this build's, and those of builds that were given up
         log_path.unlink()

@@ -16,7 +16,7 @@ from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.probing.records import (
     DocumentProbe,
     Probe,
-    Reply,
+    ProbedAnswer,
     drawn_rate,
     greedy_correctness,
 )
@@ -115,13 +115,13 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
     ]
 
 
-def is_right(replies: tuple[Reply, ...], rule: Rule) -> bool | None:
+def is_right(replies: tuple[ProbedAnswer, ...], rule: Rule) -> bool | None:
     """Whether answers are right by a rule; None if none of those that count can be judged."""
     correctness = _correctness(replies, rule)
     return None if correctness is None else not rule.is_wrong(correctness)
 
 
-def _correctness(replies: tuple[Reply, ...], rule: Rule) -> float | None:
+def _correctness(replies: tuple[ProbedAnswer, ...], rule: Rule) -> float | None:
     return drawn_rate(replies) if rule.name == "rate" else greedy_correctness(replies)
 
 

@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.probing.config import Asking
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply, finite_sum
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, finite_sum
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
@@ -132,7 +132,7 @@ class Prober:
             return add_words(self._engine, prefixes, probes, lengths, self._asking.max_summary_tokens)
         return probes
 
-    def _replies(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, list[Reply]]:
+    def _replies(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, list[ProbedAnswer]]:
         """The greedy answer of each (question, branch), then the drawn ones."""
         asking = self._asking
         rows = _rows(batch)
@@ -151,9 +151,9 @@ class Prober:
                 replies[row].append(self._reply(generation, batch[row[0]]))
         return replies
 
-    def _reply(self, generation: Generation, ready: Ready) -> Reply:
+    def _reply(self, generation: Generation, ready: Ready) -> ProbedAnswer:
         text = self._renderer.strip(without_thoughts(generation.text))
-        return Reply(text, self._correctness(text, ready.question), finite_sum(generation.log_probs))
+        return ProbedAnswer(text, self._correctness(text, ready.question), finite_sum(generation.log_probs))
 
     def _scores(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, float | None]:
         """Log-probability of the accepted answer after each (question, branch); questions without one are left out."""

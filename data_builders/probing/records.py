@@ -14,7 +14,7 @@ from reflectune.core.types import Passage
 
 
 @dataclass(frozen=True)
-class Reply:
+class ProbedAnswer:
     """One answer of the model.
 
     Attributes:
@@ -48,7 +48,7 @@ class DocumentProbe:
     passage: Passage
     score: float
     rank: int
-    replies: tuple[Reply, ...]
+    replies: tuple[ProbedAnswer, ...]
     gold_log_prob: float | None = None
     sentence: str = ""
     cut: bool = False
@@ -71,7 +71,7 @@ class Probe:
     """
 
     question_id: str
-    replies: tuple[Reply, ...] = ()
+    replies: tuple[ProbedAnswer, ...] = ()
     documents: tuple[DocumentProbe, ...] = ()
     left_out: int = 0
     gold: str = ""
@@ -81,17 +81,17 @@ class Probe:
     problem: str = ""
 
 
-def greedy_correctness(replies: tuple[Reply, ...]) -> float | None:
+def greedy_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
     """What the greedy answer is worth, in [0, 1]; None if there is none, or it can't be judged."""
     return _mean_correctness(replies[:1])
 
 
-def drawn_rate(replies: tuple[Reply, ...]) -> float | None:
+def drawn_rate(replies: tuple[ProbedAnswer, ...]) -> float | None:
     """Rate of correctness over the drawn answers, or over the greedy one where none were drawn; None as above."""
     return _mean_correctness(replies[1:] or replies)
 
 
-def _mean_correctness(replies: tuple[Reply, ...]) -> float | None:
+def _mean_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
     """Mean correctness of those replies whose log-probability is a finite number; None if there is none."""
     values = [reply.correctness for reply in replies if reply.log_prob is not None]
     return sum(values) / len(values) if values else None

@@ -1,4 +1,4 @@
-"""A page for proof-reading reflection data: random examples with image, question, and passages coloured by label."""
+"""HTML page on which a person marks labels right or wrong. One file that contains its images and needs no network."""
 
 from __future__ import annotations
 
@@ -6,59 +6,107 @@ import base64
 import io
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Literal, TypeVar
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.html import read_asset, render
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
+from reflectune.core.types import Passage
 from reflectune.metrics.judging.cover import UNSPACED, VOWEL_SIGNS
-from reflectune.models.schemes.examples import ReflectionExample
+
+Item = TypeVar("Item")
 
 LONGEST_SIDE = 320
-"""Pixels: larger images are scaled down to this."""
+"""Longest side of an image in pixels. Larger images are scaled down."""
+
+
+@dataclass(frozen=True)
+class PageLabel:
+    """A label to judge.
+
+    Attributes:
+        token: The label, e.g. `[Relevant]`.
+        kind: Its colour; `none` is neutral.
+        answer: Answer printed in bold after the token.
+        details: Facts printed after the answer.
+        passage: The labelled passage, if any.
+        subject: Name of the labelled thing in the list of labels marked wrong; the passage's id if unset.
+        is_judged: False shows a passage without a label.
+    """
+
+    token: str
+    kind: Literal["relevant", "irrelevant", "none"] = "none"
+    answer: str = ""
+    details: Sequence[str] = ()
+    passage: Passage | None = None
+    subject: str = ""
+    is_judged: bool = True
+
+    @property
+    def facts(self) -> list[str]:
+        """The details that aren't empty, and the place of the passage."""
+        passage = self.passage
+        place = [" › ".join(filter(None, (passage.title, passage.heading))), passage.id] if passage else []
+        return [fact for fact in (*self.details, *place) if fact]
+
+
+@dataclass(frozen=True)
+class PageArticle:
+    """An image with its labels.
+
+    Attributes:
+        id: Id of the question or image.
+        image: Path of the image.
+        heading: The question or title.
+        meta: Facts below the heading.
+        labels: The labels.
+        answers: Texts to mark in the passages.
+        note: Sentence below the labels.
+    """
+
+    id: str
+    image: str
+    heading: str
+    meta: Sequence[str]
+    labels: Sequence[PageLabel]
+    answers: Sequence[str] = ()
+    note: str = ""
 
 
 def write_page(
-    path: Path, examples: Sequence[ReflectionExample], roots: Roots, title: str, count: int = 50, seed: int = 0
+    path: Path,
+    items: Sequence[Item],
+    article: Callable[[Item], PageArticle],
+    roots: Roots,
+    title: str,
+    *,
+    count: int | None = None,
+    seed: int = 0,
 ) -> None:
-    """Write one HTML file with random examples; it holds its images and needs no network.
-
-    A reader marks each label right or wrong; the page counts, and lists the wrong ones to copy. The answers of the
-    example are marked wherever they stand, so that one in an irrelevant passage is seen at once.
+    """Write the page. It counts the labels marked right or wrong, and lists the wrong ones to copy.
 
     Args:
-        path: The file to write.
-        examples: The examples to draw from.
-        roots: The folders that their image paths may lead into; relative ones start at the first.
-        title: What they are, in a few words.
-        count: How many to show.
-        seed: Of the draw.
+        path: The HTML file.
+        items: Examples to draw from.
+        article: Makes an example's article.
+        roots: The folders that image paths may lead into; relative ones start at the first.
+        title: A few words about the items.
+        count: Number of random items to show; None shows all.
+        seed: Seed of the draw.
     """
-    shown = list(examples) if len(examples) <= count else random.Random(seed).sample(list(examples), count)
-    note = f"{len(shown)} of {len(examples):,} examples, drawn at random (seed {seed})."
-    write_articles(path, [_example(example, roots) for example in shown], title, note)
-
-
-def write_articles(path: Path, articles: Sequence[Markup], title: str, note: str) -> None:
-    """Write one HTML file of articles, each of a picture and of labels, as the macros of `templates/parts.html` make.
-
-    Args:
-        path: The file to write.
-        articles: Their HTML.
-        title: What they are, in a few words.
-        note: How many of how many they are, as a sentence.
-    """
+    is_drawn = count is not None and count < len(items)
+    shown = random.Random(seed).sample(list(items), count or 0) if is_drawn else items
     page = render(
         "data_builders/proofreading/templates/proofreading.html",
         title=title,
-        note=note,
-        articles=articles,
+        note=f"{len(shown):,} of {len(items):,} shown" + (f", drawn at random (seed {seed})." if is_drawn else "."),
+        articles=[(made, *_image(made.image, roots)) for made in map(article, shown)],
+        marked=marked,
         style=read_asset("data_builders/proofreading/page.css"),
         script=read_asset("data_builders/proofreading/page.js"),
     )
@@ -66,54 +114,31 @@ def write_articles(path: Path, articles: Sequence[Markup], title: str, note: str
 
 
 def marked(text: str, answers: Sequence[str]) -> list[tuple[str, bool]]:
-    """The text in pieces, and of each whether it is an answer, or part of a list of answers."""
+    """Split a text into pieces; a piece comes with True if it is an answer, or an item of a list of answers."""
     parts = {part.strip() for answer in answers for part in answer.split("&&") if part.strip()}
     if not parts:
         return [(text, False)]
-    longest_first = "|".join(_whole(part) for part in sorted(parts, key=len, reverse=True))
+    longest_first = "|".join(_whole_word(part) for part in sorted(parts, key=len, reverse=True))
     pieces = re.split(f"({longest_first})", text, flags=re.IGNORECASE)
     return [(piece, bool(i % 2)) for i, piece in enumerate(pieces)]
 
 
-def _whole(part: str) -> str:
-    """The pattern of an answer that is no part of a word; in a script without spaces nothing is told of words."""
+def _whole_word(part: str) -> str:
+    """Return a pattern that matches an answer as whole words; at an edge in a script without spaces, anywhere."""
     before, after = ("" if re.match(f"[{UNSPACED}]", edge) else f"[^\\W{UNSPACED}]" for edge in (part[0], part[-1]))
     return (f"(?<!{before})" if before else "") + re.escape(part) + (f"(?!{after}|[{VOWEL_SIGNS}])" if after else "")
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An image of a page.
+def _image(path: str, roots: Roots) -> tuple[str, str]:
+    """Return a small copy of an image as a data URI, and ""; or "" and the reason why it can't be read.
 
-    Attributes:
-        name: Whose image it is.
-        uri: A small copy, as a data URI; "" if the image can't be read.
-        problem: Why it can't be read, or "".
+    The copy is made from the pixels, so that the page contains nothing else of the file.
     """
-
-    name: str
-    uri: str = ""
-    problem: str = ""
-
-
-def picture(path: str, roots: Roots, name: str) -> Picture:
-    """A small copy of an image, made from its pixels, so that nothing else of the file comes along."""
     try:
         image = load_image(path, root=roots)
     except UserError as error:
-        return Picture(name, problem=str(error))
+        return "", str(error)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()
     image.save(buffer, format="WEBP", quality=82)
-    return Picture(name, "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode())
-
-
-def _example(example: ReflectionExample, roots: Roots) -> Markup:
-    answers = [branch.answer for branch in example.branches if branch.relevant] or [example.answer]
-    evidence_first = sorted(example.branches, key=lambda branch: not branch.relevant)
-    return render(
-        "data_builders/proofreading/templates/example.html",
-        example=example,
-        picture=picture(example.image, roots, example.id),
-        branches=[(branch, marked(branch.passage.text, answers)) for branch in evidence_first],
-    )
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode(), ""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 
 from reflectune.core.config import parse_config
@@ -18,7 +17,7 @@ from reflectune.core.rows import to_row
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.run import read_rel_scores, run
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.store import begin, seal
 from reflectune.formats.dataset import read_questions, write_questions
 from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_manifest
@@ -38,34 +37,36 @@ SETTINGS = {
 ATTACK = "<script>alert(1)</script>"
 
 
-def said(right: bool, *more: bool, text: str = "") -> tuple[Reply, ...]:
-    return tuple(Reply(text or ("oak" if is_right else "elm"), float(is_right), -1.0) for is_right in (right, *more))
+def answers(right: bool, *more: bool, text: str = "") -> tuple[ProbedAnswer, ...]:
+    return tuple(
+        ProbedAnswer(text or ("oak" if is_right else "elm"), float(is_right), -1.0) for is_right in (right, *more)
+    )
 
 
 def document(number: int, right: bool, text: str = "It is made of elm.", gold: float = -5.0) -> DocumentProbe:
     passage = Passage(f"e{number % 2}", 0, number, "Title", "A lead.", "Nature", text)
-    return DocumentProbe(passage, 0.9 - number / 10, number, said(right), gold, text if right else "")
+    return DocumentProbe(passage, 0.9 - number / 10, number, answers(right), gold, text if right else "")
 
 
 STATED = "It is made of oak."
 PROBES = [
-    Probe("known", said(True), (document(1, True, STATED), document(2, False)), gold="oak", gold_log_prob=-1.0),
+    Probe("known", answers(True), (document(1, True, STATED), document(2, False)), gold="oak", gold_log_prob=-1.0),
     Probe(
         "looked_up",
-        said(False),
+        answers(False),
         (document(1, True, STATED), document(2, True, f"Oak was used. {ATTACK}"), document(3, False)),
         gold="oak",
         gold_log_prob=-9.0,
     ),
-    Probe("lost", said(False), (document(2, False),), gold="oak", gold_log_prob=-9.0),
-    Probe("alone", said(False)),
+    Probe("lost", answers(False), (document(2, False),), gold="oak", gold_log_prob=-9.0),
+    Probe("alone", answers(False)),
     Probe("bad", problem="image not found"),
 ]
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
-    """Five probed questions about one image."""
+    """Return a function that makes the config of five probed questions about one image."""
     world, probes = tmp_path / "world", tmp_path / "probes"
     world.mkdir()
     (world / "dataset.json").write_text(json.dumps({"name": "w", "fingerprint": "d123"}))
@@ -96,25 +97,26 @@ def branches(config: DeriveConfig) -> dict[str, list[PromptedBranch]]:
     }
 
 
-def told(branch: PromptedBranch) -> tuple[str, str]:
+def prompt_and_reply(branch: PromptedBranch) -> tuple[str, str]:
     return branch.prompt, branch.role or branch.reply
 
 
-def test_the_three_tasks_hang_from_their_question(config: Callable[..., DeriveConfig]) -> None:
+def test_a_question_has_the_branches_of_all_three_tasks(config: Callable[..., DeriveConfig]) -> None:
     by_question = branches(config())
 
     assert {
-        key: [told(branch)[0] for branch in question_branches] for key, question_branches in by_question.items()
+        key: [prompt_and_reply(branch)[0] for branch in question_branches]
+        for key, question_branches in by_question.items()
     } == {
         "alone": ["ret"],
         "known": ["ret", "srt"],
         "looked_up": ["ret", "srt", "srt", "mct"],
         "lost": ["ret"],
     }
-    assert told(by_question["known"][0]) == ("ret", "no_retrieve")
-    assert told(by_question["known"][1]) == ("srt", "irrelevant")
-    assert told(by_question["looked_up"][0]) == ("ret", "retrieve")
-    assert [told(branch) for branch in by_question["looked_up"][1:3]] == [("srt", "relevant")] * 2
+    assert prompt_and_reply(by_question["known"][0]) == ("ret", "no_retrieve")
+    assert prompt_and_reply(by_question["known"][1]) == ("srt", "irrelevant")
+    assert prompt_and_reply(by_question["looked_up"][0]) == ("ret", "retrieve")
+    assert [prompt_and_reply(branch) for branch in by_question["looked_up"][1:3]] == [("srt", "relevant")] * 2
     mct = by_question["looked_up"][3]
     reply = read_reply(mct.reply, len(mct.documents))
     assert [mct.documents[number - 1] for number in reply.keep] == [
@@ -156,22 +158,22 @@ def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Call
 
 
 def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[..., DeriveConfig]) -> None:
-    wanted = config(srt_visual=False)
-    known = next(q for q in read_questions(wanted.dataset, "train") if q.id == "known")
-    others = [q for q in read_questions(wanted.dataset, "train") if q.id != "known"]
-    write_questions(wanted.dataset, "train", [dataclasses.replace(known, requires_retrieval=False), *others])
-    by_question = branches(wanted)
+    made = config(srt_visual=False)
+    known = next(q for q in read_questions(made.dataset, "train") if q.id == "known")
+    others = [q for q in read_questions(made.dataset, "train") if q.id != "known"]
+    write_questions(made.dataset, "train", [dataclasses.replace(known, requires_retrieval=False), *others])
+    by_question = branches(made)
 
     assert [branch.prompt for branch in by_question["known"]] == ["ret"]
     assert [branch.prompt for branch in by_question["looked_up"]] == ["ret", "srt", "srt", "mct"]
 
 
-def test_folder_and_numbers_say_what_was_done(config: Callable[..., DeriveConfig]) -> None:
-    wanted = config()
-    text, output = run(wanted), Path(wanted.output)
+def test_manifest_and_statistics_describe_the_labels(config: Callable[..., DeriveConfig]) -> None:
+    made = config()
+    text, output = run(made), Path(made.output)
     numbers = json.loads((output / "statistics.json").read_text())["train"]
 
-    assert read_manifest(output) == Manifest("mmkb_rag", Path(wanted.dataset), read_manifest(output).fingerprints)
+    assert read_manifest(output) == Manifest("mmkb_rag", Path(made.dataset), read_manifest(output).fingerprints)
     assert numbers["derived"]["ret"] == {"examples": 4, "[Ret]": 3, "[NoRet]": 1}
     assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2}
     assert numbers["derived"]["mct"]["with_fewer_than_wanted"] == 1
@@ -181,28 +183,24 @@ def test_folder_and_numbers_say_what_was_done(config: Callable[..., DeriveConfig
     assert "precision 50.0 %" in text
 
 
-def test_the_card_names_model_knowledge_metric_and_seed(config: Callable[..., DeriveConfig]) -> None:
-    wanted = config()
-    run(wanted)
-    _, front, body = Path(wanted.output, "README.md").read_text().split("---\n", 2)
-    made = yaml.safe_load(front)
+def test_the_statistics_record_the_settings_of_probes_and_labels(config: Callable[..., DeriveConfig]) -> None:
+    made = config()
+    run(made)
+    settings = json.loads(Path(made.output, "statistics.json").read_text())["train"]["settings"]
 
-    assert made["configs"][0]["data_files"] == [{"split": "train", "path": "train.parquet"}]
-    assert made["reflectune"]["target_model"] == "some/model"
-    for value in ("m123", "k123", "infoseek", 7, "paper"):
-        assert value in made["reflectune"].values()
-    assert "[NoRet] 1" in body
+    assert settings["probes"] == {**SETTINGS, "about": {"model": "some/model", "dataset": "w"}}
+    assert (settings["labels"]["rule"], settings["labels"]["seed"]) == ("paper", 0)
 
 
-def test_the_page_shows_answers_and_escapes_what_documents_say(config: Callable[..., DeriveConfig]) -> None:
-    wanted = config()
-    run(wanted)
-    page = Path(wanted.output, "proofread_train.html").read_text()
+def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Callable[..., DeriveConfig]) -> None:
+    made = config()
+    run(made)
+    page = Path(made.output, "proofread_train.html").read_text()
 
     assert page.count("<article>") == 4
     assert page.count('class="label relevant"') == 2
     assert page.count('class="label irrelevant"') == 1
-    assert "alone: <b>elm</b> (0 right)" in page
+    assert "<b>elm</b> · alone · 0 right" in page
     assert "It is made of <mark>oak</mark>." in page
     assert ATTACK not in page
     run(config("without", proofread=0))
@@ -211,16 +209,16 @@ def test_the_page_shows_answers_and_escapes_what_documents_say(config: Callable[
 
 def test_the_same_settings_give_the_same_files(config: Callable[..., DeriveConfig]) -> None:
     first, again, other = config("first"), config("again"), config("other", tau=0.0)
-    for each in (first, again, other):
-        run(each)
-    for name in ("train.parquet", "reflection.json", "statistics.json", "README.md", "proofread_train.html"):
+    for made in (first, again, other):
+        run(made)
+    for name in ("train.parquet", "reflection.json", "statistics.json", "proofread_train.html"):
         assert Path(first.output, name).read_bytes() == Path(again.output, name).read_bytes()
     assert read_manifest(first.output).fingerprints != read_manifest(other.output).fingerprints
 
 
-def test_balance_and_limits_are_taken_and_told(config: Callable[..., DeriveConfig]) -> None:
+def test_balance_and_limits_are_applied(config: Callable[..., DeriveConfig]) -> None:
     by_question = branches(config(ret_balance=1, srt_balance=1, mct_limit=1))
-    every = [told(branch) for hung in by_question.values() for branch in hung]
+    every = [prompt_and_reply(branch) for question_branches in by_question.values() for branch in question_branches]
 
     assert every.count(("ret", "retrieve")) == every.count(("ret", "no_retrieve")) == 1
     assert every.count(("srt", "relevant")) == every.count(("srt", "irrelevant")) == 1
@@ -254,15 +252,15 @@ def test_unreadable_scores_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_data_is_refused(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
-    wanted = config()
-    manifest = Path(wanted.dataset, "dataset.json")
+    made = config()
+    manifest = Path(made.dataset, "dataset.json")
     manifest.write_text(json.dumps({"name": "v", "fingerprint": "else"}))
     with pytest.raises(UserError, match="was probed on the data set w"):
-        run(wanted)
+        run(made)
     manifest.write_text(json.dumps({"name": "w", "fingerprint": "d123"}))
-    write_manifest(wanted.output, Manifest("mr2ag", Path(wanted.dataset), {}))
-    with pytest.raises(UserError, match="holds data for the scheme mr2ag"):
-        run(wanted)
+    write_manifest(made.output, Manifest("mr2ag", Path(made.dataset), {}))
+    with pytest.raises(UserError, match=r"holds other reflection data \(mr2ag\)"):
+        run(made)
 
 
 def test_another_split_is_added_to_the_folder(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
@@ -286,9 +284,6 @@ def test_another_split_is_added_to_the_folder(config: Callable[..., DeriveConfig
     both = json.loads(Path(first.output, "statistics.json").read_text())
     assert both["train"] == statistics["train"]
     assert both["val"]["examples"] == statistics["train"]["examples"]
-    front = yaml.safe_load(Path(first.output, "README.md").read_text().split("---\n", 2)[1])
-    assert [file["split"] for file in front["configs"][0]["data_files"]] == ["train", "val"]
-    assert front["reflectune"]["split"] == "val"
     run(first)  # once more: nothing is lost or doubled
     assert read_manifest(first.output).fingerprints == fingerprints
 
@@ -301,7 +296,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_what_is_shown_does_not_decide_what_is_derived(config: Callable[..., DeriveConfig]) -> None:
+def test_paths_and_the_page_do_not_determine_the_labels(config: Callable[..., DeriveConfig]) -> None:
     one = config()
     assert dataclasses.replace(one, output="x", proofread=3).what_decides() == one.what_decides()
     assert dataclasses.replace(one, answer_model="shared").what_decides() != one.what_decides()
@@ -316,24 +311,24 @@ def test_another_metric_changes_labels_without_the_target_model(config: Callable
     # By VQA's soft accuracy nothing is right: one annotator is not enough.
     assert [task_counts["ret"]["[NoRet]"] for task_counts in derived] == [0, 1]
     assert [task_counts["srt"]["examples"] > 0 for task_counts in derived] == [False, True]
-    assert "vqa" in Path(again.output, "README.md").read_text()
+    assert '"metric": "vqa"' in Path(again.output, "statistics.json").read_text()
 
 
 def test_a_judges_verdicts_are_asked_for_once(
     config: Callable[..., DeriveConfig], stub_server: Callable[..., Any]
 ) -> None:
     server = stub_server(lambda text: "Correct" if "elm" in text else "Incorrect")
-    wanted = config(metric="judge", judge="mrag", llm_url=server.url, llm_model="stub")
-    run(wanted)
+    made = config(metric="judge", judge="mrag", llm_url=server.url, llm_model="stub")
+    run(made)
     requests_once = len(server.requests)
-    run(wanted)
+    run(made)
     assert (requests_once, len(server.requests)) == (2, 2)  # the four questions are worded alike, with two answers
-    assert "judge stub by mrag" in Path(wanted.output, "README.md").read_text()
+    assert "judge stub by mrag" in Path(made.output, "statistics.json").read_text()
 
 
 def test_a_metric_and_what_it_needs_go_together(config: Callable[..., DeriveConfig]) -> None:
-    for settings, said in (({"metric": "evqa"}, "`bem`"), ({"metric": "judge"}, "`llm_model` is needed")):
-        with pytest.raises(AssertionError, match=said):
+    for settings, problem in (({"metric": "evqa"}, "`bem`"), ({"metric": "judge"}, "`llm_model` is needed")):
+        with pytest.raises(AssertionError, match=problem):
             config(**settings)
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from reflectune.core.durable import write_atomically
-from reflectune.core.html import render
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
-from reflectune.data_builders.proofreading.page import picture, write_articles
+from reflectune.data_builders.proofreading.page import PageArticle, PageLabel, write_page
 from reflectune.examples.pocket.gallery.entities import Entity
 from reflectune.examples.pocket.gallery.linking import Links
 from reflectune.examples.pocket.gallery.questions import image_path
+from reflectune.examples.pocket.gallery.sources.pictures import Picture
 from reflectune.formats.passages import first_sentence
 
 CONTACT_SHEET = "contact_sheet.png"
@@ -57,19 +57,16 @@ def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[E
         entities: The pictured articles.
     """
     rules = {link.picture.id: link.rule for link in links.made}
-    articles = [
-        render(
-            "examples/pocket/gallery/templates/link.html",
-            picture=picture(image_path(one), folder, one.id),
-            one=one,
-            title=entity.article.title,
-            topic=entity.article.description or entity.article.topic,
-            rule=rules[one.id],
-            use="knowledge base" if one is entity.shown else entity.role,
-            sentence=first_sentence(entity.article.summary),
-        )
-        for entity in entities
-        for one in (entity.shown, *entity.asked)
-    ]
-    note = f"{len(articles):,} pictures of {len(entities):,} articles; {len(links.refused):,} pictures were refused."
-    write_articles(path, articles, "links of pictures to articles", note)
+
+    def article(item: tuple[Entity, Picture]) -> PageArticle:
+        entity, picture = item
+        title, topic = entity.article.title, entity.article.description or entity.article.topic
+        use = "knowledge base" if picture is entity.shown else entity.role
+        label = PageLabel(rules[picture.id], "relevant", picture.name, [topic], subject=f"→ {title}")
+        note = first_sentence(entity.article.summary)
+        meta = [picture.hand, picture.style, use]
+        return PageArticle(picture.id, image_path(picture), title, meta, [label], note=note)
+
+    pictures = [(entity, picture) for entity in entities for picture in (entity.shown, *entity.asked)]
+    title = f"links of pictures to {len(entities):,} articles, {len(links.refused):,} pictures refused"
+    write_page(path, pictures, article, folder, title)

@@ -10,22 +10,22 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
 from reflectune.data_builders.mmkb.mct import MctLabel, Mixing, RelScores, mct_label
 from reflectune.data_builders.probing.labels import Rule, srt_labels
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 
 
 def probe(*right: bool, alone: bool = False, scores: list[float] | None = None, **more: object) -> Probe:
-    """A question whose documents are answered right or wrong from."""
+    """Return the probe of a question with a right or wrong answer from each document."""
     documents = tuple(
         DocumentProbe(
             Passage(f"e{k}", 0, 0, "T", "", "H", f"Text {k}."),
             scores[k] if scores else 1.0 - k / 10,
             k + 1,
-            (Reply("x", float(is_right), -1.0),),
+            (ProbedAnswer("x", float(is_right), -1.0),),
             sentence=f"Text {k}." if is_right else "",
         )
         for k, is_right in enumerate(right)
     )
-    return Probe("q", (Reply("x", float(alone), -1.0),), documents, **more)
+    return Probe("q", (ProbedAnswer("x", float(alone), -1.0),), documents, **more)
 
 
 def label(made: Probe, mixing: Mixing = Mixing(), rel_scores: RelScores | None = None) -> MctLabel | None:  # noqa: B008
@@ -47,8 +47,8 @@ def test_the_numbers_name_the_relevant_documents_and_the_share_is_tau(right: lis
     kept = [mct.documents[number - 1].id for number in mct.keep]
     assert kept == [document.passage.id for document, is_right in zip(made.documents, right, strict=True) if is_right]
     assert len({passage.id for passage in mct.documents}) == len(mct.documents)
-    assert mct.mixed_in == min(mct.wanted, right.count(False))
-    assert abs(mct.wanted - tau / 100 * (mct.wanted + sum(right))) <= 0.5 / (1 - tau / 100)
+    assert mct.mixed_in == min(mct.expected, right.count(False))
+    assert abs(mct.expected - tau / 100 * (mct.expected + sum(right))) <= 0.5 / (1 - tau / 100)
 
 
 def test_a_trained_models_scores_order_the_reply() -> None:
@@ -71,10 +71,10 @@ def test_equal_scores_keep_the_order_of_the_documents() -> None:
 def test_by_the_papers_noise_and_rule_there_is_nothing_to_mix_in() -> None:
     mct = label(probe(True, True, False, False), Mixing(noise="no_rel"))
 
-    assert (mct.wanted, mct.mixed_in) == (2, 0)
+    assert (mct.expected, mct.mixed_in) == (2, 0)
 
 
-def test_the_models_own_words_count_for_just_the_documents_that_they_are_about() -> None:
+def test_the_models_own_words_count_for_exactly_the_documents_that_they_summarise() -> None:
     words = {"summary": "All say x.", "summarised": ("e0#0.0", "e1#0.0")}
 
     assert label(probe(True, True, False, **words)).summary == "All say x."
@@ -84,6 +84,6 @@ def test_the_models_own_words_count_for_just_the_documents_that_they_are_about()
 
 
 @pytest.mark.parametrize("tau", [-1, 100, 150])
-def test_a_share_that_no_list_can_have_is_refused(tau: float) -> None:
+def test_a_percentage_out_of_bounds_is_refused(tau: float) -> None:
     with pytest.raises(UserError, match="`tau` is a percentage"):
         Mixing(tau=tau)

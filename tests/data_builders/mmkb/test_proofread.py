@@ -7,11 +7,12 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.mmkb.derivation import Labels
+from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
-from reflectune.data_builders.mmkb.proofread import write_label_page
+from reflectune.data_builders.mmkb.proofread import ProbeArticles
 from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
+from reflectune.data_builders.proofreading.page import write_page
 
 EVIL = "</p><script>alert(1)</script> & \"' {{ 7 * 7 }}"
 
@@ -23,42 +24,39 @@ def root(tmp_path: Path) -> Path:
 
 
 def page(root: Path, text: str) -> str:
-    """The page of a question with a relevant, an irrelevant and an unlabelled document, whose words are `text`."""
+    """Return the page of a question with a relevant, an irrelevant and an unlabelled document, all with this text."""
     passages = [Passage(text, 0, number, text, text, text, text) for number in range(3)]
     replies = [
-        (Reply(text, 1.0, -1.0), Reply("elm", 0.0, -1.0), Reply("oak", 1.0, -1.0)),
-        (Reply("", 0.0, None),),
+        (ProbedAnswer(text, 1.0, -1.0), ProbedAnswer("elm", 0.0, -1.0), ProbedAnswer("oak", 1.0, -1.0)),
+        (ProbedAnswer("", 0.0, None),),
         (),
     ]
     documents = tuple(
-        DocumentProbe(passage, 0.875, number, said, -2.0 if said else None, cut=number == 2)
-        for number, (passage, said) in enumerate(zip(passages, replies, strict=True), start=1)
+        DocumentProbe(passage, 0.875, number, answers, -2.0 if answers else None, cut=number == 2)
+        for number, (passage, answers) in enumerate(zip(passages, replies, strict=True), start=1)
     )
-    probes = [
-        Probe(text, (Reply(text, 0.0, -1.0),), documents, gold=text, gold_log_prob=-9.0),
-        Probe("not asked", problem="no image"),
-    ]
+    probe = Probe(text, (ProbedAnswer(text, 0.0, -1.0),), documents, gold=text, gold_log_prob=-9.0)
     labels = Labels(
         ret=[RetLabel(text, True, 0.0)],
         srt=[SrtLabel(text, documents[0], True, 1.0), SrtLabel(text, documents[1], False, -1.0)],
         mct=[MctLabel(text, tuple(passages[:2]), (1,), text, 1)],
     )
     questions = {text: Question(text, "a.png", text, (text,), split="train")}
-    write_label_page(root / "page.html", probes, labels, questions, root, text)
+    write_page(root / "page.html", [probe], ProbeArticles(labels, questions), root, text)
     return (root / "page.html").read_text(encoding="utf-8")
 
 
-def test_every_answer_stands_beside_what_it_was_given_to(root: Path) -> None:
+def test_every_answer_is_shown_with_its_document(root: Path) -> None:
     text = page(root, "oak")
     assert re.findall(r'<section class="label (\w+)"', text) == ["none", "relevant", "irrelevant", "none"]
-    assert "[Ret]</span> alone: <b>oak</b> (0 right) · log p(accepted) -9.0" in text
+    assert "[Ret]</span> <b>oak</b> · alone · 0 right · log p(accepted) -9.0" in text
     place = "oak › oak · oak#0"
-    assert f"<b>oak</b> (1 right, 1 of 2 drawn right) · log p(accepted) -2.0 · 1. S_ret 0.88 · {place}.0" in text
-    assert f"<b>nothing</b> (0 right, broken) · log p(accepted) -2.0 · 2. S_ret 0.88 · cut · {place}.1" in text
-    assert f"no label</span> nothing · 3. S_ret 0.88 · {place}.2" in text
-    assert "MCT</span> oak#0.0, oak#0.1 → <b>1. oak</b>" in text
+    assert f"<b>oak</b> · 1 right · 1 of 2 drawn right · log p(accepted) -2.0 · 1. S_ret 0.88 · {place}.0" in text
+    assert f"<b>nothing</b> · 0 right, broken · log p(accepted) -2.0 · 2. S_ret 0.88 · cut · {place}.1" in text
+    assert f"no label</span> <b>nothing</b> · 3. S_ret 0.88 · {place}.2" in text
+    assert "MCT</span> <b>1. oak</b> · of oak#0.0, oak#0.1" in text
     assert text.count('<span class="lead">oak</span> <mark>oak</mark>') == 3
-    assert "1 of 1 probed questions" in text
+    assert "1 of 1 shown." in text
 
 
 def test_no_text_of_questions_documents_or_replies_becomes_markup(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers that a probe kept, judged again."""
+"""Answers of probes, scored by a different metric."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.rescoring import by_judge, by_metric, rescore, said_in
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.mmkb.rescoring import answers_of, rescore, score_by_judge, score_by_metric
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.metrics.judging.judges import PROTOCOLS, Judging
 
 PASSAGE = Passage("e", 0, 0, "T", "", "", "Text.")
@@ -20,10 +20,10 @@ QUESTIONS = {"q": Question("q", "i.png", "What is it made of?", ("oak",))}
 PROBES = [
     Probe(
         "q",
-        (Reply("elm", 0.0, -1.0), Reply("a kind of oak", 0.0, -2.0)),
+        (ProbedAnswer("elm", 0.0, -1.0), ProbedAnswer("a kind of oak", 0.0, -2.0)),
         (
-            DocumentProbe(PASSAGE, 0.9, 1, (Reply("a kind of oak", 0.0, -1.0),)),
-            DocumentProbe(PASSAGE, 0.8, 2, (Reply(" ", 1.0, -1.0),)),
+            DocumentProbe(PASSAGE, 0.9, 1, (ProbedAnswer("a kind of oak", 0.0, -1.0),)),
+            DocumentProbe(PASSAGE, 0.8, 2, (ProbedAnswer(" ", 1.0, -1.0),)),
         ),
     ),
     Probe("bad", problem="image not found"),
@@ -31,53 +31,53 @@ PROBES = [
 
 
 class Equivalence:
-    """Stands for BEM: an answer that holds the accepted one is equivalent."""
+    """A stand-in for BEM: an answer that contains the accepted one is equivalent."""
 
     def length(self, triple: tuple[str, str, str]) -> int:
         return 10
 
     def logits(self, triples: Sequence[tuple[str, str, str]]) -> torch.Tensor:
-        return torch.tensor([[0.0, 5.0] if reference in said else [5.0, 0.0] for said, reference, _ in triples])
+        return torch.tensor([[0.0, 5.0] if reference in answer else [5.0, 0.0] for answer, reference, _ in triples])
 
 
 def correctness(probes: Sequence[Probe]) -> list[float]:
     return [reply.correctness for probe in probes for replies in _replies(probe) for reply in replies]
 
 
-def _replies(probe: Probe) -> list[tuple[Reply, ...]]:
+def _replies(probe: Probe) -> list[tuple[ProbedAnswer, ...]]:
     return [probe.replies, *(document.replies for document in probe.documents)]
 
 
-def test_each_answer_to_a_question_is_judged_once_and_silence_never() -> None:
-    assert said_in(PROBES) == [("q", "elm"), ("q", "a kind of oak")]
+def test_each_answer_to_a_question_is_scored_once_and_empty_ones_never() -> None:
+    assert answers_of(PROBES) == [("q", "elm"), ("q", "a kind of oak")]
 
 
-def test_every_reply_gets_its_new_worth_and_silence_is_worth_nothing() -> None:
+def test_every_reply_gets_its_new_score_and_an_empty_one_scores_0() -> None:
     rescored = rescore(PROBES, {("q", "elm"): 0.25, ("q", "a kind of oak"): 1.0})
     assert correctness(rescored) == [0.25, 1.0, 1.0, 0.0]
     assert [reply.log_prob for reply in rescored[0].replies] == [-1.0, -2.0]
     assert rescored[1] == PROBES[1]
 
 
-def test_bem_finds_equivalent_what_no_exact_match_does() -> None:
-    said, bem = said_in(PROBES), Equivalence()
-    assert by_metric(said, QUESTIONS, "evqa_exact") == {said[0]: 0.0, said[1]: 0.0}
-    assert by_metric(said, QUESTIONS, "evqa", bem) == {said[0]: 0.0, said[1]: 1.0}  # type: ignore[arg-type]
+def test_bem_accepts_an_answer_that_does_not_match_exactly() -> None:
+    answers, bem = answers_of(PROBES), Equivalence()
+    assert score_by_metric(answers, QUESTIONS, "evqa_exact") == dict.fromkeys(answers, 0.0)
+    assert score_by_metric(answers, QUESTIONS, "evqa", bem) == {answers[0]: 0.0, answers[1]: 1.0}  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs `bem`"):
-        by_metric(said, QUESTIONS, "evqa")
+        score_by_metric(answers, QUESTIONS, "evqa")
 
 
-def test_a_judge_decides_and_what_it_mumbles_is_not_right() -> None:
+def test_a_judges_unclear_reply_counts_as_incorrect() -> None:
     def complete(conversations: list[list[dict[str, Any]]]) -> list[str]:
         prompts = [messages[-1]["content"] for messages in conversations]
         return ["Correct" if "a kind of oak" in text else "well…" for text in prompts]
 
-    said = said_in(PROBES)
+    answers = answers_of(PROBES)
     judging = Judging(PROTOCOLS["mrag"], "stub", complete)
-    assert by_judge(said, QUESTIONS, judging) == {said[0]: 0.0, said[1]: 1.0}
+    assert score_by_judge(answers, QUESTIONS, judging) == {answers[0]: 0.0, answers[1]: 1.0}
 
 
-def test_a_judge_is_asked_at_temperature_0_as_its_record_says() -> None:
+def test_a_judges_temperature_cannot_be_changed() -> None:
     server = {"llm_url": "http://localhost:8000/v1", "llm_model": "stub", "llm_options": '{"temperature": 1}'}
     judged, unjudged = (DeriveConfig(metric=metric, **server).problems() for metric in ("judge", "infoseek"))
 

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 from reflectune.core.types import Passage
+from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
 from reflectune.data_builders.mmkb.statistics import label_statistics
 from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 
-RIGHT, WRONG, EMPTY, BROKEN = Reply("x", 1.0, -1.0), Reply("y", 0.0, -2.0), Reply("", 0.0, -3.0), Reply("z", 0.0, None)
+RIGHT, WRONG, EMPTY, BROKEN = (
+    ProbedAnswer("x", 1.0, -1.0),
+    ProbedAnswer("y", 0.0, -2.0),
+    ProbedAnswer("", 0.0, -3.0),
+    ProbedAnswer("z", 0.0, None),
+)
 
 
-def document(rank: int, reply: Reply, cut: bool = False) -> DocumentProbe:
+def document(rank: int, reply: ProbedAnswer, cut: bool = False) -> DocumentProbe:
     return DocumentProbe(Passage("e", 0, rank, "T", "", "H", "text"), 0.5, rank, (reply,), cut=cut)
 
 
-def test_probes_are_counted_by_what_happened() -> None:
+def test_probes_are_counted_by_the_change_of_the_answer() -> None:
     probes = [
         Probe("a", (WRONG,), (document(1, RIGHT), document(2, RIGHT, cut=True), document(3, EMPTY)), left_out=2),
         Probe("b", (RIGHT,), (document(1, WRONG), document(2, BROKEN))),
@@ -50,12 +56,13 @@ def test_no_probes_have_no_counts() -> None:
 
 def test_labels_are_counted_by_task() -> None:
     passages = tuple(Passage("e", 0, k, "", "", "", "") for k in range(3))
-    counts = label_statistics(
+    labels = Labels(
         [RetLabel("a", True, 0.0), RetLabel("b", False, 1.0)],
         [SrtLabel("a", document(k, RIGHT), k < 2, 1.0) for k in range(3)],
-        [MctLabel("a", passages, (2, 1), "s", wanted=2)],
+        [MctLabel("a", passages, (2, 1), "s", expected=2)],
         without_summary=4,
     )
+    counts = label_statistics(labels)
 
     assert counts["ret"] == {"examples": 2, "[Ret]": 1, "[NoRet]": 1}
     assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1}

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.probing.labels import Rule, external_labels, is_right, ret_label, srt_labels
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 
 
-def replies(*correctness: float | None) -> tuple[Reply, ...]:
+def replies(*correctness: float | None) -> tuple[ProbedAnswer, ...]:
     """Replies of this worth; None is one whose log-probability is no number."""
-    return tuple(Reply("x", value or 0.0, None if value is None else -1.0) for value in correctness)
+    return tuple(ProbedAnswer("x", value or 0.0, None if value is None else -1.0) for value in correctness)
 
 
 def document(number: int, *correctness: float | None, gold: float | None = None, text: str = "") -> DocumentProbe:
@@ -22,7 +22,7 @@ def document(number: int, *correctness: float | None, gold: float | None = None,
     return DocumentProbe(passage, 1 - number / 10, number, replies(*correctness), gold)
 
 
-def probe(alone: tuple[Reply, ...], *documents: DocumentProbe, gold: float | None = None) -> Probe:
+def probe(alone: tuple[ProbedAnswer, ...], *documents: DocumentProbe, gold: float | None = None) -> Probe:
     return Probe("q", alone, documents, gold="x", gold_log_prob=gold)
 
 

@@ -15,7 +15,7 @@ from reflectune.core.types import Passage
 from reflectune.data_builders.probing.records import (
     DocumentProbe,
     Probe,
-    Reply,
+    ProbedAnswer,
     drawn_rate,
     greedy_correctness,
     stream_probe_file,
@@ -23,7 +23,7 @@ from reflectune.data_builders.probing.records import (
 
 numbers = st.floats(-1e3, 0) | st.none()
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-replies = st.lists(st.builds(Reply, texts, st.floats(0, 1), numbers), max_size=3).map(tuple)
+replies = st.lists(st.builds(ProbedAnswer, texts, st.floats(0, 1), numbers), max_size=3).map(tuple)
 small = st.integers(0, 99)
 passages = st.builds(Passage, texts, small, small, texts, texts, texts, texts)
 documents = st.builds(DocumentProbe, passages, st.floats(-1, 1), small, replies, numbers, texts, st.booleans())
@@ -50,7 +50,7 @@ def test_a_probe_comes_back_from_json_and_parquet(made: list[Probe]) -> None:
 
 
 def test_only_the_greedy_answer_counts_or_only_the_drawn_ones() -> None:
-    right, wrong, broken = Reply("x", 1.0, -1.0), Reply("y", 0.0, -1.0), Reply("x", 1.0, None)
+    right, wrong, broken = ProbedAnswer("x", 1.0, -1.0), ProbedAnswer("y", 0.0, -1.0), ProbedAnswer("x", 1.0, None)
 
     assert greedy_correctness((right, wrong, wrong)) == 1.0
     assert drawn_rate((wrong, right, wrong, broken)) == 0.5
@@ -75,9 +75,9 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
             Probe("q1", gold_log_prob=float("inf")),
             "question q1 has a log-probability or score that is no finite number",
         ),
-        (Probe("q1", (Reply("x", 1.0, float("nan")),)), "question q1 has a log-probability"),
-        (Probe("q1", (Reply("x", 1.5, -1.0),)), r"question q1 has a reply whose correctness is not in \[0, 1\]"),
-        (Probe("q1", (Reply("x", float("nan"), -1.0),)), "correctness is not in"),
+        (Probe("q1", (ProbedAnswer("x", 1.0, float("nan")),)), "question q1 has a log-probability"),
+        (Probe("q1", (ProbedAnswer("x", 1.5, -1.0),)), r"question q1 has a reply whose correctness is not in \[0, 1\]"),
+        (Probe("q1", (ProbedAnswer("x", float("nan"), -1.0),)), "correctness is not in"),
         (
             Probe("q1", documents=(DocumentProbe(Passage("e", 0, 0, "E", "", "", "It."), float("-inf"), 1, ()),)),
             "question q1 has a log-probability or score",

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from reflectune.core.errors import UserError
 from reflectune.core.rows import to_row
 from reflectune.data_builders.probing import store
-from reflectune.data_builders.probing.records import Probe, Reply
+from reflectune.data_builders.probing.records import Probe, ProbedAnswer
 from reflectune.data_builders.probing.store import MANIFEST, answered, begin, read_settings, seal, stream_probes
 
 SETTINGS = {"model": "m", "metric": "infoseek", "documents": 10}
 
 
 def probe(number: int, text: str = "answer") -> Probe:
-    return Probe(f"q{number:03d}", (Reply(text, 1.0, -0.5),))
+    return Probe(f"q{number:03d}", (ProbedAnswer(text, 1.0, -0.5),))
 
 
 def fill(folder: Path, numbers: range | list[int], process: int = 0) -> None:

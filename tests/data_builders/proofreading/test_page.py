@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Passage
+from reflectune.data_builders.mr2ag.proofread import page_article
 from reflectune.data_builders.proofreading.page import marked, write_page
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 
@@ -25,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def page_of(root: Path, *examples: ReflectionExample, count: int = 50) -> str:
-    write_page(root / "page.html", examples, root, "train of world", count)
+    write_page(root / "page.html", examples, page_article, root, "train of world", count=count)
     return (root / "page.html").read_text(encoding="utf-8")
 
 
@@ -62,7 +63,7 @@ def test_a_visual_question_shows_its_answer(root: Path) -> None:
     page = page_of(root, ReflectionExample("v1", "i.png", "Which colour?", False, "red", (), "short", "train"))
 
     assert '<section class="label none"' in page
-    assert "[No Retrieval]</span> red" in page
+    assert "[No Retrieval]</span> <b>red</b>" in page
 
 
 def test_the_images_are_in_the_page_and_small(root: Path) -> None:
@@ -72,12 +73,12 @@ def test_the_images_are_in_the_page_and_small(root: Path) -> None:
     assert len(page) < 100_000
 
 
-def test_as_many_are_shown_as_wanted_by_one_draw(root: Path) -> None:
+def test_the_draw_is_the_same_each_time(root: Path) -> None:
     examples = [example(i) for i in range(80)]
     page = page_of(root, *examples)
 
     assert page.count("<article>") == 50
-    assert "50 of 80 examples" in page
+    assert "50 of 80 shown, drawn at random (seed 0)." in page
     assert page == page_of(root, *examples)
 
 
@@ -93,7 +94,7 @@ def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
     assert "default-src 'none'" in page
 
 
-def test_an_unreadable_image_is_said_and_stops_nothing(root: Path) -> None:
-    (root / "i.png").write_bytes(b"no image")
+def test_an_unreadable_image_is_reported_on_the_page(root: Path) -> None:
+    (root / "i.png").write_bytes(b"text")
 
     assert "image unreadable" in page_of(root, example(1))

@@ -7,7 +7,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.mmkb.rescoring import by_metric
+from reflectune.data_builders.mmkb.rescoring import score_by_metric
 from reflectune.metrics.judging.bem import TooLongError
 from reflectune.metrics.official import evqa, infoseek
 from reflectune.metrics.scoring.predictions import Prediction
@@ -163,7 +163,7 @@ def test_a_list_is_read_whether_it_is_connected_as_we_ask_or_as_official_code_re
     bem = Words() if metric == "evqa" else None
     result = score(join(predictions(("l", answer)), [LIST], "official"), metric, "official", bem)  # type: ignore[arg-type]
     assert list(result.values) == [1.0]
-    (value,) = by_metric([("l", answer)], {"l": LIST}, metric, bem).values()  # type: ignore[arg-type]
+    (value,) = score_by_metric([("l", answer)], {"l": LIST}, metric, bem).values()  # type: ignore[arg-type]
     assert value == find_metric(metric, bem)(answer, LIST) == 1.0
     assert bem is None or bem.triples_read == 0
 

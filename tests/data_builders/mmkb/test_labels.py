@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.mmkb.sampling import Choice, choose
+from reflectune.data_builders.mmkb.labels import LabelLimits, choose
 
 
 @given(st.lists(st.booleans()), st.floats(1, 4), st.integers(1, 30), st.integers(0, 3))
 def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, seed: int) -> None:
     numbered = list(enumerate(labels))
-    chosen = choose(numbered, lambda numbered_label: numbered_label[1], Choice(balance, limit, seed))
+    chosen = choose(numbered, lambda numbered_label: numbered_label[1], LabelLimits(balance, limit, seed))
     yes, no = sum(label for _, label in chosen), sum(not label for _, label in chosen)
 
     assert chosen == sorted(chosen)
@@ -22,24 +22,25 @@ def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, 
 
 
 @given(st.lists(st.booleans()), st.integers(1, 30), st.integers(1, 30))
-def test_a_lower_limit_takes_of_what_a_higher_one_takes(labels: list[bool], one: int, other: int) -> None:
+def test_a_lower_limit_takes_of_what_a_higher_one_takes(labels: list[bool], first: int, second: int) -> None:
     numbered = list(enumerate(labels))
     low, high = (
-        choose(numbered, lambda numbered_label: numbered_label[1], Choice(1.0, limit)) for limit in sorted((one, other))
+        choose(numbered, lambda numbered_label: numbered_label[1], LabelLimits(1.0, limit))
+        for limit in sorted((first, second))
     )
 
     assert set(low) <= set(high)
 
 
-def test_without_a_choice_all_are_taken() -> None:
-    assert choose([3, 1, 2], bool, Choice()) == [3, 1, 2]
+def test_without_limits_all_are_taken() -> None:
+    assert choose([3, 1, 2], bool, LabelLimits()) == [3, 1, 2]
 
 
-def test_one_label_alone_cannot_be_balanced() -> None:
-    assert choose([1, 1, 1], bool, Choice(balance=1)) == [1, 1, 1]
+def test_a_single_kind_of_label_cannot_be_balanced() -> None:
+    assert choose([1, 1, 1], bool, LabelLimits(balance=1)) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("values", "message"), [({"balance": 0.5}, "balance must"), ({"limit": 0}, "limit must")])
-def test_choices_that_leave_nothing_are_refused(values: dict[str, float], message: str) -> None:
+def test_limits_that_leave_nothing_are_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Choice(**values)
+        LabelLimits(**values)
