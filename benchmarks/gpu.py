@@ -19,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from results import Benchmark, at, table
+from results import Benchmark, table
+
+from reflectune.examples.scores import at
 
 LIMITS = {"exact": 45, "llava": 130, "qwen2_vl": 130, "training": 150}
 """Seconds of each section; together below 8 minutes."""

@@ -95,22 +95,6 @@ def _cell(value: object) -> str:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def score(value: Mapping[str, Any] | None, digits: int = 1) -> str:
-    """Return a score of `metrics.json` in per cent, with its 95 % interval if it has one."""
-    if not value or value.get("value") is None:
-        return "–"
-    text = f"{100 * value['value']:.{digits}f}"
-    return f"{text} [{100 * value['low']:.{digits}f}, {100 * value['high']:.{digits}f}]" if "low" in value else text
-
-
-def at(tree: Mapping[str, Any] | None, *path: str) -> Any:
-    """Return the value at the end of a path of nested dictionaries, or None if a key is missing."""
-    found: Any = tree
-    for name in path:
-        found = (found or {}).get(name)
-    return found
-
-
 def _source(record: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     return f"`{record['command']}`: {record['machine']}; {packages}; commit {record['commit']}, {record['date']}."

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Both papers' methods on real weights, photographs and Wikipedia: parts, gallery, pocket's two stages, data, fine-tunings,
-# baselines, evaluations, the table of marks. Hours on two idle cores, a stage on each: how many is said before it starts.
-# A second run goes on where the first one stopped.
+# Both papers' methods on real weights, photographs and Wikipedia: parts, gallery, two stages of pre-training, data,
+# fine-tunings, baselines, evaluations, the table of marks. Hours on two idle cores: the forecast is printed first.
+# A second run resumes where the first one stopped.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[pocket]"
-.venv/bin/python examples/pocket/pocket.py "$@"
+.venv/bin/python -m reflectune.examples.pocket.run "$@"

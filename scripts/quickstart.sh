@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The whole method on the miniature: world, index, data, fine-tuning, baselines, evaluation, report. Some minutes on two cores.
-# A second run reuses what is finished. FAMILY=qwen2_vl, METHOD=lora, SEED=1 or RUN=runs/other change what is run.
+# A second run reuses the finished stages. FAMILY=qwen2_vl, METHOD=lora, SEED=1 or RUN=runs/other change the run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare ""
-.venv/bin/python examples/miniature/quickstart.py --family "${FAMILY:-llava}" --method "${METHOD:-full}" \
+.venv/bin/python -m reflectune.examples.miniature.quickstart --family "${FAMILY:-llava}" --method "${METHOD:-full}" \
     --seed "${SEED:-0}" --run "${RUN:-runs/quickstart}"

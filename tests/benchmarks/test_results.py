@@ -52,7 +52,3 @@ def test_figures_that_are_missing_are_dashes(script: Callable[[str], ModuleType]
     results = script("results")
 
     assert results.table(("a", "b"), [("x", None), ("y", 1234)])[2:] == ["| x | – |", "| y | 1,234 |"]
-    assert results.score(None) == "–"
-    assert results.score({"value": 0.5, "low": 0.25, "high": 0.75}) == "50.0 [25.0, 75.0]"
-    assert results.at({"a": {"b": 1}}, "a", "b") == 1
-    assert results.at({"a": None}, "a", "b") is None

@@ -1,0 +1,225 @@
+"""Train and evaluate both papers' methods on pocket, stage by stage, each the command that a user would type.
+
+    python -m reflectune.examples.pocket.run --output pocket.md
+    python -m reflectune.examples.pocket.run --shipped
+    python -m reflectune.examples.pocket.run --quick
+
+Stages that don't need each other run side by side, with a core each; their output is in `runs/pocket/STAGE.log`. A
+finished stage is not run again; one that was interrupted is resumed. `--shipped` takes the shipped models and trains
+MMKB-RAG alone; `--quick` trains nothing and evaluates the shipped models. A run with the shipped models and one that
+trains everything need different folders (`--run`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reflectune.examples.pocket.marks import marks, report
+from reflectune.examples.staging import cores, finished, forecast, module, run_in_lanes, run_stages
+from reflectune.retrieval.contexts import CONTEXT_FORMS
+
+RUN = Path("runs/pocket")
+"""Folder that the recipes in `configs/examples/pocket` write to."""
+TUNED = tuple(f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS)))
+"""mR²AG's baselines, tuned on the same questions."""
+QUESTIONS = 40
+"""Questions of each split that the shipped models are evaluated on."""
+MINUTES = {
+    "parts": 1,
+    "assemble": 1,
+    "gallery": 2,
+    "captions": 1,
+    "stage1": 80,
+    "visual": 1,
+    "stage2": 70,
+    "look": 6,
+    "index": 6,
+    "reflection": 2,
+    "baseline": 4,
+    "mr2ag": 50,
+    "plain_tuned": 55,
+    "evaluate": 150,
+    "reader": 1,
+    "probe": 75,
+    "labels": 1,
+    "mmkb": 110,
+    "evaluate_mmkb": 40,
+    "quick": 20,
+}
+"""Minutes of each stage with one thread of an idle core, roughly."""
+NEEDS = {
+    "assemble": ("parts",),
+    "gallery": ("parts",),
+    "captions": ("gallery",),
+    "caption_prompts": ("captions",),
+    "stage1": ("assemble", "caption_prompts"),
+    "visual": ("stage1",),  # beside stage 1's data, which it would otherwise read too
+    "visual_prompts": ("visual",),
+    "stage2": ("visual_prompts",),
+    "look": ("stage2",),
+    "index": ("gallery",),
+    "reflection": ("gallery",),
+    "baseline": ("reflection", "index"),
+    "mr2ag": ("reflection",),
+    "plain_tuned": ("baseline",),
+    "evaluate": ("mr2ag", "plain_tuned"),
+    "reader": ("plain_tuned",),
+    "probe": ("reader",),
+    "labels": ("probe",),
+    "mmkb": ("labels",),
+    "evaluate_mmkb": ("mmkb",),
+    "quick": ("index",),
+}
+"""Stages that must be finished before a stage starts."""
+
+
+def recipe(name: str, config: str) -> list[str]:
+    """Return the command that runs a module with a recipe of `configs/examples/pocket`."""
+    return module(name, f"examples/pocket/{config}.yaml")
+
+
+def captions(split: str) -> list[list[str]]:
+    """Return the commands that build the training data of stage 1 or 2 from one split of the captions."""
+    python = [sys.executable, "-m"]
+    visual = f"reflectune.data_builders.build_mr2ag --dataset {RUN}/captions --output {RUN}/visual --split {split}"
+    plain = f"reflectune.data_builders.build_plain --dataset {RUN}/captions --reflection {RUN}/visual"
+    return [
+        [*python, *f"{visual} --visual_ratio 1 --negatives_retrieved 0".split()],
+        [*python, *f"{plain} --output {RUN}/plain --split {split} --evidence none".split()],
+    ]
+
+
+def stages() -> dict[str, list[str]]:
+    """Return the command of every stage, in order."""
+    python = [sys.executable, "-m"]
+    assemble = "reflectune.train.assemble_llava --language pocket/language --vision pocket/vision --image_size 112"
+    (train_rows, train_prompts), (visual_rows, visual_prompts) = captions("train"), captions("visual")
+    return {
+        "parts": [*python, "reflectune.examples.pocket.fetch"],
+        "assemble": [*python, *assemble.split(), "--dtype", "float32", "--output", str(RUN / "stage0")],
+        "gallery": recipe("examples.pocket.build_gallery", "gallery"),
+        "captions": train_rows,
+        "caption_prompts": train_prompts,
+        "stage1": recipe("train.sft", "stage1"),
+        "visual": visual_rows,
+        "visual_prompts": visual_prompts,
+        "stage2": recipe("train.sft", "stage2"),
+        "look": [
+            *(*python, "reflectune.examples.pocket.look", "--model", str(RUN / "stage2")),
+            *("--json", str(RUN / "looked.json"), "--output", str(RUN / "looked.md")),
+        ],
+        "index": recipe("retrieval.build_index", "index"),
+        "reflection": recipe("data_builders.build_mr2ag", "mr2ag_data")
+        + f"--visual_dataset {RUN}/captions --visual_split visual".split(),
+        "baseline": recipe("data_builders.build_plain", "plain_data"),
+        "mr2ag": recipe("train.sft", "mr2ag_lora"),
+        "plain_tuned": recipe("train.sft", "plain_lora"),
+        "evaluate": recipe("inference.evaluate", "evaluate"),
+        "reader": [
+            *(*python, "reflectune.train.merge", "--checkpoint", str(RUN / "plain_tuned")),
+            *("--output", str(RUN / "reader")),
+        ],
+        "probe": recipe("data_builders.probe", "probe"),
+        "labels": recipe("data_builders.derive_labels", "derive_labels"),
+        "mmkb": recipe("train.sft", "mmkb_lora"),
+        "evaluate_mmkb": recipe("inference.evaluate", "evaluate_mmkb"),
+    }
+
+
+MAKE_SHIPPED = (
+    *("assemble", "captions", "caption_prompts", "stage1", "visual", "visual_prompts", "stage2"),
+    *("baseline", "mr2ag", "plain_tuned"),
+)
+"""Stages whose only product is shipped."""
+
+
+def shipped_stages() -> dict[str, list[str]]:
+    """Return the commands with the shipped models; MMKB-RAG is trained."""
+    shipped = {str(RUN / "stage2"): "pocket/llava", str(RUN / "plain_tuned"): "pocket/plain"}
+    commands = {
+        name: [shipped.get(part, part) for part in command]
+        for name, command in stages().items()
+        if name not in MAKE_SHIPPED
+    }
+    return {**commands, "evaluate": evaluate_shipped("evaluation")}
+
+
+def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
+    """Return the commands without training: the shipped models on `limit` questions of each split."""
+    return {
+        **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
+        "quick": evaluate_shipped("quick", limit),
+    }
+
+
+def evaluate_shipped(output: str, limit: int = QUESTIONS) -> list[str]:
+    """Return the command that evaluates the shipped models.
+
+    Of the untuned baselines it has the best: pocket/llava can't read.
+    """
+    pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
+    return evaluate_trained(output, "pocket/mr2ag", "pocket/plain", pipelines, limit)
+
+
+def evaluate_trained(
+    output: str, model: str, plain_model: str, pipelines: Sequence[str], limit: int = QUESTIONS
+) -> list[str]:
+    """Return the command that evaluates mR²AG and its baselines on `limit` questions of each split."""
+    settings = f"--model {model} --plain_model {plain_model} --pipelines {' '.join(pipelines)}"
+    return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --limit {limit} --output {RUN / output}".split()]
+
+
+def written(name: str) -> dict[str, Any]:
+    """Read the JSON file of a stage; return {} if the stage did not run."""
+    path = RUN / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def main() -> None:
+    """Run the unfinished stages, and print the table of marks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="Markdown file of the tables that are printed at the end")
+    parser.add_argument("--run", type=Path, default=Path(), help="folder that the recipes' `runs/pocket` is below")
+    less = parser.add_mutually_exclusive_group()
+    less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the shipped models")
+    less.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
+    parser.add_argument(
+        "--collect", action="store_true", help="run nothing: print the tables of what is measured so far"
+    )
+    parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
+    arguments = parser.parse_args()
+    output = arguments.output.resolve() if arguments.output else None
+    os.chdir(arguments.run)  # the recipes' folders are relative
+    RUN.mkdir(parents=True, exist_ok=True)
+    commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
+    minutes = finished(RUN, commands)
+    if not arguments.collect:
+        left = [name for name in commands if name not in minutes]
+        estimates = {**MINUTES, **({"evaluate": MINUTES["quick"]} if arguments.shipped else {})}
+        to_do = f"{len(left)} of {len(commands)} stages to do"
+        if arguments.quick:  # each of its stages needs the one before, and has all cores
+            print(f"{to_do}: about {sum(estimates[name] for name in left) / 2:.0f} minutes on two idle cores")
+            minutes = run_stages(RUN, commands)
+        else:
+            least = forecast(left, NEEDS, estimates, arguments.lanes)
+            print(f"{to_do}: at least {least:.0f} minutes in {arguments.lanes} lanes with an idle core each")
+            minutes = run_in_lanes(RUN, commands, NEEDS, arguments.lanes, estimates)
+    folders = ("quick",) if arguments.quick else ("evaluation", "evaluation_mmkb")
+    looked, mr2ag = written("looked.json"), written(f"{folders[0]}/metrics.json")
+    mmkb = {} if arguments.quick else written("evaluation_mmkb/metrics.json")
+    minutes = {name: minutes[name] for name in commands if name in minutes}
+    text = report(marks(looked, mr2ag, mmkb), mr2ag, mmkb, minutes)
+    print(text)
+    print("reports:", *(RUN / folder / "report.html" for folder in folders))
+    if output:
+        output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Stages of an example, each a command that a user would type: in order or side by side, none of them twice."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import psutil
+
+from reflectune.core.durable import write_atomically
+
+CONFIGS: Final = Path(str(importlib.resources.files("reflectune.configs")))
+"""Folder of the recipes, wherever the package is installed."""
+RECORD: Final = "stages.json"
+"""File of a run's folder with the command and the minutes of each stage."""
+WAIT: Final = 0.2
+"""Seconds between two polls of the running stages."""
+NOTED: Final = 30.0
+"""Seconds between two notes of how long a stage has run: most that a crash can lose of its minutes."""
+
+
+def module(name: str, recipe: str) -> list[str]:
+    """Return the command that runs a module with a recipe of `reflectune.configs`.
+
+    Args:
+        name: Module below `reflectune`, e.g. `retrieval.build_index`.
+        recipe: Path below `configs`, e.g. `examples/miniature/index.yaml`.
+    """
+    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / recipe)]
+
+
+def launch(name: str, recipe: str, processes: int = 1, *, device: str = "cpu") -> list[str]:
+    """Return the command that launches a module by accelerate; several processes need a CPU."""
+    settings = [str(CONFIGS / f"accelerate/{'cpu' if device == 'cpu' else 'gpu'}.yaml")]
+    if processes > 1:
+        settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
+    return [*command, "--module", f"reflectune.{name}", "--config", str(CONFIGS / recipe)]
+
+
+def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1) -> dict[str, float]:
+    """Run the unfinished stages in order, and return the minutes of every stage.
+
+    Args:
+        run: Folder of the run.
+        commands: Command of each stage.
+        processes: Number of processes that a command launches; they share the cores.
+    """
+    minutes = finished(run, commands)
+    for name, command in commands.items():
+        if name in minutes:
+            print(f"{name}: finished earlier")
+            continue
+        print(f"\n== {name}\n$ {' '.join(command)}", flush=True)
+        start, status = _begun(run, name, command), None
+        try:
+            status = subprocess.run(command, env=_environment(processes), check=False).returncode
+        finally:
+            minutes[name] = _note(run, name, command, start, finished=status == 0)
+        if status:
+            sys.exit(status)
+    return minutes
+
+
+@dataclass
+class _Lanes:
+    """Stages that run at the same time, each with its output in a file."""
+
+    run: Path
+    commands: Mapping[str, list[str]]
+    count: int
+    running: dict[str, tuple[subprocess.Popen[bytes], float]] = field(default_factory=dict)
+    noted: float = field(default_factory=time.monotonic)
+
+    def start(self, name: str) -> None:
+        command = self.commands[name]
+        print(f"== {name}: begins; {self.log(name)}\n$ {' '.join(command)}", flush=True)
+        with self.log(name).open("ab") as output:
+            process = subprocess.Popen(
+                command, env=_environment(self.count), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.running[name] = process, _begun(self.run, name, command)
+
+    def note(self) -> None:
+        """Note the minutes of the running stages."""
+        for name, (_, start) in self.running.items():
+            _note(self.run, name, self.commands[name], start, finished=False)
+        self.noted = time.monotonic()
+
+    def ended(self) -> list[str]:
+        """Return the stages that ended since the last call. Exit if one of them failed."""
+        names = [name for name, (process, _) in self.running.items() if process.poll() is not None]
+        failed: dict[str, int] = {}
+        for name in names:
+            process, start = self.running.pop(name)
+            minutes = _note(self.run, name, self.commands[name], start, finished=process.returncode == 0)
+            if process.returncode:
+                failed[name] = process.returncode
+            else:
+                print(f"== {name}: finished after {minutes} minutes", flush=True)
+        for name, status in failed.items():
+            self.stop()
+            print(self.log(name).read_text(encoding="utf-8", errors="replace")[-2000:])
+            print(f"== {name}: ended with status {status}; all of it: {self.log(name)}")
+            sys.exit(status)
+        return names
+
+    def stop(self) -> None:
+        """Terminate the running stages, each a process group with its children."""
+        self.note()
+        for process, _ in self.running.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+        self.running.clear()
+
+    def log(self, name: str) -> Path:
+        return self.run / f"{name}.log"
+
+
+def run_in_lanes(
+    run: Path,
+    commands: Mapping[str, list[str]],
+    needs: Mapping[str, Collection[str]],
+    lanes: int,
+    estimates: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Run the unfinished stages, `lanes` at a time, and return the minutes of each.
+
+    Two processes of one thread each do more than one process of two. A stage is ready when its needs are finished; the
+    ready stage with the longest chain of dependents starts first. Each stage writes its output to `NAME.log`.
+
+    Args:
+        run: Folder of the run.
+        commands: Command of each stage.
+        needs: Stages that must be finished before a stage starts. The needs of a stage that is not in `commands` are
+            passed on to its dependents.
+        lanes: Most stages at a time; they share the cores.
+        estimates: Minutes of a stage, 1 if missing.
+    """
+    done = finished(run, commands)
+    within = {name: _within(commands, needs, name) for name in commands}
+    chains = _chains(within, estimates)
+    sorter = TopologicalSorter(within)
+    sorter.prepare()
+    ready: list[str] = []
+    work = _Lanes(run, commands, lanes)
+    try:
+        while sorter.is_active():
+            ready += sorter.get_ready()
+            if earlier := [name for name in ready if name in done]:
+                print(*(f"{name}: finished earlier" for name in earlier), sep="\n", flush=True)
+            else:
+                ready.sort(key=lambda name: -chains[name])
+                while ready and len(work.running) < lanes:
+                    work.start(ready.pop(0))
+                time.sleep(WAIT)
+                earlier = work.ended()
+                if time.monotonic() - work.noted > NOTED:
+                    work.note()
+            ready = [name for name in ready if name not in earlier]
+            sorter.done(*earlier)
+    finally:
+        work.stop()
+    return finished(run, commands)
+
+
+def forecast(
+    commands: Collection[str], needs: Mapping[str, Collection[str]], estimates: Mapping[str, float], lanes: int
+) -> float:
+    """Return a lower bound of the minutes of stages: their sum shared by the lanes, or the longest chain."""
+    chains = _chains({name: _within(commands, needs, name) for name in commands}, estimates).values()
+    return max(sum(estimates.get(name, 1) for name in commands) / lanes, *chains, 0)
+
+
+def finished(run: Path, commands: Mapping[str, list[str]]) -> dict[str, float]:
+    """Return the minutes of the finished stages of a folder. Exit if one of them ran a different command there."""
+    stages = _record(run)
+    for name, command in commands.items():
+        stage = stages.get(name, {})
+        earlier, current = stage.get("command") if "minutes" in stage else None, _as_typed(command)
+        if earlier not in (None, current):
+            sys.exit(
+                f"{run / RECORD}: {name} is finished, but by a different command; choose a different folder, or remove "
+                f"{name} from that file to run it again\n  then: {earlier}\n  now:  {current}"
+            )
+    return {name: stage["minutes"] for name, stage in stages.items() if "minutes" in stage}
+
+
+def cores() -> int:
+    """Return the number of physical cores."""
+    return psutil.cpu_count(logical=False) or 1
+
+
+def _within(commands: Collection[str], needs: Mapping[str, Collection[str]], name: str) -> set[str]:
+    """Return the needs of a stage among `commands`, also through stages that are left out."""
+    direct = [{need} if need in commands else _within(commands, needs, need) for need in needs.get(name, ())]
+    return set().union(*direct)
+
+
+def _chains(needs: Mapping[str, Collection[str]], estimates: Mapping[str, float]) -> dict[str, float]:
+    """Return the minutes of each stage together with the longest chain of its dependents."""
+    chains: dict[str, float] = {}
+    for name in reversed([*TopologicalSorter(needs).static_order()]):
+        dependents = (chains[other] for other in chains if name in needs[other])
+        chains[name] = estimates.get(name, 1) + max(dependents, default=0)
+    return chains
+
+
+def _begun(run: Path, name: str, command: list[str]) -> float:
+    """Return the start of a stage on the monotonic clock, earlier by the minutes that an interrupted run has spent."""
+    earlier = _record(run).get(name, {})
+    spent = earlier.get("spent", 0.0) if earlier.get("command") == _as_typed(command) else 0.0
+    return time.monotonic() - 60 * spent
+
+
+def _note(run: Path, name: str, command: list[str], start: float, *, finished: bool) -> float:
+    """Record a stage's minutes, as `minutes` if it is finished and as `spent` if not, and return them."""
+    minutes = round((time.monotonic() - start) / 60, 2)
+    stage = {"minutes" if finished else "spent": minutes, "command": _as_typed(command)}
+    write_atomically(run / RECORD, json.dumps({**_record(run), name: stage}, indent=1))
+    return minutes
+
+
+def _record(run: Path) -> dict[str, dict[str, Any]]:
+    """Read the `command` and the `minutes` (finished) or `spent` (not) of each stage of a folder."""
+    path = run / RECORD
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _as_typed(command: list[str]) -> str:
+    """Return a command independent of where Python and the recipes are installed."""
+    return shlex.join(command).replace(sys.executable, "python").replace(f"{CONFIGS}/", "configs/")
+
+
+def _environment(processes: int) -> dict[str, str]:
+    threads = str(max(1, cores() // processes))
+    return {"OMP_NUM_THREADS": threads, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,0 +1,187 @@
+"""The commands that the soaks run: a chain on a tiny world, each on the outputs of earlier ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectune.examples.staging import CONFIGS, launch
+
+BEFORE_INPUTS = "tuned"
+"""The command after which `write_inputs` has what it needs."""
+QUIET = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""The environment of every command: one thread, no progress bars."""
+ACCEPTED = (0, 3)
+"""Exit status of a command that ended; 3 says that rows were left out."""
+WORLD, INDEX, DATA, INPUTS = "world", "index", "reflection", "inputs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command and what it writes.
+
+    Attributes:
+        module: Below `reflectune`.
+        settings: Its arguments; `{out}` is where it writes.
+        launched: The miniature's recipe with which it is launched in two processes; "" if it runs in one.
+        tells: Files that say how long it took and what was finished before: not compared.
+        launcher_alone: Whether it is the launcher alone that a kill hits, and not the processes it launched.
+        fetches: Whether it fetches packages, which needs a registry. One without `{out}` writes into the user's cache.
+    """
+
+    module: str
+    settings: str
+    launched: str = ""
+    tells: tuple[str, ...] = ()
+    launcher_alone: bool = False
+    fetches: bool = False
+
+    def command(self, out: Path) -> list[str]:
+        """The command line."""
+        settings = self.settings.format(out=out, configs=CONFIGS / "examples/miniature").split()
+        if self.launched:
+            return [*launch(self.module, f"examples/miniature/{self.launched}", 2), *settings]
+        return [sys.executable, "-m", f"reflectune.{self.module}", *settings]
+
+    def environment(self, out: Path) -> dict[str, str]:
+        """The environment that it runs in."""
+        if not self.fetches:
+            return os.environ | QUIET | {"HF_HUB_OFFLINE": "1"}
+        return os.environ | QUIET | ({} if "{out}" in self.settings else {"REFLECTUNE_CACHE": str(out)})
+
+
+_WORLD = f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --device cpu"
+_PROBE = (
+    f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences --samples 1 "
+    "--documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit 48 --output {out}"
+)
+_TUNE = "--device cpu --max_steps 12 --save_steps 3 --logging_steps 1 --output_dir {out}"
+JOBS: dict[str, Job] = {
+    WORLD: Job("examples.miniature.build_world", "--size tiny --output {out}"),
+    INDEX: Job("retrieval.build_index", f"--knowledge {WORLD}/knowledge --encoder miniature/clip --output {{out}}"),
+    "faiss_index": Job(
+        "retrieval.build_index",
+        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --store faiss --output {{out}}",
+    ),
+    "text_index": Job(
+        "retrieval.build_text_index",
+        f"--knowledge {WORLD}/knowledge --encoder miniature/text --shard_entries 16 --device cpu --output {{out}}",
+    ),
+    "recall": Job(
+        "inference.recall",
+        f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
+    ),
+    "duplicates": Job("data_builders.find_duplicates", f"--dataset {WORLD} --distance 8 --output {{out}}"),
+    "index_without": Job(
+        "retrieval.build_index",
+        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --leave_out duplicates/near_duplicates.jsonl "
+        "--shard_rows 16 --output {out}",
+    ),
+    DATA: Job(
+        "data_builders.build_mr2ag",
+        f"--config {{configs}}/mr2ag_data.yaml --dataset {WORLD} --index {INDEX} --output {{out}}",
+    ),
+    "plain": Job(
+        "data_builders.build_plain",
+        f"--config {{configs}}/plain_data.yaml --dataset {WORLD} --reflection {DATA} --index {INDEX} --output {{out}}",
+    ),
+    "export": Job("data_builders.export", f"--data {DATA} --to trl --output {{out}}"),
+    "tuned": Job(
+        "train.sft", f"--config {{configs}}/mr2ag_full.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
+    ),
+    "launched": Job(
+        "train.sft",
+        f"--model miniature/llava --train_data {DATA} --per_device_train_batch_size 4 {_TUNE}",
+        launched="mr2ag_full.yaml",
+        launcher_alone=True,
+    ),
+    "adapter": Job(
+        "train.sft", f"--config {{configs}}/mr2ag_lora.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
+    ),
+    "merged": Job("train.merge", "--checkpoint adapter --output {out}"),
+    "refined": Job(
+        "train.grpo",
+        f"--config {{configs}}/grpo.yaml --model tuned {_WORLD} --limit 16 --visual_limit 4 --max_steps 9 --epochs 9 "
+        "--per_device_train_batch_size 4 --save_steps 2 --logging_steps 1 --output_dir {out}",
+    ),
+    "probes": Job("data_builders.probe", _PROBE),
+    "probes_of_two": Job("data_builders.probe", _PROBE, launched="probe.yaml"),
+    "labels": Job("data_builders.derive_labels", f"--probes probes --dataset {WORLD} --output {{out}}"),
+    "evaluation": Job(
+        "inference.evaluate",
+        f"{_WORLD} --model tuned --base_model miniature/llava --limit 12 --pipelines closed_book naive_rag mr2ag "
+        "--output {out}",
+    ),
+    "text_rag": Job(
+        "inference.evaluate",
+        f"--dataset {WORLD} --text_index text_index --base_model miniature/llava --limit 4 --pipelines text_rag "
+        "--device cpu --output {out}",
+    ),
+    "trajectories": Job(
+        "inference.evaluate",
+        f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --text_index text_index --limit 6 "
+        "--base_model miniature/llava --pipelines mi_rag pmsr mrag_agent --iterations 2 --text_passages 4 "
+        "--pair_passages 2 --max_record_tokens 8 --max_new_tokens 8 --batch_questions 4 --device cpu --output {out}",
+    ),
+    "comparison": Job("inference.compare", "--evaluations trajectories text_rag --output {out}"),
+    "sweep": Job(
+        "inference.sweep",
+        f'--pipeline mr2ag --grid {{{{"gamma":[0.1,0.9],"top_n":[1,2]}}}} {_WORLD} --model tuned --limit 6 '
+        "--output {out}",
+    ),
+    "tables": Job(
+        "examples.miniature.papers_tables",
+        f"--runs {INPUTS}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
+        tells=("tables.md",),
+    ),
+    "scores": Job(
+        "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"
+    ),
+    "converted": Job("data_builders.convert", f"--config {INPUTS}/user/convert.yaml --output {{out}}"),
+    "lens": Job(
+        "data_builders.convert_lens",
+        f"--lens {INPUTS}/user/lens.csv --dataset {WORLD} --splits val_unseen_entity --output {{out}}/ranked.jsonl",
+    ),
+    "title_map": Job(
+        "examples.pocket.fit_title_map",
+        f"--pictures {INPUTS}/user/pictures.jsonl --knowledge {WORLD}/knowledge --vision {INPUTS}/tower "
+        "--text miniature/text --output {out}/map.safetensors",
+    ),
+    "assembled": Job(
+        "train.assemble_llava",
+        f"--language {INPUTS}/language --vision {INPUTS}/vision --dtype float32 --output {{out}}",
+    ),
+    "packed": Job("examples.pocket.pack", "--checkpoint tuned --output {out}"),
+    "bem": Job(
+        "metrics.convert_bem",
+        f"--variables {INPUTS}/bem/bem.npz --vocabulary {INPUTS}/bem/vocab.txt --examples {INPUTS}/bem/logits.json "
+        f"--names {INPUTS}/bem/names.json --output {{out}}",
+    ),
+    "pretrained": Job("examples.miniature.pretrain", "--family text --scale 0.02 --output {out}"),
+    "gallery": Job("examples.pocket.build_gallery", "--limit 3 --output {out}", fetches=True),
+    "fetched": Job("examples.pocket.fetch", "text", fetches=True),
+}
+"""The chain, by the name of what is written; undisturbed, each stands under that name."""
+
+
+def straight(job: Job, out: Path, log: Path) -> float:
+    """Run a command undisturbed; its seconds."""
+    began = time.monotonic()
+    with log.open("wb") as file:
+        command, environment = job.command(out), job.environment(out)
+        status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
+    if status not in ACCEPTED:
+        sys.exit(f"{job.module} ended with {status} undisturbed; see {log}")
+    return time.monotonic() - began
+
+
+def write_inputs(folder: Path) -> None:
+    """Write what the chain's commands read that none of them writes, beside its finished `world`.
+
+    In a process of its own: who forks later must not have computed with torch, whose threads a fork loses.
+    """
+    subprocess.run([sys.executable, str(Path(__file__).with_name("inputs.py")), str(folder)], check=True)
