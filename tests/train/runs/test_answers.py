@@ -24,7 +24,8 @@ from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.runs import answers
 from reflectune.train.runs.answers import AnswerReader, check_answers, has_answer, is_right
-from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.runs.supervised import fine_tune
 
 FAMILIES: list[Family] = ["llava", "qwen2_vl"]
 OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]

@@ -17,9 +17,9 @@ import yaml
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.checkpoints.model_card import front_matter, validation_metrics
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.runs.fine_tune import fine_tune
-from reflectune.train.runs.model_card import front_matter, validation
 
 
 @dataclass
@@ -178,8 +178,8 @@ def test_a_checkpoint_has_a_card(config: Callable[..., SftConfig], data_folder: 
     assert "\n| lora_r |" in body or method == "full"
 
 
-def test_a_hub_model_is_named_as_the_base(config: Callable[..., SftConfig]) -> None:
-    header = front_matter(config(), "llava-hf/llava-1.5-7b-hf")
+def test_a_hub_model_is_named_as_the_base() -> None:
+    header = front_matter("", "llava-hf/llava-1.5-7b-hf", method="full", scheme="mr2ag")
 
     assert header["base_model"] == "llava-hf/llava-1.5-7b-hf"
 
@@ -192,6 +192,6 @@ def test_the_cards_metrics_are_those_of_the_weights_step() -> None:
         {"step": 2, "loss": 1.0},
     ]
 
-    assert validation(history, 1) == {"loss": 2.0}
-    assert validation(history, 2) == {"loss": 4.0}
-    assert validation(history[:1], 1) == {}
+    assert validation_metrics(history, 1) == {"loss": 2.0}
+    assert validation_metrics(history, 2) == {"loss": 4.0}
+    assert validation_metrics(history[:1], 1) == {}

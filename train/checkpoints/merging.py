@@ -1,4 +1,4 @@
-"""Merges an adapter's checkpoint into a full one."""
+"""Merge an adapter's checkpoint into a full one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from reflectune.core.partials import writing
 from reflectune.models.loading import load, read_info, save_checkpoint, stored_dtype
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS
 from reflectune.models.weights.pretrained import as_dtype
-from reflectune.train.runs.checkpoints import refuse_full_disk
+from reflectune.train.checkpoints.records import refuse_full_disk
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How an adapter is merged: into what, and at which precision the result is written."""
+class Merge:
+    """A merge of an adapter: its base model, and the precision of the result."""
 
     base_model: str
     dtype: str
     remark: str
 
 
-def plan(checkpoint: str | Path, dtype: str = "auto") -> Plan:
-    """What would be merged.
+def plan_merge(checkpoint: str | Path, dtype: str = "auto") -> Merge:
+    """Plan the merge of an adapter.
 
     Args:
         checkpoint: The adapter's folder.
@@ -37,48 +37,48 @@ def plan(checkpoint: str | Path, dtype: str = "auto") -> Plan:
     base = str(info["base_model"])
     if dtype == "auto":
         dtype = str(stored_dtype(base) or "float32").removeprefix("torch.")
-    return Plan(base, dtype, " (its 4-bit weights written out)" if info.get("quantization") else "")
+    return Merge(base, dtype, " (its 4-bit weights written out)" if info.get("quantization") else "")
 
 
-def is_merged(checkpoint: str | Path, output: str | Path, how: Plan) -> bool:
-    """Whether a checkpoint is what `merge` would write, from the same adapter at the same precision.
+def is_merged(checkpoint: str | Path, output: str | Path, planned: Merge) -> bool:
+    """Return True if a checkpoint is the result of this merge.
 
     Raises:
         UserError: A record is missing or damaged.
     """
-    return _record(checkpoint, how).items() <= read_info(output).items()
+    return _record(checkpoint, planned).items() <= read_info(output).items()
 
 
-def _record(checkpoint: str | Path, how: Plan) -> dict[str, str]:
-    """What a merged checkpoint remembers of where it comes from."""
+def _record(checkpoint: str | Path, planned: Merge) -> dict[str, str]:
+    """Return the origin of a merged checkpoint, for its `reflectune.json`."""
     return {
-        "base_model": how.base_model,
+        "base_model": planned.base_model,
         "merged_from": str(Path(checkpoint).resolve()),
         "merged_adapter": file_fingerprint(Path(checkpoint, ADAPTER_WEIGHTS)),
-        "merged_dtype": how.dtype,
+        "merged_dtype": planned.dtype,
     }
 
 
-def merge(checkpoint: str | Path, output: str | Path, how: Plan) -> None:
-    """Add an adapter to its base model and write the whole. The folder appears at once, or not at all.
+def merge(checkpoint: str | Path, output: str | Path, planned: Merge) -> None:
+    """Add an adapter to its base model and write the result. The folder appears at once, or not at all.
 
-    Sums are made in fp32 and rounded once, whatever `dtype` is written.
+    Sums are computed in fp32 and rounded once.
 
     Args:
         checkpoint: The adapter's folder.
         output: The folder to write.
-        how: From `plan`.
+        planned: From `plan_merge`.
 
     Raises:
         UserError: The base model or the adapter cannot be loaded, or the disk is too full.
     """
     loaded = load(str(checkpoint))
     model: Any = loaded.model
-    model = model.to(as_dtype(how.dtype))
+    model = model.to(as_dtype(planned.dtype))
     model.config.dtype = model.dtype
     with writing(output) as partial:
         partial.mkdir()
         refuse_full_disk(partial, sum(p.numel() * p.element_size() for p in model.parameters()))
         info = {name: value for name, value in read_info(checkpoint).items() if name not in ("kind", "scheme")}
         assert loaded.scheme is not None  # an adapter without one is not loaded
-        save_checkpoint(partial, model, loaded.processor, loaded.scheme, info | _record(checkpoint, how))
+        save_checkpoint(partial, model, loaded.processor, loaded.scheme, info | _record(checkpoint, planned))

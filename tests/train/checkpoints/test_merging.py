@@ -13,13 +13,13 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.examples.miniature.models.architecture import Family, build_model
+from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.settings.sft import SftConfig
+from reflectune.train.checkpoints.merging import merge, plan_merge
 from reflectune.train.merge import MergeConfig
-from reflectune.train.runs.merging import merge, plan
-from reflectune.train.runs.parameters import add_adapters
+from reflectune.train.model.parameters import add_adapters
+from reflectune.train.settings.sft import SftConfig
 
 CASES = [
     pytest.param(family, tie, padding, id=f"{family}-{'tied' if tie else 'untied'}-{'padded' if padding else 'tight'}")
@@ -65,7 +65,7 @@ def test_merged_is_the_adapter_is_the_reloaded(
         build_model(family, tokenizer, size="test", tie_word_embeddings=tie, vocab_size=rows).save_pretrained(base)
     loaded, expected = adapter(base, tmp_path / "adapter")
 
-    merge(tmp_path / "adapter", tmp_path / "merged", plan(tmp_path / "adapter"))
+    merge(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter"))
 
     plain: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     ours = load(str(tmp_path / "merged"), scheme="mr2ag")
@@ -87,9 +87,9 @@ def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model: Callab
     record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
     (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(record))
 
-    merge(tmp_path / "adapter", tmp_path / "merged", how := plan(tmp_path / "adapter"))
+    merge(tmp_path / "adapter", tmp_path / "merged", planned := plan_merge(tmp_path / "adapter"))
 
-    assert "4-bit weights" in how.remark
+    assert "4-bit weights" in planned.remark
     plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
     assert torch.equal(logits(loaded, plain), logits(loaded, load(str(tmp_path / "adapter")).model))
@@ -100,8 +100,8 @@ def test_the_precision_is_the_bases_own_unless_asked_for(base_model: Callable[..
     adapter(base, tmp_path / "adapter")
     load(str(base)).model.bfloat16().save_pretrained(base)
 
-    assert plan(tmp_path / "adapter").dtype == "bfloat16"
-    merge(tmp_path / "adapter", tmp_path / "merged", plan(tmp_path / "adapter", "float16"))
+    assert plan_merge(tmp_path / "adapter").dtype == "bfloat16"
+    merge(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter", "float16"))
 
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config["dtype"] == "float16"

@@ -11,7 +11,7 @@ from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import model_name
-from reflectune.train.rewards.gate_policy import PolicyLoss
+from reflectune.train.rewards.gates.policy import PolicyLoss
 from reflectune.train.settings.training import TrainingConfig
 
 GATES = ("retrieve", "relevance")

@@ -1,8 +1,4 @@
-"""A checkpoint made public: its card, README.md, and its upload to the Hub.
-
-The card says what it was made from and how, what it can do, and how it is loaded. The checkpoint is whole on the disk
-before it is uploaded, and stays as it is.
-"""
+"""The card of a checkpoint, README.md, and its upload to the Hub."""
 
 from __future__ import annotations
 
@@ -21,22 +17,22 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, resolve
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
-from reflectune.train.runs.checkpoints import RECORD
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.checkpoints.records import RECORD
+from reflectune.train.settings.saving import PublishingConfig
 
 _SHOWN = (
     "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler warmup "
     "weight_decay epochs max_steps per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
 )
-"""Settings that a reader of the card looks for; all are in reflectune.json."""
+"""Settings that the card shows; all are in reflectune.json."""
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")
-"""Files that belong to the run, and not to the model."""
+"""Files of the run that are not part of the model."""
 
 
 def write_card(
     folder: str | Path,
     *,
-    config: TrainingConfig,
+    publishing: PublishingConfig,
     loaded: Loaded,
     data: str,
     settings: Mapping[str, Any],
@@ -46,31 +42,35 @@ def write_card(
     """Write README.md into a checkpoint's folder.
 
     Args:
-        folder: The checkpoint.
-        config: The run's.
-        loaded: What was trained.
-        data: The training data, in words.
+        folder: Folder of the checkpoint.
+        publishing: The repository, and the licence.
+        loaded: The base model, and the scheme.
+        data: Description of the training data.
         settings: Everything that determines the weights.
         history: The trainer's log.
-        step: Of the weights in the folder.
+        step: Step of the weights in the folder.
     """
     assert loaded.scheme is not None  # it was loaded with one
-    scheme, base = loaded.scheme, loaded.name
-    name = config.push_to_hub or Path(config.output_dir).resolve().name
+    scheme, base, method = loaded.scheme, loaded.name, settings["method"]
+    name = publishing.push_to_hub or Path(folder).resolve().name
     made = {
         "base model": base if _is_on_hub(base) else f"{Path(base).name} (a folder)",
         "base model's fingerprint": settings["model_fingerprint"],
-        "method": config.method,
+        "method": method,
         "scheme": scheme.name,
         "training data": data,
         "data's fingerprint": settings["data_fingerprint"],
         "steps": f"{step:,}",
-        "licence": config.licence or "not given: those of the base model and the data hold",
+        "licence": publishing.licence or "not given: those of the base model and the data hold",
     }
     tokens = {f"`{scheme.tokens[role]}`": words for role, words in scheme.descriptions.items()}
     parts = [
         "---",
-        yaml.safe_dump(front_matter(config, base), sort_keys=False, allow_unicode=True).rstrip(),
+        yaml.safe_dump(
+            front_matter(publishing.licence, base, method=method, scheme=scheme.name),
+            sort_keys=False,
+            allow_unicode=True,
+        ).rstrip(),
         "---",
         "",
         f"# {name}",
@@ -85,7 +85,7 @@ def write_card(
         "## How to load it",
         "",
         "```python",
-        *_loading(config.method),
+        *_loading(method),
         "```",
         "",
         "Tokens and prompts are in `scheme.json`; what it was trained with, in `reflectune.json`. Decode with",
@@ -96,24 +96,24 @@ def write_card(
 
 
 def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
-    """How much there is of which kind."""
+    """Count the questions by kind, and their branches."""
     kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(scheme.kind, examples)).items()))
     return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
 
 
-def front_matter(config: TrainingConfig, base: str) -> dict[str, Any]:
-    """What the Hub reads of a card; a base model that it does not know is left out."""
+def front_matter(licence: str, base: str, *, method: str, scheme: str) -> dict[str, Any]:
+    """Return the metadata that the Hub reads from a card; a base model that is a folder is left out."""
     return {
         **({"base_model": base} if _is_on_hub(base) else {}),
-        **({"license": config.licence} if config.licence else {}),
-        "library_name": "transformers" if config.method == "full" else "peft",
+        **({"license": licence} if licence else {}),
+        "library_name": "transformers" if method == "full" else "peft",
         "pipeline_tag": "image-text-to-text",
-        "tags": ["reflection-tokens", "retrieval-augmented-generation", "reflectune", config.scheme],
+        "tags": ["reflection-tokens", "retrieval-augmented-generation", "reflectune", scheme],
     }
 
 
-def validation(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
-    """What the last validation up to a step has measured, by metric; empty if there was none."""
+def validation_metrics(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
+    """Return the metrics of the last validation up to a step; empty if there was none."""
     metrics: dict[str, float] = {}
     for row in history:
         if row["step"] <= step and any(name.startswith("eval_") for name in row):
@@ -126,7 +126,7 @@ def _is_on_hub(base: str) -> bool:
 
 
 def _metrics(history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
-    metrics = validation(history, step)
+    metrics = validation_metrics(history, step)
     return _table(("validation", ""), {name: f"{value:.4f}" for name, value in metrics.items()}) if metrics else []
 
 
@@ -151,25 +151,25 @@ def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
     return [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
 
 
-def publish(config: TrainingConfig, args: TrainingArguments) -> None:
-    """Upload the finished checkpoint of a run, if its config says where to."""
-    if config.push_to_hub and args.should_save:
-        print(f"uploaded: {upload(config.output_dir, config.push_to_hub, private=config.hub_private)}", flush=True)
+def publish(folder: str | Path, publishing: PublishingConfig, args: TrainingArguments) -> None:
+    """Upload the finished checkpoint of a run, if the settings name a repository."""
+    if publishing.push_to_hub and args.should_save:
+        print(f"uploaded: {upload(folder, publishing.push_to_hub, private=publishing.hub_private)}", flush=True)
 
 
 def upload(folder: str | Path, repository: str, *, private: bool) -> str:
-    """Upload a checkpoint's own files: not those of earlier steps, nor the run's record.
+    """Upload a checkpoint's own files, without those of earlier steps and the run's record.
 
     Args:
-        folder: The checkpoint.
-        repository: `owner/name`; it is made if it is not there.
-        private: Whether a new one is private.
+        folder: Folder of the checkpoint.
+        repository: `owner/name`; created if it doesn't exist.
+        private: Make a new repository private.
 
     Returns:
-        The address of what was uploaded.
+        URL of the commit.
 
     Raises:
-        UserError: It failed; the message has the command that uploads it by hand.
+        UserError: The upload failed; the message has the command that uploads by hand.
     """
     from huggingface_hub import HfApi
 
@@ -183,11 +183,11 @@ def upload(folder: str | Path, repository: str, *, private: bool) -> str:
             allow_patterns=[re.sub(r"([\[*?])", r"[\1]", name) for name in files],
             commit_message="Upload a checkpoint of reflectune",
         )
-    except Exception as error:  # whatever it is, the user has the checkpoint and wants to know how to go on
+    except Exception as error:  # whatever it is, the checkpoint is finished, and the upload can be repeated
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"the checkpoint is finished, in {folder}, but it could not be uploaded to {repository}: {reason}\n"
             f"give the same command again, or upload it by hand:\n  hf upload {repository} {folder} "
-            f"{' '.join(f'--exclude {each!r}' for each in ('*/*', *_OWN))}{' --private' if private else ''}"
+            f"{' '.join(f'--exclude {pattern!r}' for pattern in ('*/*', *_OWN))}{' --private' if private else ''}"
         ) from error
     return str(done.commit_url)

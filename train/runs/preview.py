@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import TrainingArguments
 
 from reflectune.core.progress import duration
 from reflectune.models.attention.positions import inner_model
@@ -22,8 +23,8 @@ from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import forecast, largest_batch, seconds_of_batch
 from reflectune.train.estimates.memory import table
-from reflectune.train.runs.launch import sharding
-from reflectune.train.runs.parameters import count_by_tower
+from reflectune.train.model.parameters import parameter_table
+from reflectune.train.runs.launch import division, sharding
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.training import TrainingConfig
 
@@ -41,8 +42,7 @@ def describe(
     dataset: EncodedExamples,
     renderer: Renderer,
     steps: int,
-    device: torch.device,
-    processes: int,
+    args: TrainingArguments,
 ) -> str:
     """Data, tokens, parameters by tower, steps and time, memory, and an example of each kind with its spans marked.
 
@@ -52,19 +52,18 @@ def describe(
         dataset: The examples as it reads them.
         renderer: Decodes its tokens.
         steps: Of the whole run.
-        device: Where it will train; a batch is read there to see how long it takes.
-        processes: How many train together.
+        args: Arguments of the trainer; a batch is read on its device to see how long it takes.
     """
     sample = [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
     return "\n".join(
         [
             *_data_lines(config, dataset, sample, renderer.processor, inner_model(model).config.image_token_id),
-            _batch_line(config, dataset, processes),
+            _batch_line(config, dataset, args.world_size),
             parameter_table(model),
             f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
             travel_line(config, model, steps),
-            *_memory_lines(config, model, sample, device, processes),
-            _time_line(config, model, sample, steps, device),
+            *_memory_lines(config, model, sample, args),
+            _time_line(config, model, sample, steps, args.device),
             *_example_lines(dataset, renderer),
         ]
     )
@@ -75,14 +74,6 @@ def marked(tree: Tree, renderer: Renderer) -> str:
     lines = [_marked_segment(tree.prefix, renderer)]
     lines += [f"  ├ {_marked_segment(branch, renderer)}" for branch in tree.branches]
     return "\n".join(lines)
-
-
-def parameter_table(model: nn.Module) -> str:
-    """Trainable parameters, whole and by tower."""
-    counts = count_by_tower(model)
-    trainable, total = (sum(getattr(c, kind) for c in counts.values()) for kind in ("trainable", "total"))
-    lines = [f"  {tower}: {count.trainable:,} of {count.total:,}" for tower, count in counts.items()]
-    return "\n".join([f"trainable parameters: {trainable:,} of {total:,}", *lines])
 
 
 def _data_lines(
@@ -115,11 +106,11 @@ def _batch_line(config: SftConfig, dataset: EncodedExamples, processes: int) -> 
 
 
 def _memory_lines(
-    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], device: torch.device, processes: int
+    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], args: TrainingArguments
 ) -> list[str]:
     patch_size = Architecture.of(inner_model(model).config).patch_size
     batch = largest_batch(sample, config.per_device_train_batch_size, patch_size)
-    predicted = forecast(config, model, batch, device, processes)
+    predicted = forecast(config, model, batch, args.device, division(os.environ, args.world_size))
     head = f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):"
     return [head, *table(predicted.parts(), predicted.available)]
 

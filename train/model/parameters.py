@@ -32,7 +32,7 @@ _NARROW = r".*language_model.*_proj"
 
 
 @dataclass(frozen=True)
-class Count:
+class ParameterCount:
     """Parameters of one tower."""
 
     trainable: int
@@ -103,7 +103,7 @@ def freeze_unread(model: nn.Module) -> None:
             module.requires_grad_(False)
 
 
-def count_by_tower(model: nn.Module) -> dict[str, Count]:
+def count_by_tower(model: nn.Module) -> dict[str, ParameterCount]:
     """Trainable and total parameters of each tower; a tied matrix counts once."""
     trainable: dict[str, int] = {}
     total: dict[str, int] = {}
@@ -114,7 +114,15 @@ def count_by_tower(model: nn.Module) -> dict[str, Count]:
         count = parameter_count(parameter)
         total[tower] = total.get(tower, 0) + count
         trainable[tower] = trainable.get(tower, 0) + (count if parameter.requires_grad else 0)
-    return {tower: Count(trainable[tower], total[tower]) for tower, _ in _TOWERS if tower in total}
+    return {tower: ParameterCount(trainable[tower], total[tower]) for tower, _ in _TOWERS if tower in total}
+
+
+def parameter_table(model: nn.Module) -> str:
+    """Format the trainable parameters, in all and by tower."""
+    counts = count_by_tower(model)
+    trainable, total = (sum(getattr(c, kind) for c in counts.values()) for kind in ("trainable", "total"))
+    lines = [f"  {tower}: {count.trainable:,} of {count.total:,}" for tower, count in counts.items()]
+    return "\n".join([f"trainable parameters: {trainable:,} of {total:,}", *lines])
 
 
 def parameter_count(parameter: nn.Parameter) -> int:

@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import PreTrainedModel, ProgressCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from reflectune.core.errors import UserError
 from reflectune.train.data.order import FollowEpochs
-from reflectune.train.rewards.answer_prompts import PromptProcessor
-from reflectune.train.rewards.answer_rewards import Reward
-from reflectune.train.runs.checkpointed import CheckpointedTrainer, Save
-from reflectune.train.runs.logs import LogFile, Progress
-
-
-@dataclass(frozen=True, eq=False)
-class AnswerRun:
-    """What a run trains, on what, and how it is kept.
-
-    Attributes:
-        model: The model, with whatever shall not train frozen.
-        args: TRL's arguments.
-        rows: Of its data set; see `rows_of`.
-        processor: Renders their prompts.
-        rewards: In the order of `args.reward_weights`.
-        save: Writes model, processor and scheme into a folder.
-        settings: What determines the run.
-    """
-
-    model: PreTrainedModel | PeftModel
-    args: GRPOConfig
-    rows: Sequence[Mapping[str, Any]]
-    processor: PromptProcessor
-    rewards: Sequence[Reward]
-    save: Save
-    settings: Mapping[str, Any]
+from reflectune.train.rewards.answers.prompts import PromptProcessor
+from reflectune.train.rewards.answers.rewards import Reward
+from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
+from reflectune.train.runs.logs import LogFile
 
 
 class PromptOrder(Sampler[int]):
     """TRL's order of the prompts, each as often as it has replies, as a pure function of its seed and the epoch.
 
-    TRL's sampler (1.16) shuffles each epoch with the generator that the epoch before left, and knows no epochs: a run
-    that is resumed in a later one would read the first one's order. Here the shuffles before are drawn again, so that
-    every epoch has the order that it has in a run that nothing interrupts. Can go once TRL's sampler follows epochs.
+    TRL's sampler (1.16) continues one generator through all epochs, so that a resumed run would begin with the first
+    epoch's order. Here the shuffles of earlier epochs are drawn again. Can go once TRL's sampler follows epochs.
 
     Args:
         sampler: TRL's, which shuffles.
@@ -78,24 +51,27 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
     """Trains answers by GRPO; sampling, advantages, loss and the order of the prompts are TRL's.
 
     Args:
-        run: What trains, on what, and how it is kept.
+        run: The model, TRL's arguments, and how checkpoints are written.
+        rows: Rows of TRL's data set; see `rows_of`.
+        processor: Renders their prompts.
+        rewards: In the order of `args.reward_weights`.
     """
 
-    def __init__(self, run: AnswerRun) -> None:
+    def __init__(
+        self, run: Run, rows: Sequence[Mapping[str, Any]], processor: PromptProcessor, rewards: Sequence[Reward]
+    ) -> None:
         GRPOTrainer.__init__(
             self,
             run.model,
-            [*run.rewards],
+            [*rewards],
             run.args,
-            Dataset.from_list([dict(row) for row in run.rows]),
-            processing_class=run.processor,
+            Dataset.from_list([dict(row) for row in rows]),
+            processing_class=processor,
             callbacks=[LogFile()],
         )
         self._order = PromptOrder(GRPOTrainer._get_train_sampler(self))
         self.add_callback(FollowEpochs(self._order))
-        self.keep_checkpoints(run.model, run.save, run.settings)
-        if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
-            self.add_callback(Progress())
+        self.keep_checkpoints(run)
 
     def compute_loss(
         self,
@@ -104,7 +80,7 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """TRL's loss.
+        """Return TRL's loss.
 
         Raises:
             UserError: It is not finite.
@@ -118,7 +94,7 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         return loss
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the checkpoint's card is ours, and is written at the end."""
+        """Do nothing: the checkpoint's card is ours, and is written at the end."""
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
         return self._order

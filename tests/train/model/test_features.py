@@ -12,17 +12,20 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from transformers import TrainingArguments
 from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.architecture import FAMILIES, Family
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.loading import Loaded, load
-from reflectune.examples.miniature.models.architecture import FAMILIES, Family
+from reflectune.train.data.examples import Collator, TrainingData, load_training_data
+from reflectune.train.model.features import cache_features
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.runs.arguments import common_arguments
+from reflectune.train.runs.supervised import encoded_examples, fine_tune
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.data.examples import Collator, load_training_data
-from reflectune.train.runs.fine_tune import encoded_examples, fine_tune, prepare_model, training_arguments
-from reflectune.train.runs.features import cache_features
 
 TOWERS: dict[Family, Any] = {"llava": CLIPVisionModel, "qwen2_vl": Qwen2VisionTransformerPretrainedModel}
 FROZEN: dict[Family, list[str]] = {"llava": ["projector"], "qwen2_vl": ["language_model"]}
@@ -62,12 +65,19 @@ def files(run: SftConfig) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in Path(run.cache_features).rglob("*") if path.is_file()}
 
 
+def fill_cache(run: SftConfig, loaded: Loaded, data: TrainingData) -> None:
+    """Cache the features of the data, as a run does before it trains."""
+    args = TrainingArguments(**common_arguments(run))
+    pictures = [(data.examples, data.image_roots)]
+    cache_features(run, loaded, pictures, args, trained_towers=run.trained_towers, autocast=run.dtype)
+
+
 def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
     """Loss and gradients of a batch, and the batch."""
     loaded = load(run.model, scheme=run.scheme)
     data = load_training_data(run.parts(), run.scheme)
     if run.cache_features:
-        cache_features(run, loaded, [(data.examples, data.image_roots)], training_arguments(run))
+        fill_cache(run, loaded, data)
     model = prepare_model(loaded, run)
     dataset = encoded_examples(data.examples, data.image_roots, loaded, run)
     batch = Collator(loaded.model)([dataset[index] for index in range(examples)])
@@ -259,7 +269,7 @@ def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions: Ca
     run = captions()
     loaded: Loaded = load(run.model, scheme=run.scheme)
     data = load_training_data(run.parts(), run.scheme)
-    cache_features(run, loaded, [(data.examples, data.image_roots)], training_arguments(run))
+    fill_cache(run, loaded, data)
     dataset = encoded_examples(data.examples, data.image_roots, loaded, run)
     paths = [Path(path) for path in files(run)]
 

@@ -1,4 +1,4 @@
-"""The trainer of gates: that of fine-tuning with another objective, and rewards that are measured anew on the way."""
+"""The trainer of gates: that of fine-tuning with another objective, and rewards that are measured again on the way."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
-from reflectune.train.rewards.gate_policy import (
+from reflectune.train.data.examples import Collator
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.rewards.gates.policy import (
     PolicyLoss,
     divergence,
     expected_rewards,
     gate_losses,
     outcome_probabilities,
 )
-from reflectune.train.rewards.gate_trees import Costs, Rewards, rewards_of
-from reflectune.train.runs.trainer import ReflectionTrainer, TrainingRun
+from reflectune.train.rewards.gates.trees import Costs, GateExamples, Rewards, rewards_of
+from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.trainer import ReflectionTrainer
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is trained for.
+    """The objective of a run.
 
     Attributes:
-        costs: What is taken off rewards.
+        costs: Costs that reduce rewards.
         beta: Weight of the divergence from the start.
-        hold: Weight of what else is held; see `gate_tree`.
-        policy_loss: See `reflectune.train.rewards.gate_policy.gate_losses`.
+        hold: Weight of the outputs that are held; see `gate_tree`.
+        policy_loss: See `reflectune.train.rewards.gates.policy.gate_losses`.
         pairs: The positive and the negative token of the retrieval gate, and of the relevance gate.
     """
 
@@ -46,31 +49,41 @@ class Objective:
 class GateTrainer(ReflectionTrainer):
     """Trains gates on batches of `GateExamples`.
 
-    The reference is what the first round of measuring read from the gates: no second model is in memory. A later
-    round takes the outcomes anew, with the weights as they are by then.
+    The reference is the gates' values in the first round of measuring: no second model is in memory. A later round
+    measures the outcomes again, with the weights of its step.
 
     Args:
-        run: What trains, on what, and how it is kept.
-        objective: What is trained for.
-        first: The first round's outcomes.
-        measure: Makes later rounds'.
-        refresh_steps: Steps from one round to the next; 0 for the first one alone.
+        run: The model, the arguments, and how checkpoints are written.
+        dataset: The examples.
+        collator: Makes a batch of them.
+        order: The order in which to read them.
+        projector_learning_rate: Peak learning rate of the projector; None for that of all other weights.
+        objective: The objective.
+        first: Outcomes of the first round.
+        measure: Measures the outcomes of later rounds.
+        refresh_steps: Steps from one round to the next; 0 for the first round alone.
     """
 
     def __init__(
         self,
-        run: TrainingRun,
+        run: Run,
+        dataset: GateExamples,
+        collator: Collator,
+        order: TrainingOrder,
         *,
+        projector_learning_rate: float | None = None,
         objective: Objective,
         first: Sequence[GateOutcome],
         measure: Measure,
         refresh_steps: int = 0,
     ) -> None:
-        super().__init__(run)
+        super().__init__(run, dataset, collator, order, projector_learning_rate=projector_learning_rate)
         self._objective, self._measure = objective, measure
         self._reference = {outcome.question_id: rewards_of(outcome, objective.costs).log_odds for outcome in first}
         self._held = {
-            outcome.question_id: [each.log_odds for each in outcome.anchor.passages if each.log_odds is not None]
+            outcome.question_id: [
+                passage.log_odds for passage in outcome.anchor.passages if passage.log_odds is not None
+            ]
             for outcome in first
         }
         self._rewards = self._by_question(first)
@@ -78,7 +91,7 @@ class GateTrainer(ReflectionTrainer):
         self.add_callback(_Refresh(self, refresh_steps))
 
     def take_round(self, number: int, *, kept: bool = False) -> None:
-        """Go on with the rewards of a later round; `kept` if an earlier run has measured it."""
+        """Continue with the rewards of a later round; `kept` if an earlier run has measured it."""
         self._bare_model.eval()
         with self.accelerator.autocast():
             outcomes = self._measure(number, kept=kept)
@@ -86,28 +99,37 @@ class GateTrainer(ReflectionTrainer):
         self._rewards = self._by_question(outcomes)
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
-        """The weighted loss of a batch: of its refined gates, and of the gates and words that are held as they were."""
+        """Return the weighted loss of a batch: of its trained gates, and of the gates and words that are held."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
-        places = labels[:, 1:] != IGNORE  # position i predicts label i + 1
-        logits = model(**inputs, logits_to_keep=F.pad(places, (0, 1)), use_cache=False).logits.float()
-        targets, kept = labels[:, 1:][places], weights[:, 1:][places]  # (places,), as the rows of logits
+        supervised = labels[:, 1:] != IGNORE  # position i predicts label i + 1
+        logits = model(**inputs, logits_to_keep=F.pad(supervised, (0, 1)), use_cache=False).logits.float()
+        targets, target_weights = (
+            labels[:, 1:][supervised],
+            weights[:, 1:][supervised],
+        )  # (supervised,), as logits' rows
         is_gate = sum(targets == yes for yes, _ in self._objective.pairs).bool()
         log_odds = self._log_odds(logits[is_gate], targets[is_gate])
         reference, rewards, is_held = self._known(sample_ids, log_odds)
         is_refined, retrieval = ~is_held, targets[is_gate] == self._objective.pairs[0][0]
-        how, weigh, spoken = self._objective, kept[is_gate], kept[~is_gate]
-        refined = gate_losses(log_odds[is_refined], reference[is_refined], rewards, beta=how.beta, kind=how.policy_loss)
+        goal, gate_weights, word_weights = self._objective, target_weights[is_gate], target_weights[~is_gate]
+        refined = gate_losses(
+            log_odds[is_refined], reference[is_refined], rewards, beta=goal.beta, kind=goal.policy_loss
+        )
         gates = divergence(log_odds[is_held], reference[is_held])
         words = F.cross_entropy(logits[~is_gate], targets[~is_gate], reduction="none")
-        held = (gates * weigh[is_held]).sum() + (words * spoken).sum()
+        held = (gates * gate_weights[is_held]).sum() + (words * word_weights).sum()
         self._count(
-            log_odds[is_refined].detach(), reference[is_refined], rewards, retrieval[is_refined], weigh[is_refined]
+            log_odds[is_refined].detach(),
+            reference[is_refined],
+            rewards,
+            retrieval[is_refined],
+            gate_weights[is_refined],
         )
-        self._sums[5:] += torch.stack([held.detach(), weigh[is_held].sum() + spoken.sum()]).cpu()
-        return (refined * weigh[is_refined]).sum() + held
+        self._sums[5:] += torch.stack([held.detach(), gate_weights[is_held].sum() + word_weights.sum()]).cpu()
+        return (refined * gate_weights[is_refined]).sum() + held
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with means since the last time: E_π[R], the probability of retrieving, the divergence, what is held."""
+        """Log with means since the last row: E_π[R], probability of retrieving, divergence, loss of held outputs."""
         if "loss" in logs:
             sums = self.accelerator.reduce(self._sums.to(self.args.device), "sum").tolist()
             self._sums.zero_()
@@ -120,14 +142,14 @@ class GateTrainer(ReflectionTrainer):
         super().log(logs, start_time)
 
     def _log_odds(self, logits: Tensor, positive: Tensor) -> Tensor:
-        """z of each gate from logits of shape (gates, vocabulary) and its positive token: shape (gates,)."""
+        """Compute z of each gate from logits (gates, vocabulary) and its positive token: shape (gates,)."""
         negative = positive.clone()
         for yes, no in self._objective.pairs:
             negative[positive == yes] = no
         return (logits.gather(1, positive[:, None]) - logits.gather(1, negative[:, None]))[:, 0]
 
     def _known(self, sample_ids: Sequence[str], log_odds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Reference log-odds (gates,), rewards of the refined gates (refined, 2), and which gates are held (gates,)."""
+        """Return reference log-odds (gates,), rewards of trained gates (trained, 2), a mask of held gates (gates,)."""
         reference: list[float] = []
         rewards: list[tuple[float, float]] = []
         is_held: list[bool] = []
@@ -145,17 +167,17 @@ class GateTrainer(ReflectionTrainer):
             expected_rewards(probabilities, rewards) * weights,
             divergence(log_odds, reference) * weights,
             weights,
-            probabilities[:, 0] * retrieval * weights,  # a retrieval gate weighs one, and a filler's nothing
+            probabilities[:, 0] * retrieval * weights,  # a retrieval gate weighs 1, a filler's 0
             retrieval * weights,
         ]
-        self._sums[:5] += torch.stack([each.sum() for each in counted]).cpu()
+        self._sums[:5] += torch.stack([values.sum() for values in counted]).cpu()
 
     def _by_question(self, outcomes: Sequence[GateOutcome]) -> dict[str, Rewards]:
         return {outcome.question_id: rewards_of(outcome, self._objective.costs) for outcome in outcomes}
 
 
 class _Refresh(TrainerCallback):
-    """Has the rewards measured anew every so many steps. A step's round is a function of its number alone."""
+    """Measures the rewards again every `steps` steps. The round of a step is a function of its number alone."""
 
     def __init__(self, trainer: GateTrainer, steps: int) -> None:
         super().__init__()

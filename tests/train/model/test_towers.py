@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from reflectune.models.loading import load
 from reflectune.examples.miniature.models.architecture import FAMILIES, Family
+from reflectune.models.loading import load
+from reflectune.train.checkpoints.merging import merge, plan_merge
+from reflectune.train.model.loading import load_base, prepare_model
+from reflectune.train.model.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
+from reflectune.train.runs.checkpointed_trainer import load_weights
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.runs.checkpointed import load_weights
-from reflectune.train.runs.fine_tune import fine_tune, load_base, prepare_model, training_arguments
-from reflectune.train.runs.merging import merge, plan
-from reflectune.train.runs.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
 
 STAGE_1: dict[str, Any] = {"scheme": "plain", "train_towers": ["projector"]}
 STAGE_2: dict[str, Any] = {"scheme": "plain", "method": "lora", "train_towers": ["projector", "language_model"]}
@@ -85,7 +86,7 @@ def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(
     run = captions(family=family, max_steps=2, **STAGE_2)
     fine_tune(run)
     loaded = load(run.output_dir).model.state_dict()
-    merge(run.output_dir, tmp_path / "whole", plan(run.output_dir))
+    merge(run.output_dir, tmp_path / "whole", plan_merge(run.output_dir))
 
     assert moved(load(run.model).model.state_dict(), loaded) == {"projector", "language model"}
     assert moved(loaded, load(str(tmp_path / "whole")).model.state_dict()) == set()
@@ -114,7 +115,7 @@ def test_a_base_that_is_stored_in_half_precision_is_held_and_written_in_it(
     whole.processor.save_pretrained(tmp_path / "half")
     run = replace(run, model=str(tmp_path / "half"))
 
-    model = prepare_model(load_base(run, training_arguments(run)), run)
+    model = prepare_model(load_base(run, torch.device("cpu")), run)
     held = {tower: p.dtype for name, p in model.named_parameters() for tower in [tower_of(name)]}
     fine_tune(run)
     before, after = (load(folder, dtype="bfloat16").model.state_dict() for folder in (run.model, run.output_dir))

@@ -29,7 +29,7 @@ from reflectune.examples.miniature.models.architecture import build_clip, build_
 from reflectune.models.loading import load
 from reflectune.models.weights.projector import PROJECTOR
 from reflectune.train import assemble_llava
-from reflectune.train.runs.llava_assemble import assemble
+from reflectune.train.checkpoints.llava import assemble
 from reflectune.train.runs.llava_config import AssembleConfig
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
