@@ -1,387 +1,343 @@
-"""Configs: a YAML file and command-line overrides into dataclasses, checked whole before anything is loaded."""
+"""Declare the settings of a command, read them from a YAML file and flags, and report all problems at once."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import difflib
 import sys
-import types
 import typing
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from types import FunctionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from reflectune.core.addresses import conceal_address
-from reflectune.core.checks import Check, number, one_line, short
 from reflectune.core.errors import UserError
-from reflectune.core.strict_yaml import parse_value, read_yaml, storable
+from reflectune.core.flags import Problem, help_text, kind_of, options_of, read_flags, split_config, unknown_key
+from reflectune.core.parsing import read_yaml
+from reflectune.core.values import LARGEST_NUMBER, one_line, short
 
-Value = TypeVar("Value")
-
-DTYPES: Final = ("float32", "bfloat16", "float16")
-"""Precisions that a model is loaded in."""
-
-DEVICE_MAPS: Final = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Ways to spread one model's layers over several GPUs, by transformers' names."""
+Check = TypeVar("Check", bound=Callable[[Any], Iterable[str]])
 
 
 def setting(
     default: Any,
-    text: str,
+    help: str,
     *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    choices: Sequence[str] = (),
-    says: str = "",
-    check: Check | None = None,
-    repr: bool = True,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    needed: str | None = None,
+    secret: bool = False,
 ) -> Any:
-    """A field of a config class, with the help that `--help` prints and the bounds that `parse_config` checks.
-
-    Of a list each item must be within the bounds. A number must be finite, whatever they are.
+    """Declare a key of a `Settings` class.
 
     Args:
-        default: The value if none is given. Of a list or mapping each instance gets its own copy.
-        text: The help.
-        low: The least value.
-        high: The greatest one.
-        above: The value must be greater than this.
-        choices: The names that are valid, in the order that an error lists them.
-        says: What an error says of a wrong value before it shows it; by the bounds if unset.
-        check: Of `reflectune.core.checks` or like those: what is wrong with a value, "" if nothing is.
-        repr: Whether the value is shown, in errors too; False for one that may hold a secret.
+        default: The value if none is given. Each instance gets its own copy of a list or mapping.
+        help: A line for `--help`.
+        ge: Least value. The bounds of a list's items belong to their type: `list[Share]`.
+        gt: Bound that the value must exceed.
+        le: Greatest value.
+        needed: Marks a key that must be given. Says what to give, e.g. "a data set folder"; "" if the name says it.
+        secret: The value may hold a password: no error and no help shows it.
+    """
+    extra = None if needed is None else {"needed": needed}
+    return Field(default, description=help, ge=ge, gt=gt, le=le, repr=not secret, json_schema_extra=extra)  # type: ignore[arg-type]
+
+
+def cross_check(method: Check) -> Check:
+    """Mark a method of a `Settings` class that returns problems of several keys, or of files that they name.
+
+    `Settings.problems` calls every marked method, those of base classes first. A subclass replaces one by a method of
+    the same name. A check ends without a word at the first key that is wrong by itself.
+    """
+    method.is_cross_check = True  # type: ignore[attr-defined]
+    return method
+
+
+class Settings(BaseModel):
+    """Keys of a config, each declared once by what reads it.
+
+    A command's config class inherits the settings that it needs. Values are validated when an instance is made; values
+    that must fit each other are checked by methods with `cross_check`.
 
     Example:
-        >>> @dataclasses.dataclass
-        ... class Settings:
-        ...     steps: int = setting(10, "steps between checkpoints", low=1)
-        >>> bound_problems(Settings(steps=0), Settings)
-        ['`steps` must be at least 1, found 0']
+        >>> class TrainingSettings(Settings):
+        ...     steps: int = setting(10, "steps between checkpoints", ge=1)
+        ...     output: OutputFolder = setting("", "folder for the checkpoint", needed="")
+        >>> find_problems(TrainingSettings, {"steps": 0})
+        ['`steps` must be at least 1, found 0', '`output` is needed']
     """
-    metadata = {"help": text, "bounds": _Bounds(low, high, above, tuple(choices), says, check)}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata, repr=repr)
-    return dataclasses.field(default=default, metadata=metadata, repr=repr)
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
+        defer_build=True,
+    )
+
+    @classmethod
+    def of(cls, config: Settings) -> Self:
+        """Return the part of a larger config that these settings are."""
+        return cls.model_construct(**{name: getattr(config, name) for name in cls.model_fields})
+
+    def problems(self) -> list[str]:
+        """Return the problems that the cross-checks find, one sentence each."""
+        problems: list[str] = []
+        for name in _cross_checks(type(self)):
+            try:
+                problems.extend(getattr(self, name)())
+            except _WrongKey:
+                continue
+        return list(dict.fromkeys(problems))
+
+    @cross_check
+    def needed_problems(self) -> Iterable[str]:
+        """Return the keys that are needed and not given."""
+        for name, field in type(self).model_fields.items():
+            extra = field.json_schema_extra
+            value = self.__dict__.get(name, True)  # a key that is wrong is given
+            if isinstance(extra, dict) and not (value.strip() if isinstance(value, str) else value):
+                yield f"`{name}` is needed" + (f": {extra['needed']}" if extra["needed"] else "")
+
+    @field_validator("*")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        """Refuse numbers that JSON doesn't hold exactly, and texts that no file can hold."""
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, (int, float)) and abs(item) > LARGEST_NUMBER:
+                digits = f"{item:g}" if isinstance(item, float) else f"a number of {item.bit_length()} bits"
+                raise ValueError(f"must be between -{LARGEST_NUMBER:,} and {LARGEST_NUMBER:,}, found {digits}")
+            if isinstance(item, str) and ("\0" in item or any("\ud800" <= c <= "\udfff" for c in item)):
+                raise ValueError("holds a zero byte or half of a surrogate pair, which no file can hold")
+        return value
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class two of whose bases have different checks of one name: one would replace the other."""
+        for name in _cross_checks(cls):
+            used = next(base for base in cls.__mro__ if name in vars(base))
+            for base in cls.__mro__:
+                if name in vars(base) and not issubclass(used, base):
+                    raise TypeError(f"{used.__name__} and {base.__name__} both have a check `{name}`; rename one")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise _WrongKey(name)
+            return super().__getattr__(name)
 
 
-def bound_problems(config: Any, kind: type | None = None) -> list[str]:
-    """The values of a config that are out of bounds, one sentence each. A key that is unset by None may be None.
+Config = TypeVar("Config", bound=Settings)
+
+
+def parse_config(kind: type[Config], argv: Sequence[str] | None = None, program: str = "") -> Config:
+    """Read `--config FILE.yaml` and `--key value` flags into a config. Flags override the file.
+
+    Lists are given as `--splits a b` or as JSON, mappings as JSON: `--splits '{"train": "train.json"}'`. Of a key that
+    is given twice the last value counts. `--help` prints the keys and exits.
 
     Args:
-        config: An instance of `kind`, or of a class that inherits it.
-        kind: A config class. Fields that it declares itself are checked, those that it inherits are not; all are if
-            it is None.
-    """
-    declared_fields = config.__dataclass_fields__ if kind is None else vars(kind).get("__annotations__", {})
-    problems = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        is_unset = value is None and field.default is None
-        if field.name in declared_fields and not is_unset:
-            bounds = field.metadata.get("bounds", _NO_BOUNDS)
-            for item in value if isinstance(value, list) else [value]:
-                problems.append(bounds.problem(field.name, item, is_secret=not field.repr))
-    return [problem for problem in problems if problem]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Bounds:
-    low: float | None
-    high: float | None
-    above: float | None
-    choices: tuple[str, ...]
-    says: str
-    check: Check | None
-
-    def problem(self, name: str, value: Any, is_secret: bool) -> str:
-        """What is wrong with a value, which is shown unless it is secret; "" if it is within the bounds."""
-
-        def shown() -> str:
-            return "another value" if is_secret else short(str(value))
-
-        if self.choices and value not in self.choices:
-            return f"`{name}` is one of {', '.join(self.choices)}; found `{shown()}`"
-        is_low = self.low is not None and not value >= self.low  # so that NaN is out of bounds
-        is_high = self.high is not None and not value <= self.high
-        if is_low or is_high or (self.above is not None and not value > self.above):
-            return f"`{name}` {self.says or self._in_words()}, found {shown()}"
-        if told := number(value) or (self.check(value) if self.check else ""):
-            return f"`{name}` {told}"
-        return ""
-
-    def _in_words(self) -> str:
-        if self.above is not None:
-            return f"must be above {self.above:g}"
-        if self.low is None:
-            return f"must be at most {self.high:g}"
-        return (
-            f"must be at least {self.low:g}" if self.high is None else f"must be between {self.low:g} and {self.high:g}"
-        )
-
-
-_NO_BOUNDS: Final = _Bounds(None, None, None, (), "", None)
-
-
-def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Read `--config FILE.yaml` and `--key value` overrides into one instance of each dataclass.
-
-    Of a key that the command line has twice the last value counts, so that a script's can be overridden; in a file it
-    is an error. A list or mapping may be given as JSON: `--splits '{"train": "train.json"}'`. A config class may have a
-    method `problems() -> list[str]`, which says what is wrong with its values. Unknown keys (with the nearest valid
-    one), wrong types, values out of their fields' bounds and those problems are collected and reported in one error.
-
-    Args:
-        kinds: Dataclasses whose fields together are the valid keys.
+        kind: The config class.
         argv: The command line without the program's name; `sys.argv[1:]` if None.
+        program: The program's name in the help.
 
     Raises:
-        UserError: Lists every problem found.
+        UserError: Lists every problem found: unknown keys with the nearest valid one, wrong types, values out of
+            bounds, and the problems that cross-checks find in the other keys.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    hints = {name: hint for kind in kinds for name, hint in _field_types(kind).items()}
-    hidden = {field.name for kind in kinds for field in dataclasses.fields(kind) if not field.repr}
-    path, arguments, issues = split_config(arguments)
-    values, yaml_issues = _read_file(path, hints, hidden) if path is not None else ({}, [])
-    structured, arguments, flag_issues = _take_structured(arguments, hints)
-    _report(issues + yaml_issues + flag_issues + _check_flags(arguments, hints))
-    parsed = _parse(kinds, {**values, **structured}, arguments, hidden)
-    for config in parsed:
-        for name in hidden & vars(config).keys():
-            conceal_address(str(getattr(config, name)))
-    _report([issue for config in parsed for issue in _config_problems(config)])
-    return parsed
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"--help", "-h"} & set(words):
+        print(help_text(kind, program or Path(sys.argv[0]).name))
+        sys.exit(0)
+    path, words, unclear = split_config(words)
+    given, problems = read_flags(kind.model_fields, words)
+    values: dict[str, Any] = {}
+    if not unclear and path is not None:
+        try:
+            values = _read_file(path)
+        except UserError as error:
+            unclear = [str(error)]
+    if unclear:
+        _report(unclear + [problem.text for problem in problems])
+    problems = [
+        unknown_key(str(key), kind.model_fields, str(path)) for key in values if key not in kind.model_fields
+    ] + problems
+    known = {key: value for key, value in values.items() if key in kind.model_fields}
+    return _checked(kind, {**known, **given}, problems)
 
 
-def read_config(kind: type[Value], path: str | Path, **changes: str) -> Value:
-    """Read a YAML file into a config, with some keys changed: a command that runs others by their files.
+def read_config(kind: type[Config], path: str | Path, **changes: str) -> Config:
+    """Read a YAML file into a config, with some keys changed.
 
     Args:
-        kind: The config.
+        kind: The config class.
         path: The file.
-        **changes: Values as a command line has them; those of a list are separated by commas.
+        **changes: Values as flags have them; items of a list are separated by commas.
 
     Raises:
         UserError: As `parse_config`.
     """
-    lists = {name for name, hint in typing.get_type_hints(kind).items() if typing.get_origin(hint) is list}
+    lists = {name for name, field in kind.model_fields.items() if kind_of(field) == "list"}
     values = {name: value.split(",") if name in lists else [value] for name, value in changes.items()}
     flags = [text for name, texts in values.items() for text in (f"--{name}", *texts)]
-    (config,) = parse_config(kind, argv=["--config", str(path), *flags])
-    value: Value = config
-    return value
+    return parse_config(kind, ["--config", str(path), *flags])
 
 
-def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
-    """The file that `--config FILE` or `--config=FILE` names, the other arguments, and what is wrong with it."""
-    paths: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word.startswith("--config="):
-            paths.append(word.removeprefix("--config="))
-        elif word == "--config":
-            paths.append(next(words, ""))
-        else:
-            rest.append(word)
-    if len(paths) > 1:
-        return None, rest, [f"`--config` is given {len(paths)} times, with {' and '.join(paths)}; give one file"]
-    if not paths:
-        return None, rest, []
-    if not paths[0] or paths[0].startswith("--"):
-        return None, rest, ["--config needs the path of a YAML file"]
-    return Path(paths[0]), rest, []
+def make_config(kind: type[Config], **values: Any) -> Config:
+    """Make a config of Python values, checked as those of a file are.
+
+    Raises:
+        UserError: Lists every problem found.
+    """
+    return _checked(kind, values)
 
 
-def _report(issues: Sequence[str]) -> None:
-    if issues:
-        raise UserError("\n  ".join(["the config has problems:", *dict.fromkeys(map(one_line, issues))]))
+def find_problems(kind: type[Settings], values: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a config's values, one sentence each."""
+    return _validate(kind, values, set())[1]
 
 
-def _config_problems(config: Any) -> list[str]:
-    """What is wrong with a config's values; files are only looked at if the fields are right by themselves."""
-    issues = bound_problems(config)
-    try:
-        return issues + (config.problems() if hasattr(config, "problems") else [])
-    except (TypeError, ValueError, OverflowError):
-        if issues:  # a value that is out of bounds may be one that nothing can be computed with
-            return issues
-        raise
+def union(name: str, *kinds: type[Settings]) -> type[Settings]:
+    """Make one config class of several, e.g. of shared settings and those of each registered pipeline.
+
+    Args:
+        name: Name of the class.
+        *kinds: Settings classes. They may share base classes.
+
+    Raises:
+        TypeError: Two of them declare the same key.
+
+    Example:
+        >>> Both = union("Both", SearchSettings, PmsrSettings)
+    """
+    owners: dict[str, type] = {}
+    for kind in kinds:
+        for key in kind.model_fields:
+            owner = next(base for base in kind.__mro__ if key in vars(base).get("__annotations__", ()))
+            if owners.setdefault(key, owner) is not owner:
+                raise TypeError(f"{owners[key].__name__} and {owner.__name__} both declare the key `{key}`")
+    most_derived = tuple(kind for kind in kinds if not any(kind is not k and issubclass(k, kind) for k in kinds))
+    return type(name, most_derived, {"__doc__": f"Keys of {', '.join(k.__name__ for k in kinds)}."})
 
 
-def _parse(kinds: Sequence[Any], values: Mapping[str, Any], arguments: list[str], hidden: Set[str]) -> tuple[Any, ...]:
-    """Instances of the classes, from what a file says and what the command line says instead."""
-    from trl import TrlParser  # slow to import, so only once the config's keys are known to be right
-
-    class Parser(TrlParser):
-        @staticmethod
-        def _parse_dataclass_field(parser: Any, field: dataclasses.Field) -> None:
-            # transformers (5) hands all of a field's metadata to argparse, which knows no bounds
-            told = copy.copy(field)
-            told.metadata = types.MappingProxyType({k: v for k, v in field.metadata.items() if k != "bounds"})
-            TrlParser._parse_dataclass_field(parser, told)
-
-        def error(self, message: str) -> NoReturn:  # argparse would print the usage of every key around it
-            _report([f"command line: {short(message)}; --help lists the keys"])
-            raise AssertionError  # reported above
-
-    parser = Parser(list(kinds), allow_abbrev=False)
-    parser.set_defaults_with_config(**values)
-    *parsed, left = parser.parse_args_into_dataclasses(
-        arguments, return_remaining_strings=True, look_for_args_file=False
-    )
-    _report([_stray(word, arguments, hidden) for word in left])
-    return tuple(parsed)
+class _WrongKey(Exception):
+    """A check reads a key whose value is wrong. (An AttributeError would get lost in properties.)"""
 
 
-def _stray(word: str, arguments: Sequence[str], hidden: Set[str]) -> str:
-    before = [argument[2:] for argument in arguments[: arguments.index(word)] if argument.startswith("--")]
-    if before and before[-1].split("=")[0].replace("-", "_") in hidden:
-        return f"command line: `--{before[-1].split('=')[0]}` takes one word; put quotes around it"
-    return f"command line: stray word `{word[:100]}`; a key is given as --key value, the file as --config FILE"
+def _cross_checks(kind: type) -> list[str]:
+    names = [name for base in reversed(kind.__mro__) for name, it in vars(base).items() if _is_cross_check(it)]
+    return list(dict.fromkeys(names))
 
 
-def _field_types(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+def _is_cross_check(value: Any) -> bool:
+    return isinstance(value, FunctionType) and getattr(value, "is_cross_check", False)
 
 
-def _read_file(path: Path, hints: dict[str, Any], hidden: Set[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of a YAML file, and what is wrong with them."""
-    try:
-        values = read_yaml(path)
-    except UserError as error:
-        return {}, [str(error)]
+def _read_file(path: Path) -> dict[str, Any]:
+    values = read_yaml(path)
     if not isinstance(values, dict):
-        return {}, [f"{path} must hold `key: value` lines, found {type(values).__name__}"]
-    issues = []
-    for key, value in values.items():
-        if key not in hints:
-            issues.append(f"{path}: {_unknown(str(key), hints)}")
-        elif not _fits(value, hints[key]):
-            shown = f"a value of type {type(value).__name__}" if key in hidden else short(repr(value))
-            issues.append(f"{path}: `{key}` should be {_describe(hints[key])}, found {shown}")
-    return {} if issues else {key: _as_numbers(value, hints[key]) for key, value in values.items()}, issues
+        raise UserError(f"{path} must hold `key: value` lines, found {type(values).__name__}")
+    return values
 
 
-def _take_structured(arguments: Sequence[str], hints: dict[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The lists and mappings that a command line gives as JSON, the other arguments, and what is wrong with them."""
-    values: dict[str, Any] = {}
-    rest: list[str] = []
-    issues: list[str] = []
-    position = 0
-    while position < len(arguments):
-        word, position = arguments[position], position + 1
-        flag, equals, text = word.partition("=")
-        name = flag[2:].replace("-", "_")
-        if not equals and position < len(arguments):
-            text = arguments[position]
-        alone = bool(equals) or position + 1 >= len(arguments) or arguments[position + 1].startswith("--")
-        if not (word.startswith("--") and name in hints and alone and _is_structured(text, hints[name])):
-            rest.append(word)
-            continue
-        position += 0 if equals else 1
-        try:
-            value = parse_value(text)
-        except ValueError as error:
-            issues.append(f"command line: `{name}` should be {_describe(hints[name])}: {error}")
-            continue
-        if _fits(value, hints[name]):
-            values[name] = _as_numbers(value, hints[name])
-        else:
-            issues.append(f"command line: `{name}` should be {_describe(hints[name])}, found {short(repr(value))}")
-    return values, rest, issues
+def _checked(kind: type[Config], values: Mapping[str, Any], problems: Sequence[Problem] = ()) -> Config:
+    config, found = _validate(kind, values, {problem.key for problem in problems})
+    _report([*(problem.text for problem in problems), *found])
+    assert config is not None
+    return config
 
 
-def _is_structured(text: str, hint: Any) -> bool:
-    """Whether an argument is to be read as JSON or YAML: by its field's type, and by how it begins."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    kinds = [typing.get_origin(option) or option for option in options]
-    if dict in kinds:
-        return bool(text) and not text.startswith("--")
-    begins = text.lstrip()[:1]
-    if any(isinstance(kind, type) and issubclass(kind, dict) for kind in kinds):
-        return begins == "{"
-    return list in kinds and begins == "[" and text.rstrip().endswith("]")
-
-
-def _check_flags(arguments: list[str], hints: dict[str, Any]) -> list[str]:
-    names = [argument[2:].split("=")[0] for argument in arguments if argument.startswith("--")]
-    known = {*hints, *(f"no_{name}" for name in hints), "help"}
-    issues = [f"command line: {_unknown(name, hints)}" for name in names if name.replace("-", "_") not in known]
-    for argument in arguments:
-        try:
-            storable(argument)
-        except ValueError as error:
-            issues.append(f"command line: a word {error}; write it as UTF-8")
-    return issues
-
-
-def _unknown(key: str, hints: dict[str, Any]) -> str:
-    near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-    return f"unknown key `{key}`" + (f"; did you mean `{near[0]}`?" if near else "")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a YAML value can stand for a field of this type. YAML reads `2e-5` as a string, so numbers may be one."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in inner)
-    if origin is Literal:
-        return value in inner
-    if origin in (list, tuple):
-        item = inner[0] if inner else Any
-        return isinstance(value, list) and all(_fits(element, item) for element in value)
-    if origin is dict or hint is dict:
-        return isinstance(value, dict) and (not inner or all(_fits(key, inner[0]) for key in value))
-    if hint is type(None):
-        return value is None
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint in (int, float):
-        return _is_number(value, hint)
-    if isinstance(hint, type) and issubclass(hint, str):
-        return isinstance(value, str)
-    if isinstance(hint, type) and issubclass(hint, dict):  # a text too: it reads one
-        return isinstance(value, str) or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
-    return not (isinstance(hint, type) and issubclass(hint, int)) or type(value) not in (bool, list, dict, type(None))
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return False
-    if kind is int:
-        return isinstance(value, int)
+def _validate(kind: type[Config], values: Mapping[str, Any], wrong: Set[str]) -> tuple[Config | None, list[str]]:
+    """Make a config; if keys are wrong, one that lacks them. Return it and all problems."""
+    for name, field in kind.model_fields.items():
+        if not field.repr:
+            conceal_address(str(values.get(name, "")))
+    problems: list[str] = []
     try:
-        float(value)
-    except ValueError:
-        return False
-    return True
+        config = kind.model_validate(dict(values))
+    except ValidationError as error:
+        problems = [_in_words(kind, item) for item in error.errors(include_url=False)]
+        wrong = wrong | {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+        try:
+            config = kind.model_validate({name: value for name, value in values.items() if name not in wrong})
+        except ValidationError:
+            return None, problems
+    for name in wrong & config.__dict__.keys():
+        del config.__dict__[name]
+    return config, list(dict.fromkeys(problems + config.problems()))
 
 
-def _as_numbers(value: Any, hint: Any) -> Any:
-    """A value of a file in which a number that YAML reads as a text, such as `2e-5`, is one."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        fitting = [option for option in inner if _fits(value, option)]
-        return _as_numbers(value, fitting[0])
-    if origin is list and inner:
-        return [_as_numbers(item, inner[0]) for item in value]
-    return float(value) if hint is float and isinstance(value, str) else value
+def _report(problems: Sequence[str]) -> None:
+    if problems:
+        raise UserError("\n  ".join(["the config has problems:", *dict.fromkeys(map(one_line, problems))]))
 
 
-def _describe(hint: Any) -> str:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+def _in_words(kind: type[Settings], error: Any) -> str:
+    """Return a problem that pydantic found as a sentence: the key, what was expected, what was found."""
+    location, code, value = error["loc"], error["type"], error["input"]
+    name = str(location[0]) if location else ""
+    if code == "extra_forbidden":
+        return unknown_key(name, kind.model_fields, kind.__name__).text
+    field = kind.model_fields.get(name)
+    if field is None:
+        return str(error["msg"])
+    if code in ("value_error", "assertion_error"):
+        return f"`{name}` {error['ctx']['error']}"
+    shown = short(str(value)) if field.repr else "another value"
+    if code in _BOUNDS:
+        return f"`{name}` must be {_bounds_in_words(field)}, found {shown}"
+    if code == "finite_number":
+        return f"`{name}` must be a finite number, found {shown}"
+    shown = short(repr(value)) if field.repr else f"a value of type {type(value).__name__}"
+    return f"`{name}` should be {_type_in_words(field.annotation)}, found {shown}"
+
+
+_BOUNDS: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+
+
+def _bounds_in_words(field: FieldInfo) -> str:
+    found = [*field.metadata, *_nested_metadata(field.annotation)]
+    (least, above, most) = (
+        next((getattr(item, name) for item in found if isinstance(item, kind)), None)
+        for kind, name in ((Ge, "ge"), (Gt, "gt"), (Le, "le"))
+    )
+    if above is not None:
+        return f"above {_shown(above)}" + (f" and at most {_shown(most)}" if most is not None else "")
+    if least is None:
+        return f"at most {_shown(most)}"
+    return f"at least {_shown(least)}" if most is None else f"between {_shown(least)} and {_shown(most)}"
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def _nested_metadata(annotation: Any) -> list[Any]:
+    """Return what `Annotated` adds to the items of a list or the options of a union."""
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
+        own = [item for field in inner[1:] for item in (field.metadata if isinstance(field, FieldInfo) else [field])]
+        return own + _nested_metadata(inner[0])
+    return [item for argument in inner for item in _nested_metadata(argument)]
+
+
+def _type_in_words(annotation: Any) -> str:
+    return " or ".join(_option_in_words(option) for option in options_of(annotation))
+
+
+def _option_in_words(option: Any) -> str:
+    origin, inner = typing.get_origin(option), typing.get_args(option)
     if origin is Literal:
         return "one of " + ", ".join(map(repr, inner))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in inner if option is not type(None))
-    if origin in (list, tuple):
-        return f"a list of {_describe(inner[0])}" if inner else "a list"
-    if origin is dict:
+    if origin is list:
+        return f"a list of {_type_in_words(inner[0])}"
+    if origin is dict or (isinstance(option, type) and issubclass(option, dict)):
         return "a mapping"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return names.get(option, getattr(option, "__name__", str(option)))

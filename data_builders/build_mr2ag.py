@@ -16,7 +16,7 @@ from reflectune.data_builders.mr2ag.config import BuildConfig
 @entry_point
 def main() -> None:
     """Parse the config, then build."""
-    (config,) = parse_config(BuildConfig)
+    config = parse_config(BuildConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.mr2ag.run import run  # slow to import: after the config is right
 

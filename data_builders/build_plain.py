@@ -15,7 +15,7 @@ from reflectune.data_builders.plain.config import PlainConfig
 @entry_point
 def main() -> None:
     """Parse the config, then build."""
-    (config,) = parse_config(PlainConfig)
+    config = parse_config(PlainConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.plain.build import run  # slow to import: after the config is right
 

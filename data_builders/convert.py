@@ -18,7 +18,7 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 @entry_point
 def main() -> None:
     """Parse the config and convert."""
-    (config,) = parse_config(ConvertConfig)
+    config = parse_config(ConvertConfig)
     hold(config.output, unless=config.dry_run or config.check)
     from reflectune.data_builders.conversion.run import check, convert, preview
 

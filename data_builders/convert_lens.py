@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import InputFile, OutputFile, SplitName
 
 
-@dataclass
-class LensConfig:
+class LensConfig(Settings):
     """Which pictures' results to take, from where, and where to."""
 
-    lens: str = setting("", "lens_entities.csv of Encyclopedic-VQA", check=checks.file)
-    dataset: str = setting("", "data set folder that convert made of Encyclopedic-VQA")
-    splits: list[str] = setting(["test"], "whose pictures", check=checks.split_name)
-    inaturalist: str = setting("", "val.json of iNaturalist 2021: file names of its pictures", check=checks.file)
-    output: str = setting("", "JSONL file for the ranked entities", check=checks.output_file)
+    lens: InputFile = setting("", "lens_entities.csv of Encyclopedic-VQA", needed="")
+    dataset: str = setting("", "data set folder that convert made of Encyclopedic-VQA", needed="")
+    splits: list[SplitName] = setting(["test"], "whose pictures", needed="")
+    inaturalist: InputFile = setting("", "val.json of iNaturalist 2021: file names of its pictures")
+    output: OutputFile = setting("", "JSONL file for the ranked entities", needed="")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+    @cross_check
+    def lens_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
         from reflectune.formats.dataset import split_issues  # slow to import
 
-        issues = [f"`{name}` is needed" for name in ("lens", "dataset", "splits", "output") if not getattr(self, name)]
+        issues: list[str] = []
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
             issues.append(f"`dataset`: {self.dataset} has no dataset.json; give a folder that convert wrote")
-        return issues + bound_problems(self, LensConfig) + split_issues("splits", self.dataset, self.splits)
+        return issues + split_issues("splits", self.dataset, self.splits)
 
 
 def run(config: LensConfig) -> None:
@@ -66,7 +65,7 @@ def run(config: LensConfig) -> None:
 @entry_point
 def main() -> None:
     """Parse the config, then convert."""
-    (config,) = parse_config(LensConfig)
+    config = parse_config(LensConfig)
     hold(config.output)
     run(config)
 

@@ -15,7 +15,7 @@ from reflectune.data_builders.mmkb.config import DeriveConfig
 @entry_point
 def main() -> None:
     """Parse the config, then derive."""
-    (config,) = parse_config(DeriveConfig)
+    config = parse_config(DeriveConfig)
     hold(config.output)
     from reflectune.data_builders.mmkb.run import run
 

@@ -19,7 +19,7 @@ from reflectune.data_builders.exporting.config import ExportConfig
 @entry_point
 def main() -> None:
     """Parse the config, then export."""
-    (config,) = parse_config(ExportConfig)
+    config = parse_config(ExportConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.exporting.run import describe, export  # slow to import: after the config is right
 

@@ -6,35 +6,35 @@ stopped when the same command is given again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import SplitName, output_of
 
 
-@dataclass
-class DuplicatesConfig:
+class DuplicatesConfig(Settings):
     """Whose pictures to compare with which knowledge base's, and where to."""
 
-    dataset: str = setting("", "data set folder whose pictures are the test pictures")
-    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "whose pictures", check=checks.split_name)
+    dataset: str = setting("", "data set folder whose pictures are the test pictures", needed="")
+    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "whose pictures", needed="")
     knowledge: str = setting("", "the knowledge base; default: the data set's")
-    distance: int = setting(0, "bits of 64 that the hashes of near-duplicates may differ in; PMSR: 0", low=0, high=64)
-    output: str = setting("", "folder for near_duplicates.jsonl and hashes.jsonl", check=checks.output_of())
+    distance: int = setting(0, "bits of 64 that the hashes of near-duplicates may differ in; PMSR: 0", ge=0, le=64)
+    output: Annotated[str, output_of()] = setting("", "folder for near_duplicates.jsonl and hashes.jsonl", needed="")
     dry_run: bool = setting(False, "count the pictures, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+    @cross_check
+    def duplicates_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
         from reflectune.formats.dataset import split_issues  # slow to import
 
-        issues = [f"`{name}` is needed" for name in ("dataset", "splits", "output") if not getattr(self, name)]
+        issues: list[str] = []
         for key, marker in (("dataset", "dataset.json"), ("knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 issues.append(f"`{key}`: {folder} has no {marker}; give a folder that build_world or convert wrote")
-        return issues + bound_problems(self, DuplicatesConfig) + split_issues("splits", self.dataset, self.splits)
+        return issues + split_issues("splits", self.dataset, self.splits)
 
 
 def run(config: DuplicatesConfig) -> None:
@@ -70,7 +70,7 @@ def run(config: DuplicatesConfig) -> None:
 @entry_point
 def main() -> None:
     """Parse the config, then compare."""
-    (config,) = parse_config(DuplicatesConfig)
+    config = parse_config(DuplicatesConfig)
     hold(config.output, unless=config.dry_run)
     run(config)
 

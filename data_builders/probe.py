@@ -15,7 +15,7 @@ from reflectune.data_builders.probing.config import ProbeConfig
 @entry_point
 def main() -> None:
     """Parse the config, then probe."""
-    (config,) = parse_config(ProbeConfig)
+    config = parse_config(ProbeConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.probing.run import run  # slow to import: after the config is right
 

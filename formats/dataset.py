@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from reflectune.core.checks import short
 from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.types import Evidence, FollowUp, Question
+from reflectune.core.values import short
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.parts import is_in_part

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from typing import Annotated, Final
 
-from reflectune.core.checks import short
 from reflectune.core.types import Question
+from reflectune.core.values import checked_by, short
 
 _FORM: Final = re.compile(r"([1-9]\d{0,2})/([1-9]\d{0,2})")
 
@@ -22,6 +22,9 @@ def part_problem(value: str) -> str:
     if not value or (form and int(form[1]) <= int(form[2])):
         return ""
     return f"must be like 1/2, the first of two parts, found `{short(value)}`"
+
+
+PartName = Annotated[str, checked_by(part_problem)]
 
 
 def is_in_part(question: Question, part: str) -> bool:

@@ -12,7 +12,7 @@ from reflectune.inference.running.config import AnswerConfig
 @entry_point
 def main() -> None:
     """Read the config, answer, and print the decision, the passages with their scores, and the answer."""
-    (config,) = parse_config(AnswerConfig)
+    config = parse_config(AnswerConfig)
     from reflectune.inference.report.words import (
         explain,  # slow to import, so only once the config is known to be right
     )
@@ -23,7 +23,7 @@ def main() -> None:
         print(single.describe(config))
         return
     trace = single.answer(config)
-    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.json else explain(trace))
+    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else explain(trace))
 
 
 if __name__ == "__main__":

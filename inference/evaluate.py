@@ -14,7 +14,7 @@ from reflectune.inference.running.config import EvaluateConfig
 @entry_point
 def main() -> None:
     """Read the config, run the pipelines, and print the scores."""
-    (config,) = parse_config(EvaluateConfig)
+    config = parse_config(EvaluateConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.inference.running import experiment  # slow to import, so only once the config is known to be right
 

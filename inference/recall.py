@@ -16,7 +16,7 @@ from reflectune.inference.running.config import RecallConfig
 @entry_point
 def main() -> None:
     """Read the config, search, and print a table for each split."""
-    (config,) = parse_config(RecallConfig)
+    config = parse_config(RecallConfig)
     hold(config.output, unless=not config.output)
     from reflectune.core.durable import write_json  # slow to import, as what follows: after the config is right
     from reflectune.inference.running.recall import run

@@ -19,7 +19,7 @@ from reflectune.inference.reproduction.config import ReproduceConfig
 @entry_point
 def main() -> None:
     """Read the list, then show how far it is, or run it."""
-    (config,) = parse_config(ReproduceConfig)
+    config = parse_config(ReproduceConfig)
     hold(config.folder(), unless=config.status or config.dry_run)
     from reflectune.inference.reproduction import running, status, tables  # slow to import: after the config is right
 

@@ -15,14 +15,14 @@ from reflectune.inference.trace_files.opening import ShowTraceConfig, find_trace
 @entry_point
 def main() -> None:
     """Read the config, and print each pipeline's trace of the question, or all traces as JSONL."""
-    (config,) = parse_config(ShowTraceConfig)
+    config = parse_config(ShowTraceConfig)
 
     if not config.question:
         for trace in chain.from_iterable(map(read_traces, config.files().values())):
             print(json.dumps(to_row(trace), ensure_ascii=False))
         return
     for name, trace in find_traces(config.files(), config.question).items():
-        if config.json:
+        if config.as_json:
             print(json.dumps(to_row(trace), indent=2, ensure_ascii=False))
         else:
             print(f"{name}, question {trace.question_id}\n{trace.error or explain(trace)}\n")

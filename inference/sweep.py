@@ -14,7 +14,7 @@ from reflectune.inference.sweeps.config import SweepConfig
 @entry_point
 def main() -> None:
     """Read the config, run all points over one set of forward passes, and print their scores."""
-    (config,) = parse_config(SweepConfig)
+    config = parse_config(SweepConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.inference.sweeps.run import describe, run  # slow to import: after the config is right
 

@@ -5,31 +5,32 @@ DIR holds what lmms-eval wrote (`--output_path DIR --log_samples`), one run a mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import entry_point
+from reflectune.core.values import InputFolder
 
 
-@dataclass
-class VisualBenchmarksConfig:
+class VisualBenchmarksConfig(Settings):
     """Whose results are set side by side."""
 
-    results: str = setting("", "folder below which lmms-eval wrote its results", check=checks.folder)
+    results: InputFolder = setting(
+        "", "folder below which lmms-eval wrote its results", needed="what lmms-eval's --output_path named"
+    )
     dry_run: bool = setting(False, "say what would be read, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        issues = [] if self.results else ["`results` is needed: what lmms-eval's --output_path named"]
-        return issues + bound_problems(self, VisualBenchmarksConfig)
+    @cross_check
+    def visual_benchmarks_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
+        return issues
 
 
 @entry_point
 def main() -> None:
     """Read the results and print the table."""
-    (config,) = parse_config(VisualBenchmarksConfig)
+    config = parse_config(VisualBenchmarksConfig)
     from reflectune.inference.lmms.results import RESULTS, read_outcomes, table
 
     if config.dry_run:

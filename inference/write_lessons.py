@@ -15,7 +15,7 @@ from reflectune.inference.lessons.config import LessonsConfig
 @entry_point
 def main() -> None:
     """Parse the config, then write."""
-    (config,) = parse_config(LessonsConfig)
+    config = parse_config(LessonsConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.inference.lessons.writing import run  # slow to import: after the config is right
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core.config import setting
+from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
 from reflectune.formats.dataset import MANIFEST, load_manifest, metric_of
 from reflectune.metrics.judging.bem import Bem, load_bem
 from reflectune.metrics.scoring.registry import METRICS, Metric, find_metric_name, metric_problems
-from reflectune.models.names import bem_name
+from reflectune.models.names import BemName
 
 
-@dataclass
-class MetricConfig:
+class MetricConfig(Settings):
     """By which metric answers are scored."""
 
     metric: str = setting(
@@ -22,7 +20,7 @@ class MetricConfig:
         "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
         "is the part of it without a model. One of " + ", ".join(METRICS),
     )
-    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`", check=bem_name)
+    bem: BemName = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
 
     def scored_by(self, dataset: str) -> Metric:
         """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""
@@ -31,7 +29,7 @@ class MetricConfig:
         return metric_of(load_manifest(dataset), Path(dataset, MANIFEST))
 
     def metric_issues(self, dataset: str) -> list[str]:
-        """What is wrong with the metric or lacks for it, one sentence each; a missing data set is said elsewhere."""
+        """Return the problems of the metric for a data set. A missing data set is not one of them."""
         if not self.metric and not Path(dataset or "", MANIFEST).is_file():
             return []
         try:

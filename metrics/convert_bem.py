@@ -5,28 +5,27 @@ How the two files are made, once, with TensorFlow: the docstring of `reflectune/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core import checks
-from reflectune.core.config import parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import OutputFolder
 
 
-@dataclass
-class ConvertBemConfig:
+class ConvertBemConfig(Settings):
     """What is converted, and what it is checked against."""
 
     variables: str = setting("", ".npz of the TensorFlow module's variables")
     vocabulary: str = setting("", "vocab.txt of BERT base uncased")
     examples: str = setting("", "JSON list of triples with the original's logits")
-    output: str = setting("", "checkpoint folder to write", check=checks.output_folder)
+    output: OutputFolder = setting("", "checkpoint folder to write")
     names: str = setting("", "JSON mapping of TensorFlow names to PyTorch names, where they are not known")
     dry_run: bool = setting(False, "say what would be converted, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
+    @cross_check
+    def convert_bem_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
         needed = {"variables": self.variables, "vocabulary": self.vocabulary, "examples": self.examples}
         missing = [f"`{key}` is needed" for key, value in {**needed, "output": self.output}.items() if not value]
         files = {key: path for key, path in {**needed, "names": self.names}.items() if path}
@@ -36,7 +35,7 @@ class ConvertBemConfig:
 @entry_point
 def main() -> None:
     """Parse the config and convert."""
-    (config,) = parse_config(ConvertBemConfig)
+    config = parse_config(ConvertBemConfig)
     hold(config.output, unless=config.dry_run)
     if config.dry_run:
         print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")

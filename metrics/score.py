@@ -5,28 +5,27 @@ P is a file of InfoSeek's, EchoSight's, ReflectiVA's or PMSR's layout, or our tr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core import checks
-from reflectune.core.config import parse_config, setting
+from reflectune.core.config import cross_check, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import Device, OutputFile, Seed, SplitName
 from reflectune.metrics.scoring.registry import Metric, MetricChoice, metric_problems
-from reflectune.models.names import bem_name
+from reflectune.models.names import BemName
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
-@dataclass
 class ScoreConfig(RemoteConfig):
     """What is scored, against what, and how."""
 
-    predictions: str = setting("", "prediction file, or ReflectiVA's folder of split_*.json")
-    dataset: str = setting("", "data set folder")
+    predictions: str = setting("", "prediction file, or ReflectiVA's folder of split_*.json", needed="")
+    dataset: str = setting("", "data set folder", needed="")
     against: str = setting("", "a second prediction file, compared by a paired test")
     repairs: str = setting(
         "", "repaired answers: JSONL, or ARA's _fixed.csv; a table sets them beside the original ones"
@@ -38,44 +37,48 @@ class ScoreConfig(RemoteConfig):
     mode: Literal["official", "strict"] = setting(
         "official", "strict: a missing answer is wrong, a doubled one an error"
     )
-    splits: list[str] = setting([], "splits to score; if none, those with predictions", check=checks.split_name)
-    bem: str = setting("", "folder or hub id of a converted BEM, for `evqa`", check=bem_name)
-    device: str = setting("cpu", "where BEM computes", check=checks.device)
+    splits: list[SplitName] = setting([], "splits to score; if none, those with predictions")
+    bem: BemName = setting("", "folder or hub id of a converted BEM, for `evqa`")
+    device: Device = setting("cpu", "where BEM computes")
     judge: Literal["", "pmsr", "mrag"] = setting(
         "", "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"
     )
-    seed: int = setting(0, "seed of the intervals and the paired test", low=0, high=checks.MOST_SEED)
-    output: str = setting("", "JSON file to write the scores to", check=checks.output_file)
+    seed: Seed = setting(0, "seed of the intervals and the paired test")
+    output: OutputFile = setting("", "JSON file to write the scores to")
     dry_run: bool = setting(False, "say what would be scored, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        needed = {"predictions": self.predictions, "dataset": self.dataset}
-        issues = [f"`{key}` is needed" for key, value in needed.items() if not value]
-        more = {key: getattr(self, key) for key in ("against", "repairs", "repaired_predictions")}
-        paths = {key: path for key, path in {**needed, **more}.items() if path}
-        issues += [f"`{key}`: not found: {path}" for key, path in paths.items() if not Path(path).exists()]
+    @cross_check
+    def input_problems(self) -> Iterator[str]:
+        """Yield the problems of files that are read."""
+        for key in ("predictions", "dataset", "against", "repairs", "repaired_predictions"):
+            if (path := getattr(self, key)) and not Path(path).exists():
+                yield f"`{key}`: not found: {path}"
         if self.repaired_predictions and not self.repairs:
-            issues.append("`repairs` is needed by `repaired_predictions`: the file that says what was repaired")
-        issues += self.dataset_issues()
-        issues += self.metric_issues()
-        issues += self.llm_problems() if self.judge else []
-        if self.judge and not self.judge_cache:
-            issues.append("`output` or `llm_cache` is needed: it says where the judge's replies are kept")
-        if self.judge and "temperature" in self.llm_options:
-            issues.append("`llm_options` can't set the temperature of a judge: it is 0")
-        return issues
+            yield "`repairs` is needed by `repaired_predictions`: the file that says what was repaired"
 
-    def dataset_issues(self) -> list[str]:
-        """What is wrong with the data set, a folder that is not there apart."""
+    @cross_check
+    def judge_problems(self) -> Iterator[str]:
+        """Yield the problems of the judge's keys, if one is asked."""
+        if not self.judge:
+            return
+        yield from self.llm_problems()
+        if not self.judge_cache:
+            yield "`output` or `llm_cache` is needed: it says where the judge's replies are kept"
+        if "temperature" in self.llm_options:
+            yield "`llm_options` can't set the temperature of a judge: it is 0"
+
+    @cross_check
+    def dataset_problems(self) -> list[str]:
+        """Return the problems of the data set and its splits. A missing folder is not one of them."""
         from reflectune.formats.dataset import MANIFEST, split_issues  # slow to import, and above this floor
 
         if self.dataset and Path(self.dataset).exists() and not Path(self.dataset, MANIFEST).is_file():
             return [f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one"]
         return split_issues("splits", self.dataset, self.splits)
 
-    def metric_issues(self) -> list[str]:
-        """What is wrong with the metric, or lacks for it; a missing data set is said elsewhere."""
+    @cross_check
+    def metric_problems(self) -> list[str]:
+        """Return the problem of the metric or of BEM. A missing data set is not one of them."""
         if not self.metric and not Path(self.dataset or "", "dataset.json").is_file():
             return []
         try:
@@ -98,7 +101,7 @@ class ScoreConfig(RemoteConfig):
 @entry_point
 def main() -> None:
     """Parse the config, score, print, and write the JSON file."""
-    (config,) = parse_config(ScoreConfig)
+    config = parse_config(ScoreConfig)
     hold(config.output, unless=config.dry_run)
     if config.dry_run:
         print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")

@@ -6,57 +6,55 @@ VQA's programs are known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import InputFile, OutputFile, SplitName
 
 
-@dataclass
-class SubmissionConfig:
+class SubmissionConfig(Settings):
     """Whose answers are handed in, to which program."""
 
     predictions: str = setting("", "traces of an evaluation, or a prediction file that `metrics.score` reads")
-    check: str = setting("", "a file to check, in place of writing one", check=checks.file)
-    dataset: str = setting("", "data set folder")
-    splits: list[str] = setting([], "splits to cover; if none, those with answers", check=checks.split_name)
+    check: InputFile = setting("", "a file to check, in place of writing one")
+    dataset: str = setting("", "data set folder", needed="")
+    splits: list[SplitName] = setting([], "splits to cover; if none, those with answers")
     layout: Literal["", "infoseek", "evqa", "vqa"] = setting(
         "", "whose program reads it; by the data set's metric if unset"
     )
-    official: str = setting(
+    official: InputFile = setting(
         "",
         "the official file of questions, to cover rows that the data set lacks: InfoSeek's annotations, E-VQA's CSV, "
         "or VQA's questions",
-        check=checks.file,
     )
     fill_missing: bool = setting(False, "give a question without an answer an empty one")
-    output: str = setting("", "file to write", check=checks.output_file)
+    output: OutputFile = setting("", "file to write")
     dry_run: bool = setting(False, "say what would be written or checked, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+    @cross_check
+    def input_problems(self) -> Iterator[str]:
+        """Yield the problems of what is read, and of what is to be done."""
         from reflectune.formats.dataset import MANIFEST, split_issues  # slow to import, and above this floor
 
-        issues = [] if self.dataset else ["`dataset` is needed"]
         if bool(self.predictions) == bool(self.check):
-            issues.append("give either `predictions`, to write a file, or `check`, to check one")
+            yield "give either `predictions`, to write a file, or `check`, to check one"
         if self.predictions and not self.output:
-            issues.append("`output` is needed: the file to write")
+            yield "`output` is needed: the file to write"
         if self.predictions and not Path(self.predictions).exists():
-            issues.append(f"`predictions`: not found: {self.predictions}")
+            yield f"`predictions`: not found: {self.predictions}"
         if self.dataset and not Path(self.dataset, MANIFEST).is_file():
-            issues.append(f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one")
-        return issues + bound_problems(self, SubmissionConfig) + split_issues("splits", self.dataset, self.splits)
+            yield f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one"
+        yield from split_issues("splits", self.dataset, self.splits)
 
 
 @entry_point
 def main() -> None:
     """Parse the config, write the file unless one is only to be checked, and check it."""
-    (config,) = parse_config(SubmissionConfig)
+    config = parse_config(SubmissionConfig)
     hold(config.output, unless=config.dry_run or bool(config.check))
     from reflectune.core.durable import write_atomically  # slow to import, as those below: after the config is right
     from reflectune.formats import dataset

@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
-from reflectune.core.checks import short
 from reflectune.core.errors import UserError
+from reflectune.core.values import checked_by, short
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
 """One of them is in every model's folder."""
@@ -84,6 +84,11 @@ def encoder_name(value: str) -> str:
 def bem_name(value: str) -> str:
     """Whether this can name a converted BEM, a folder or a hub id."""
     return _named(value, ("bem.json",))
+
+
+ModelName = Annotated[str, checked_by(model_name)]
+EncoderName = Annotated[str, checked_by(encoder_name)]
+BemName = Annotated[str, checked_by(bem_name)]
 
 
 def _named(value: str, files: Sequence[str]) -> str:

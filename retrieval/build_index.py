@@ -9,57 +9,51 @@ some were left out (`on_error: skip`).
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import DTYPES, bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
-from reflectune.models.names import encoder_name
-from reflectune.retrieval.stores.names import store_setting
+from reflectune.core.values import Device, Dtype, InputFile, output_of
+from reflectune.models.names import EncoderName
+from reflectune.retrieval.stores.names import StoreName, store_setting
 
 
-@dataclass
-class IndexConfig:
+class IndexConfig(Settings):
     """What to index, with what, and where to."""
 
-    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge")
-    output: str = setting("", "folder for the index", check=checks.output_of("manifest.json"))
-    encoder: str = setting(
+    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
+    output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
+    encoder: EncoderName = setting(
         "miniature/clip",
         "miniature/clip, pocket/clip, a folder, a hub id, owner/name[@COMMIT], or a title map",
-        check=encoder_name,
     )
-    dtype: str = setting("float32", "of the encoder: float32, bfloat16 or float16", choices=DTYPES)
+    dtype: Dtype = setting("float32", "of the encoder: float32, bfloat16 or float16")
     summaries: bool = setting(
         False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
     )
-    leave_out: str = setting(
-        "", "pictures to leave out: near_duplicates.jsonl of data_builders.find_duplicates", check=checks.file
-    )
-    batch_size: int = setting(64, "entries encoded together", low=1)
-    workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", low=0, high=256)
-    shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", low=1)
-    store: str = store_setting()
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
+    leave_out: InputFile = setting("", "pictures to leave out: near_duplicates.jsonl of data_builders.find_duplicates")
+    batch_size: int = setting(64, "entries encoded together", ge=1)
+    workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
+    shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", ge=1)
+    store: StoreName = store_setting()
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "what to do about a bad image: stop, or leave it out, list and count it"
     )
     verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
     dry_run: bool = setting(False, "check the encoder and every image's path, say what it takes and how long, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = [f"`{name}` is needed" for name in ("knowledge", "output") if not getattr(self, name)]
-        issues += bound_problems(self, IndexConfig)
+    @cross_check
+    def knowledge_problems(self) -> Iterator[str]:
+        """Yield a problem if the knowledge base is missing."""
         if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
             inner = Path(self.knowledge, "knowledge")
             advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"
-            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; {advice}")
-        return issues
+            yield f"`knowledge`: {self.knowledge} has no kb.json; {advice}"
 
 
 def run(config: IndexConfig) -> int:
@@ -133,7 +127,7 @@ def run(config: IndexConfig) -> int:
 @entry_point
 def main() -> None:
     """Parse the config, then index."""
-    (config,) = parse_config(IndexConfig)
+    config = parse_config(IndexConfig)
     hold(config.output, unless=config.dry_run)
     if run(config):
         sys.exit(ROWS_LEFT_OUT)

@@ -6,58 +6,54 @@ the same command is given again. Under `accelerate launch` the processes share t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import DTYPES, bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import Device, Dtype, InputFile, InputFolder, output_of
 from reflectune.formats.passages import DEFAULT_SIZES, Cut, Lead
-from reflectune.models.names import encoder_name
+from reflectune.models.names import EncoderName
 from reflectune.retrieval.encoders.presets import in_words, text_settings
 from reflectune.retrieval.encoders.settings import Pooling, TextSettings
-from reflectune.retrieval.stores.names import store_setting
+from reflectune.retrieval.stores.names import StoreName, store_setting
 
 
-@dataclass
-class TextIndexConfig:
+class TextIndexConfig(Settings):
     """What to index, how it is cut, with what, and where to."""
 
-    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", check=checks.folder)
-    output: str = setting("", "folder for the index", check=checks.output_of("manifest.json"))
-    encoder: str = setting(
-        "miniature/text", "miniature/text, pocket/text, a folder, or a hub id, owner/name[@COMMIT]", check=encoder_name
+    knowledge: InputFolder = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
+    output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
+    encoder: EncoderName = setting(
+        "miniature/text", "miniature/text, pocket/text, a folder, or a hub id, owner/name[@COMMIT]"
     )
     cut: Cut = setting("paragraphs", "passages: paragraphs, sections, windows of sentences, or words")
-    size: int = setting(0, "words of a window or of a block of words; 0: the usual number", low=0)
+    size: int = setting(0, "words of a window or of a block of words; 0: the usual number", ge=0)
     lead: Lead = setting("none", "what stands before each passage: nothing, or what the entry is")
     pooling: Pooling = setting("auto", "of the encoder: mean, last or cls; auto: as its model card says")
     similarity: Literal["auto", "cosine", "dot"] = setting("auto", "cosine or dot; auto: as its model card says")
     query_prefix: str | None = setting(None, "put before each question; unset: what the model card says")
     passage_prefix: str | None = setting(None, "put before each passage; unset: what the model card says")
-    max_length: int | None = setting(None, "tokens beyond which a passage is cut; unset: the model card's", low=1)
-    token_budget: int = setting(16_384, "most tokens in one forward pass", low=1)
-    dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
-    shard_entries: int = setting(1024, "entries put on the disk together; what a crash costs at most", low=1)
-    store: str = store_setting()
-    questions: str = setting(
+    max_length: int | None = setting(None, "tokens beyond which a passage is cut; unset: the model card's", ge=1)
+    token_budget: int = setting(16_384, "most tokens in one forward pass", ge=1)
+    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
+    shard_entries: int = setting(1024, "entries put on the disk together; what a crash costs at most", ge=1)
+    store: StoreName = store_setting()
+    questions: InputFile = setting(
         "", "file of questions, one a line, by which an approximate search is set; empty: sentences of the passages"
     )
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
     dry_run: bool = setting(False, "count the passages, try the encoder, say what it takes and how long, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = [f"`{name}` is needed" for name in ("knowledge", "output") if not getattr(self, name)]
+    @cross_check
+    def input_problems(self) -> Iterator[str]:
+        """Yield the problems of what is read."""
         if self.knowledge and Path(self.knowledge).is_dir() and not Path(self.knowledge, "kb.json").is_file():
-            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
+            yield f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder"
         if self.size and self.cut not in DEFAULT_SIZES:
-            issues.append(f"`size` means nothing for `cut: {self.cut}`; drop it")
-        if self.questions and not Path(self.questions).is_file():
-            issues.append(f"`questions`: there is no file {self.questions}")
-        return issues + bound_problems(self, TextIndexConfig)
+            yield f"`size` means nothing for `cut: {self.cut}`; drop it"
 
     def settings(self) -> TextSettings:
         """How the encoder reads; what is unset is its model card's."""
@@ -84,7 +80,7 @@ def read_questions(path: str) -> list[str]:
 @entry_point
 def main() -> None:
     """Parse the config, then index."""
-    (config,) = parse_config(TextIndexConfig)
+    config = parse_config(TextIndexConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
     from reflectune.core.progress import progress_bar

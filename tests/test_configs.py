@@ -23,8 +23,8 @@ from reflectune.models.processing.image_config import ImageKeys
 from reflectune.train.estimates.config import EstimateConfig
 from reflectune.train.estimates.memory import GIB, total
 from reflectune.train.estimates.planning import QUESTION_TOKENS, image_tokens, plan
-from reflectune.train.model.parameters import add_adapters, tower_of
-from reflectune.train.runs.preview import longest_travel
+from reflectune.train.estimates.preview import longest_travel
+from reflectune.train.runs.parameters import add_adapters, tower_of
 from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +154,7 @@ def test_the_shapes_are_the_published_models(folder: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if "lora" in name])
 def test_adapters_are_on_the_seven_matrices_of_each_layer_and_nowhere_else(folder: str, name: str) -> None:
     model, layers = on_meta(folder), layers_of(folder)
-    targets = settings(folder, name).get("lora_targets", SftConfig.lora_targets)
+    targets = settings(folder, name).get("lora_targets", SftConfig().lora_targets)
 
     matched = [module for module, _ in model.named_modules() if re.fullmatch(targets, module)]
 
@@ -168,7 +168,9 @@ def test_adapters_are_on_the_seven_matrices_of_each_layer_and_nowhere_else(folde
 def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(folder: str) -> None:
     model, layers = on_meta(folder), layers_of(folder)
     with torch.device("meta"):
-        adapted = add_adapters(model, [31_000, 31_001], rank=16, alpha=32, dropout=0.0, targets=SftConfig.lora_targets)
+        adapted = add_adapters(
+            model, [31_000, 31_001], rank=16, alpha=32, dropout=0.0, targets=SftConfig().lora_targets
+        )
 
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
 
@@ -197,7 +199,7 @@ def passages_of(name: str) -> int:
     data = settings("mr2ag", name)
     kinds = ("same_article", "retrieved", "random")
     return data["positives"] + sum(
-        data.get(f"negatives_{kind}", getattr(BuildConfig, f"negatives_{kind}")) for kind in kinds
+        data.get(f"negatives_{kind}", getattr(BuildConfig(), f"negatives_{kind}")) for kind in kinds
     )
 
 
@@ -282,9 +284,10 @@ def test_a_recipe_says_how_pictures_are_fitted(folder: str, name: str) -> None:
 def test_a_model_is_probed_and_evaluated_on_the_pictures_that_it_is_trained_on(folder: str) -> None:
     values = settings(folder, "mmkb_lora")
     text = header(ROOT / "configs" / folder / "mmkb_lora.yaml")
-    trained = {name: values.get(name, getattr(ImageKeys, name)) for name in ("image_fit", "min_pixels", "max_pixels")}
+    trained = {name: values.get(name, getattr(ImageKeys(), name)) for name in ("image_fit", "min_pixels", "max_pixels")}
     probed = {
-        name: settings("mmkb_rag", "infoseek_probe").get(name, default) for name, default in vars(ImageKeys()).items()
+        name: settings("mmkb_rag", "infoseek_probe").get(name, default)
+        for name, default in ImageKeys().model_dump().items()
     }
     if changed := re.search(r"infoseek_probe\.yaml with (.*?), then", text):
         flags = dict(re.findall(r"--(\w+) (\S+)", changed[1]))
@@ -328,7 +331,7 @@ def test_the_mixture_reads_every_visual_example_once_and_its_header_counts_right
     assert share == round(100 * pictured / others)
     assert rows_each == round((rows + pictured) * batch / others)
     # By tokens: those of mr2ag_full.yaml take the hours that its header says.
-    image, one = 576 + QUESTION_TOKENS, EstimateConfig.branch_tokens
+    image, one = 576 + QUESTION_TOKENS, EstimateConfig().branch_tokens
     alone = header(path.with_name("mr2ag_full.yaml"))
     (base_hours,) = numbers(r"GiB a GPU; (\d+) h on 8 A100 for 200,000 questions", alone)
     base = 100_000 * (image + 6 * one) + 100_000 * (image + 20)

@@ -13,16 +13,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from reflectune.core.config import parse_config, split_config
+from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError, entry_point
-from reflectune.core.strict_yaml import read_yaml
+from reflectune.core.flags import split_config
+from reflectune.core.parsing import read_yaml
 from reflectune.train.estimates.config import ARCHITECTURE, EstimateConfig
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then print the table."""
-    (config,) = parse_config(EstimateConfig)
+    config = parse_config(EstimateConfig)
     from reflectune.train.estimates.planning import hours, plan, report  # slow to import: after the config is right
 
     shapes = shapes_file(config, sys.argv)

@@ -1,7 +1,7 @@
 """Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
 Also `python -m reflectune.train.grpo`, from any folder. The training questions are answered without and with retrieval
-by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gates.policy`. A
+by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gate_policy`. A
 run that was cut off goes on where it stopped when the same command is given again.
 
 An entry script stands above all floors: here the pipelines that measure meet the trainer, and neither knows the other.
@@ -10,26 +10,25 @@ An entry script stands above all floors: here the pipelines that measure meet th
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import cross_check, parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
-from reflectune.train.rewards.gates.config import GateConfig
+from reflectune.train.rewards.gate_config import GateConfig
 
 
-@dataclass
 class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training knows fewer values of two keys
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = [*GateConfig.problems(self), *PipelineConfig.problems(self), *self.metric_issues(self.dataset)]
+    @cross_check
+    def grpo_problems(self) -> list[str]:
+        """Return the problems of what rewards are measured with."""
+        issues = self.metric_issues(self.dataset)
         issues += split_issues("split", self.dataset, [self.split])
         if not self.finds_entries:
             issues.append("`index` is needed, or `ranked_entities`: rewards are measured with retrieval")
@@ -44,7 +43,7 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
             )
         if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
             issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
-        return list(dict.fromkeys(issues))
+        return issues
 
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights. Rewards are of both ways, whatever the gate says.
@@ -60,7 +59,7 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
 @entry_point
 def main() -> None:
     """Parse the config, then refine."""
-    (config,) = parse_config(GrpoConfig)
+    config = parse_config(GrpoConfig)
     hold(config.output_dir, unless=config.dry_run)
     run(config)
 
@@ -73,7 +72,7 @@ def run(config: GrpoConfig) -> None:
     from reflectune.inference.reading.collaborators import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.rewards.gates.run import train_gates
+    from reflectune.train.rewards.gate_run import refine
 
     recipe = find_recipe(config.scheme)
     require_models([config.model, config.base_model if recipe.answered_by_base(config) else ""])
@@ -90,7 +89,7 @@ def run(config: GrpoConfig) -> None:
     )
     index = config.finder_fingerprint()
     hashes = {"index_fingerprint": index, **({"bem_fingerprint": bem.fingerprint} if bem else {})}
-    train_gates(config, Dataset(Path(config.dataset)), hashes, measuring)
+    refine(config, Dataset(Path(config.dataset)), hashes, measuring)
 
 
 if __name__ == "__main__":

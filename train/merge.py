@@ -7,35 +7,36 @@ done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core import checks
-from reflectune.core.config import parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.paths import is_occupied
+from reflectune.core.values import OutputFolder
 from reflectune.models.loading import INFO_FILE
 from reflectune.models.names import shipped_folder
 from reflectune.models.schemes.base import SCHEME_FILE
 
 
-@dataclass
-class MergeConfig:
+class MergeConfig(Settings):
     """What is merged, and where to."""
 
-    checkpoint: str = setting("", "adapter: a folder that train/sft.py wrote, or a shipped one, e.g. pocket/plain")
-    output: str = setting("", "folder to write, new or empty", check=checks.output_folder)
+    checkpoint: str = setting(
+        "", "adapter: a folder that train/sft.py wrote, or a shipped one, e.g. pocket/plain", needed=""
+    )
+    output: OutputFolder = setting("", "folder to write, new or empty", needed="")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "precision of the weights that are written; auto is the base model's own"
     )
     dry_run: bool = setting(False, "say what would be merged, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        issues = [f"`{name}` is needed" for name in ("checkpoint", "output") if not getattr(self, name)]
+    @cross_check
+    def merge_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         folder = self.folder
         if self.checkpoint and not (folder / "adapter_config.json").is_file():
             whole = (folder / SCHEME_FILE).is_file()
@@ -54,16 +55,12 @@ class MergeConfig:
 @entry_point
 def main() -> None:
     """Parse the config, then merge."""
-    (config,) = parse_config(MergeConfig)
+    config = parse_config(MergeConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.train.checkpoints.merging import (  # slow to import: after the config is right
-        is_merged,
-        merge,
-        plan_merge,
-    )
+    from reflectune.train.runs.merging import is_merged, merge, plan  # slow to import: after the config is right
 
     folder = str(config.folder)
-    made = plan_merge(folder, config.dtype)
+    made = plan(folder, config.dtype)
     if is_occupied(Path(config.output)):
         if not is_merged(folder, config.output, made):
             raise UserError(f"`output`: {config.output} is there already, and of another merge; choose another folder")

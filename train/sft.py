@@ -15,9 +15,9 @@ from reflectune.train.settings.sft import SftConfig
 @entry_point
 def main() -> None:
     """Parse the config, then train."""
-    (config,) = parse_config(SftConfig)
+    config = parse_config(SftConfig)
     hold(config.output_dir, unless=config.dry_run)
-    from reflectune.train.runs.supervised import fine_tune  # slow to import: after the config is right
+    from reflectune.train.runs.fine_tune import fine_tune  # slow to import: after the config is right
 
     fine_tune(config)
 

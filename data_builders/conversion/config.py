@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import Seed, SplitName, output_of, split_problem
 from reflectune.data_builders.readers.files import several_splits
 from reflectune.data_builders.readers.registry import KNOWLEDGE, METRIC_OF, QUESTIONS, option_problems
 from reflectune.metrics.scoring.registry import MetricChoice
 
 
-@dataclass
-class ConvertConfig:
+class ConvertConfig(Settings):
     """Settings of a conversion. At least one of `questions` and `knowledge` is set."""
 
-    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json", "kb.json"))
+    output: Annotated[str, output_of("dataset.json", "kb.json")] = setting(
+        "", "data set folder to write", needed="the data set folder to write"
+    )
     name: str = setting("", "name of the data set; that of the output folder if unset")
     root: str = setting("", "folder that the paths below start from")
     questions: str = setting("", "reader of the questions, e.g. infoseek, evqa, own")
@@ -28,33 +28,30 @@ class ConvertConfig:
     knowledge: str = setting("", "reader of the knowledge base, e.g. wiki6m, evqa, own")
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")
-    split: list[str] = setting([], "convert these of `splits` only", check=checks.split_name)
-    limit: int = setting(0, "read that many rows of each source only; 0: all", low=0, says="can't be negative")
-    sample: int = setting(
-        0, "keep that many questions of each of `splits`, drawn by seed; 0: all", low=0, says="can't be negative"
-    )
+    split: list[SplitName] = setting([], "convert these of `splits` only")
+    limit: int = setting(0, "read that many rows of each source only; 0: all", ge=0)
+    sample: int = setting(0, "keep that many questions of each of `splits`, drawn by seed; 0: all", ge=0)
     sample_knowledge: int = setting(
-        -1, "keep the questions' own articles and that many others, drawn by seed; -1: all", low=-1
+        -1, "keep the questions' own articles and that many others, drawn by seed; -1: all", ge=-1
     )
-    seed: int = setting(0, "seed of what is drawn", low=0, high=checks.MOST_SEED)
+    seed: Seed = setting(0, "seed of what is drawn")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3"
     )
     verify_images: Literal["none", "header", "decode"] = setting(
         "header", "of the questions' images: trust the files, read their headers, or decode them whole"
     )
-    workers: int = setting(
-        0, "processes; 0: one for each core", low=0, high=4096, says="can't be negative, nor above 4096"
-    )
+    workers: int = setting(0, "processes; 0: one for each core", ge=0, le=4096)
     check: bool = setting(False, "read and validate everything, write nothing")
     dry_run: bool = setting(False, "say what would be read and written, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        issues = [] if self.output else ["`output` is needed: the data set folder to write"]
+    @cross_check
+    def convert_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if not (self.questions or self.knowledge):
             issues.append("one of `questions` and `knowledge` is needed: the name of a reader")
-        issues += [f"`splits`: the name {told}" for name in self.splits if (told := checks.split_name(name))]
+        issues += [f"`splits`: the name {told}" for name in self.splits if (told := split_problem(name))]
         if "" in self.splits:
             issues.append("`splits`: a split needs a name")
         if self.sample and not self.questions:
@@ -65,7 +62,7 @@ class ConvertConfig:
             issues.append(f"`images`: {self.path(self.images)} is not a folder")
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
             issues.append(f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder")
-        issues += bound_problems(self, ConvertConfig) + self._question_problems() + self._knowledge_problems()
+        issues += self._question_problems() + self._knowledge_problems()
         return issues or self._output_problems()
 
     def path(self, value: str) -> Path:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import setting
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import SplitName, output_of
 from reflectune.formats.reflection_data import MANIFEST
 from reflectune.models.schemes.registry import all_schemes
 
 
-@dataclass
-class ExportConfig:
+class ExportConfig(Settings):
     """Write reflection data in another tool's layout."""
 
-    data: str = setting("", "reflection data: its folder, or the Parquet file of the split")
-    output: str = setting("", "folder to write into", check=checks.output_of("reflection.json"))
-    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "tool whose layout to write")
-    split: str = setting("train", "which split; it names the files", check=checks.split_name)
+    data: str = setting("", "reflection data: its folder, or the Parquet file of the split", needed="")
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder to write into", needed="")
+    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "tool whose layout to write", needed="")
+    split: SplitName = setting("train", "which split; it names the files", needed="")
     scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset")
     image_root: str = setting("", "folder of the images; the manifest's, or the data's own folder, if unset")
     images: Literal["absolute", "copy"] = setting(
@@ -34,9 +32,10 @@ class ExportConfig:
     )
     dry_run: bool = setting(False, "check every row, show one, and write nothing")
 
-    def problems(self) -> list[str]:
-        """Return the problems of the values, one sentence each."""
-        issues = [f"`{name}` is needed" for name in ("data", "output", "split", "to") if not getattr(self, name)]
+    @cross_check
+    def export_problems(self) -> list[str]:
+        """Return the problems of the data's folder and of the scheme."""
+        issues: list[str] = []
         if self.scheme and self.scheme not in all_schemes():
             issues.append(f"`scheme` is one of {', '.join(all_schemes())}; found `{self.scheme}`")
         if self.data and not Path(self.data).exists():

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from reflectune.core import checks
 from reflectune.core.addresses import shown_options, shown_url
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import cross_check, setting
+from reflectune.core.values import Device, OutputFolder, Seed, SplitName, one_of, output_of
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
 from reflectune.formats.dataset import split_issues
-from reflectune.formats.parts import part_problem
+from reflectune.formats.parts import PartName
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
 
 
-@dataclass
 class BuildConfig(RemoteConfig, RetrieverConfig):
     """Build one split of reflection data. The `llm_…` keys say whom the annotator `llm` asks."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    output: str = setting("", "folder for the reflection data", check=checks.output_of("reflection.json"))
-    split: str = setting("train", "whose questions", check=checks.split_name)
-    part: str = setting(
-        "", "of the questions only a part, e.g. 1/2, divided by entity; default: all", check=part_problem
-    )
-    device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto", check=checks.device)
-    annotator: str = setting(
-        "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm", choices=NAMES
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the reflection data", needed="")
+    split: SplitName = setting("train", "whose questions", needed="")
+    part: PartName = setting("", "of the questions only a part, e.g. 1/2, divided by entity; default: all")
+    device: Device = setting("auto", "where the encoder runs: cpu, cuda, or auto")
+    annotator: Annotated[str, one_of(*NAMES)] = setting(
+        "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm"
     )
     string_filter: StringFilter = setting(
         "strict", "what string search takes out: strict, strict_parts, negatives or off; see mr2ag.Recipe"
@@ -39,16 +34,16 @@ class BuildConfig(RemoteConfig, RetrieverConfig):
     known_sections: bool = setting(
         True, "look for evidence only in the sections that the data set names, if it names some"
     )
-    positives: int = setting(1, "most evidence passages of a question", low=1)
-    negatives_same_article: int = setting(2, "other passages of the question's article", low=0)
-    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high", low=0)
-    negatives_random: int = setting(1, "passages of random entries", low=0)
-    retrieval_depth: int = setting(10, "best entries to draw hard negatives from", low=1)
-    visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: they alone", low=0, high=1)
+    positives: int = setting(1, "most evidence passages of a question", ge=1)
+    negatives_same_article: int = setting(2, "other passages of the question's article", ge=0)
+    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high", ge=0)
+    negatives_random: int = setting(1, "passages of random entries", ge=0)
+    retrieval_depth: int = setting(10, "best entries to draw hard negatives from", ge=1)
+    visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: they alone", ge=0, le=1)
     visual_dataset: str = setting(
         "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
     )
-    visual_split: str = setting("", "split that they are from; default: the same split", check=checks.split_name)
+    visual_split: SplitName = setting("", "split that they are from; default: the same split")
     without_image: Literal["refuse", "blank"] = setting(
         "refuse", "a question without an image (Natural Questions): a bad row, or give it a black image"
     )
@@ -56,22 +51,21 @@ class BuildConfig(RemoteConfig, RetrieverConfig):
         "first_sentence", "what stands before each passage: nothing, or what the entry is"
     )
     limit: int | None = setting(
-        None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", low=1
+        None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
     )
-    llm_batch: str = setting(
+    llm_batch: OutputFolder = setting(
         "",
         "folder of a batch API's files: write what the annotator `llm` would be asked, and read the results put there",
-        check=checks.output_folder,
     )
-    seed: int = setting(0, "seed of every draw", low=0, high=checks.MOST_SEED)
-    proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page", low=0)
+    seed: Seed = setting(0, "seed of every draw")
+    proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page", ge=0)
     on_error: Literal["stop", "skip"] = setting("stop", "a bad row: stop, or list it in statistics.json and go on")
     dry_run: bool = setting(False, "say what would be built, show one example, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = [f"`{name}` is needed" for name in ("dataset", "output", "split") if not getattr(self, name)]
-        issues += bound_problems(self, BuildConfig) + self.retriever_problems()
+    @cross_check
+    def build_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if self.visual_ratio == 1 and self.visual_dataset:
             issues.append(
                 "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
@@ -110,7 +104,7 @@ class BuildConfig(RemoteConfig, RetrieverConfig):
         llm_settings = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
         return {
             name: _SHOWN[name](value) if name in _SHOWN else value
-            for name, value in dataclasses.asdict(self).items()
+            for name, value in self.model_dump().items()
             if (name in llm_settings if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])
         }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import cross_check, setting
+from reflectune.core.values import Device, SplitName, output_of
 from reflectune.formats.dataset import split_issues
 from reflectune.formats.reflection_data import MANIFEST
 from reflectune.retrieval.config import RetrieverConfig
@@ -19,32 +17,31 @@ EVIDENCE: Final[tuple[str, ...]] = ("none", *CONTEXT_FORMS)
 """What an answer is to be read from: nothing, or a context of naive RAG (`ContextBuilder.build`)."""
 
 
-@dataclass
 class PlainConfig(RerankerConfig, RetrieverConfig):
     """Build one split of plain fine-tuning data from the questions of mR²AG-IT that is built already."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    reflection: str = setting("", "mR²AG-IT folder: its questions, and no others, are taken")
-    output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
-    split: str = setting("train", "whose questions", check=checks.split_name)
-    device: str = setting("auto", "where encoder and reranker run: cpu, cuda, or auto", check=checks.device)
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
+    reflection: str = setting("", "mR²AG-IT folder: its questions, and no others, are taken", needed="")
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
+    split: SplitName = setting("train", "whose questions", needed="")
+    device: Device = setting("auto", "where encoder and reranker run: cpu, cuda, or auto")
     evidence: list[str] = setting(
         ["articles", "passages"], "what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)
     )
-    top_n: int = setting(5, "entries to retrieve for a question", low=1)
-    passages: int = setting(5, "of their passages, those that the reranker picks", low=1)
+    top_n: int = setting(5, "entries to retrieve for a question", ge=1)
+    passages: int = setting(5, "of their passages, those that the reranker picks", ge=1)
     context_words: int = setting(
-        0, "leading passages of a context up to so many words; 0: all, of which training reads what fits", low=0
+        0, "leading passages of a context up to so many words; 0: all, of which training reads what fits", ge=0
     )
     lead: Literal["none", "first_sentence"] = setting(
         "first_sentence", "what stands before each passage: nothing, or what the entry is"
     )
     dry_run: bool = setting(False, "say what would be built, show one example, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        names = ("dataset", "reflection", "output", "split")
-        issues = [f"`{name}` is needed" for name in names if not getattr(self, name)]
+    @cross_check
+    def plain_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
             issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
         if self.reflection and not Path(self.reflection, MANIFEST).is_file():
@@ -56,7 +53,7 @@ class PlainConfig(RerankerConfig, RetrieverConfig):
             issues.append(f"`evidence` should name at least one context, each once; found {self.evidence}")
         if self.needs_retrieval and not self.finds_entries:
             issues.append("`index` is needed (see retrieval.build_index), or `ranked_entities`, or `evidence: [none]`")
-        return issues + bound_problems(self, PlainConfig) + self.reranker_problems() + self.retriever_problems()
+        return issues
 
     @property
     def needs_retrieval(self) -> bool:
@@ -68,7 +65,7 @@ class PlainConfig(RerankerConfig, RetrieverConfig):
 
         Data from before there was a `summary_share` stays valid.
         """
-        used = self.as_used(dataclasses.asdict(self))
+        used = self.as_used(self.model_dump())
         settings = {name: value for name, value in used.items() if name not in _ELSEWHERE}
         return {name: value for name, value in settings.items() if (name, value) != ("summary_share", 0.0)}
 

@@ -14,7 +14,7 @@ from reflectune.examples.miniature.tables.config import TablesConfig
 @entry_point
 def main() -> None:
     """Read the config, build and answer what isn't finished, and print the tables."""
-    (config,) = parse_config(TablesConfig)
+    config = parse_config(TablesConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.examples.miniature.tables.run import describe, run, show  # slow to import
 

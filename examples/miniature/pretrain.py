@@ -10,18 +10,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.values import Seed, output_of
 from reflectune.examples.miniature.models.architecture import (
     build_clip,
     build_clip_processor,
@@ -49,22 +48,17 @@ EXAMS = 500
 Log = Callable[[str], None]
 
 
-@dataclass
-class PretrainConfig:
+class PretrainConfig(Settings):
     """Settings of a pre-training run."""
 
-    output: str = setting(
-        "", "Folder for the weights, the tokenizer, the processor and the log.", check=checks.output_of("config.json")
+    output: Annotated[str, output_of("config.json")] = setting(
+        "", "folder for the weights, the tokenizer, the processor and the log", needed=""
     )
     family: Literal["llava", "qwen2_vl", "clip", "text"] = setting("llava", "Which miniature.")
-    seed: int = setting(11, "Of everything that is drawn at random.", low=0, high=checks.MOST_SEED)
-    threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.", low=1, high=4096)
-    scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", above=0)
+    seed: Seed = setting(11, "Of everything that is drawn at random.")
+    threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.", ge=1, le=4096)
+    scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", gt=0)
     dry_run: bool = setting(False, "Print the stages and stop.")
-
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        return [*([] if self.output else ["`output` is needed"]), *bound_problems(self, PretrainConfig)]
 
 
 def pretrain(config: PretrainConfig) -> None:
@@ -167,7 +161,7 @@ def _logger(path: Path) -> Log:
 @entry_point
 def main() -> None:
     """Parse the config and pre-train."""
-    (config,) = parse_config(PretrainConfig)
+    config = parse_config(PretrainConfig)
     hold(config.output, unless=config.dry_run)
     pretrain(config)
 

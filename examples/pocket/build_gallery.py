@@ -4,54 +4,53 @@ python -m reflectune.examples.pocket.build_gallery --config configs/examples/poc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.paths import user_cache
+from reflectune.core.values import OutputFolder, Seed, output_of
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 
 
-@dataclass
-class GalleryConfig:
+class GalleryConfig(Settings):
     """Settings of a gallery."""
 
-    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json"))
-    captions: str = setting(
+    output: Annotated[str, output_of("dataset.json")] = setting(
+        "", "data set folder to write", needed="the folder to write the gallery into"
+    )
+    captions: Annotated[str, output_of("dataset.json")] = setting(
         "",
         "data set folder for what stage 1 learns from: captions and visual questions; empty: none",
-        check=checks.output_of("dataset.json"),
     )
-    cache: str = setting(
-        "", "folder that the packages are unpacked in; empty: the user's cache", check=checks.output_folder
-    )
+    cache: OutputFolder = setting("", "folder that the packages are unpacked in; empty: the user's cache")
     sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
-    seed: int = setting(0, "seed of every draw", low=0, high=checks.MOST_SEED)
-    facts: int = setting(12, "most facts of an entity that are asked about", low=1)
-    repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", low=1)
-    visual: int = setting(3, "questions that looking answers, of each entity of training", low=0)
-    two_hop: int = setting(2, "most two-hop questions of an entity", low=0)
-    limit: int = setting(0, "most entities of each kind of thing; 0: all", low=0)
+    seed: Seed = setting(0, "seed of every draw")
+    facts: int = setting(12, "most facts of an entity that are asked about", ge=1)
+    repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", ge=1)
+    visual: int = setting(3, "questions that looking answers, of each entity of training", ge=0)
+    two_hop: int = setting(2, "most two-hop questions of an entity", ge=0)
+    limit: int = setting(0, "most entities of each kind of thing; 0: all", ge=0)
     dry_run: bool = setting(False, "say what would be fetched and built, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        issues = [] if self.output else ["`output` is needed: the folder to write the gallery into"]
+    @cross_check
+    def gallery_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if self.captions and Path(self.captions).resolve() == Path(self.output).resolve():
             issues.append("`captions` must be another folder than `output`")
         unknown = [name for name in self.sources if name not in SOURCES]
         if unknown:
             issues.append(f"`sources`: {', '.join(unknown)} unknown; there are {', '.join(SOURCES)}")
-        return issues + bound_problems(self, GalleryConfig)
+        return issues
 
 
 @entry_point
 def main() -> None:
     """Parse the config and build."""
-    (config,) = parse_config(GalleryConfig)
+    config = parse_config(GalleryConfig)
     hold(config.output, config.captions, unless=config.dry_run)
     from reflectune.examples.pocket.gallery.build import Settings, build_gallery
     from reflectune.examples.pocket.gallery.caption_set import build_captions

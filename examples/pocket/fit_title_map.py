@@ -6,43 +6,42 @@ this writes is an `encoder` for configs. Pictures whose `use` is `train` are rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
-from reflectune.models.names import encoder_name
+from reflectune.core.values import Device, InputFile, InputFolder, OutputFile
+from reflectune.models.names import EncoderName
 
 
-@dataclass
-class TitleMapConfig:
+class TitleMapConfig(Settings):
     """Which pictures and models, and where to."""
 
-    pictures: str = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl", check=checks.file)
-    knowledge: str = setting(
-        "", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge", check=checks.folder
+    pictures: InputFile = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl", needed="")
+    knowledge: InputFolder = setting(
+        "", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge", needed=""
     )
-    output: str = setting("", "the map to write, FILE.safetensors", check=checks.output_file)
-    vision: str = setting(
-        "pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id", check=encoder_name
+    output: OutputFile = setting("", "the map to write, FILE.safetensors", needed="")
+    vision: EncoderName = setting(
+        "pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id"
     )
-    text: str = setting(
-        "pocket/text", "a text model that declares its pooling: pocket/text, a folder, or a hub id", check=encoder_name
+    text: EncoderName = setting(
+        "pocket/text", "a text model that declares its pooling: pocket/text, a folder, or a hub id"
     )
-    batch_size: int = setting(16, "pictures encoded together", low=1)
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
+    batch_size: int = setting(16, "pictures encoded together", ge=1)
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = [f"`{name}` is needed" for name in ("pictures", "knowledge", "output") if not getattr(self, name)]
+    @cross_check
+    def title_map_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if self.output and not self.output.endswith(".safetensors"):
             issues.append(f"`output` must end in .safetensors, found {self.output}")
         if Path(self.knowledge).is_dir() and self.knowledge and not Path(self.knowledge, "kb.json").is_file():
             issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
-        return issues + bound_problems(self, TitleMapConfig)
+        return issues
 
 
 def run(config: TitleMapConfig) -> dict[str, Any]:
@@ -99,7 +98,7 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
 @entry_point
 def main() -> None:
     """Parse the config, fit, and say how well."""
-    (config,) = parse_config(TitleMapConfig)
+    config = parse_config(TitleMapConfig)
     hold(config.output)
     record = run(config)
     print(f"{config.output}: fitted on {record['pictures']:,} pictures of {record['entities']:,} entities")

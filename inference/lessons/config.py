@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import Seed, SplitName, output_of
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.lessons.reag import NAME as REAG
@@ -20,8 +18,7 @@ TAUGHT: Final = ("mi_rag", "pmsr", REAG)
 """The pipelines whose prompts the teacher has replies to."""
 
 
-@dataclass
-class ReagLessonKeys:
+class ReagLessonKeys(Settings):
     """What is written of ReAG, for which of its three stages of training."""
 
     stage: Stage = setting(
@@ -32,17 +29,17 @@ class ReagLessonKeys:
     judge: Literal["teacher", "base_model"] = setting(
         "teacher", "reag, answer and grpo: who keeps passages: the teacher, or base_model as the critic"
     )
-    negatives: int = setting(4, "reag, critic: passages that don't state the answer, for each that does", low=1)
+    negatives: int = setting(4, "reag, critic: passages that don't state the answer, for each that does", ge=1)
     hard_share: float = setting(
-        0.7, "reag, critic: so many of them are of what was found; the others of any entry", low=0, high=1
+        0.7, "reag, critic: so many of them are of what was found; the others of any entry", ge=0, le=1
     )
     distractors: int = setting(
-        2, "reag, judge teacher: passages that don't state the answer, kept beside those that do, at most", low=0
+        2, "reag, judge teacher: passages that don't state the answer, kept beside those that do, at most", ge=0
     )
 
     def reag_problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = bound_problems(self, ReagLessonKeys)
+        issues: list[str] = []
         if self.stage == "critic" and self.judge == "base_model":
             issues.append("`judge: base_model` means nothing for `stage: critic`, which teaches that very model")
         return issues
@@ -53,12 +50,11 @@ class ReagLessonKeys:
         return CriticShares(self.negatives, self.hard_share, self.distractors)
 
 
-@dataclass
 class LessonsConfig(ReagLessonKeys, ReadingConfig):
     """Write what an iterative pipeline asks its model, with ideal replies, as training data of scheme plain."""
 
-    output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
-    split: str = setting("train", "whose questions; those with evidence are taken", check=checks.split_name)
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
+    split: SplitName = setting("train", "whose questions; those with evidence are taken", needed="")
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     text_index: str = setting("", "index of passages; see retrieval.build_text_index")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
@@ -66,18 +62,17 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
         list(FORMS),
         "how the teacher's query, and MI-RAG's second one, ask for a section: texts with {title} and {heading}",
     )
-    limit: int | None = setting(None, "questions, drawn by seed; all if unset", low=1)
+    limit: int | None = setting(None, "questions, drawn by seed; all if unset", ge=1)
     renamed: int = setting(
-        0, "times each lesson is kept, with titles exchanged for others of the same last word; 0: as it is", low=0
+        0, "times each lesson is kept, with titles exchanged for others of the same last word; 0: as it is", ge=0
     )
-    batch_questions: int = setting(32, "questions looked up together", low=1)
-    seed: int = setting(0, "seed of sampling", low=0, high=checks.MOST_SEED)
+    batch_questions: int = setting(32, "questions looked up together", ge=1)
+    seed: Seed = setting(0, "seed of sampling")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        needed = ("output", "split", "base_model", "index")
-        issues = super().problems() + bound_problems(self, LessonsConfig) + self.reag_problems()
-        issues += [f"`{name}` is needed" for name in needed if not getattr(self, name)]
+    @cross_check
+    def lessons_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues = [f"`{name}` is needed" for name in ("base_model", "index") if not getattr(self, name)]
         issues += split_issues("split", self.dataset, [self.split])
         unknown = [name for name in self.pipelines if name not in TAUGHT]
         issues += [f"`pipelines`: no teacher for `{name}`; there is one for {', '.join(TAUGHT)}" for name in unknown]
@@ -105,7 +100,7 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
         unread = _ELSEWHERE | (frozenset() if REAG in self.pipelines else _OF_REAG)
         if not self.renamed:
             unread |= {"renamed"}
-        used = self.as_used(dataclasses.asdict(self))
+        used = self.as_used(self.model_dump())
         return {name: value for name, value in used.items() if name not in unread}
 
     @property
@@ -131,4 +126,4 @@ _ELSEWHERE: Final = frozenset(
     )
 )
 """Where things are, and what changes no lesson."""
-_OF_REAG: Final = frozenset((*(field.name for field in dataclasses.fields(ReagLessonKeys)), "top_n"))
+_OF_REAG: Final = frozenset((*ReagLessonKeys.model_fields, "top_n"))

@@ -187,7 +187,7 @@ class BenchmarkAnswerer:
 
     def _build(self, limit: int) -> Pipeline:
         gamma = math.inf if self._config.mode == "no_retrieval" else self._config.gamma
-        config = dataclasses.replace(self._config, max_new_tokens=limit, gamma=gamma)
+        config = self._config.model_copy(update={"max_new_tokens": limit, "gamma": gamma})
         return build_pipeline(self._name, dataclasses.replace(self._parts, config=config))
 
     def _question(self, request: Request) -> Question:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import cross_check, setting
 from reflectune.core.types import AnswerStyle
 from reflectune.inference.config import ModelRole, ReadingConfig
 
@@ -14,7 +13,6 @@ MODES: Final[tuple[Mode, ...]] = ("base", "no_retrieval", "gate", "pipeline")
 """In the order of a table's columns: before reflection, and after it with less and less held fixed."""
 
 
-@dataclass
 class BenchmarkConfig(ReadingConfig):
     """What answers lmms-eval's questions: keys of the YAML file in `--model_args config=…`, or of `--model_args`."""
 
@@ -26,12 +24,13 @@ class BenchmarkConfig(ReadingConfig):
     answer_style: AnswerStyle = setting(
         "free", "free: in the benchmark's words alone; short or list: add our instruction, to the base model too"
     )
-    max_new_tokens: int = setting(1024, "longest answer, in tokens, of a task that sets none", low=1)
-    batch_questions: int = setting(8, "questions answered together", low=1)
+    max_new_tokens: int = setting(1024, "longest answer, in tokens, of a task that sets none", ge=1)
+    batch_questions: int = setting(8, "questions answered together", ge=1)
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = super().problems() + bound_problems(self, BenchmarkConfig)
+    @cross_check
+    def benchmark_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues = []
         needed = "base_model" if self.mode == "base" else "model"
         if not getattr(self, needed):
             issues.append(f"`{needed}` is needed by mode {self.mode}")
@@ -42,7 +41,7 @@ class BenchmarkConfig(ReadingConfig):
         return issues
 
     def dataset_problems(self) -> list[str]:
-        """What is wrong with the data set's folder, which is read for its knowledge base by one mode."""
+        """Return the problems of the data set's folder. One mode reads its knowledge base."""
         return super().dataset_problems() if self.mode == "pipeline" else []
 
     def roles(self) -> list[ModelRole]:

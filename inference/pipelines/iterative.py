@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -180,7 +179,7 @@ def iterative_recipe(
         tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
         extracts = has_records and config.extract_answer
         longest = max(config.max_new_tokens, config.max_record_tokens if extracts else 0)
-        trajectory = make(dataclasses.replace(config, max_new_tokens=longest), budgets)
+        trajectory = make(config.model_copy(update={"max_new_tokens": longest}), budgets)
         if has_records and config.noise:
             drawn = drawn_passages(parts.knowledge, config.noise, config.noise_seed, config.lead)
             trajectory = with_noise(trajectory, drawn, config.noise_seed)

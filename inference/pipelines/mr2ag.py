@@ -149,7 +149,7 @@ def _make(parts: PipelineParts, retriever: Retriever) -> MR2AG:
 
 
 def _answer_each(parts: PipelineParts) -> MR2AG:
-    always = dataclasses.replace(parts, config=dataclasses.replace(parts.config, gamma=-1.0), judging=False)
+    always = dataclasses.replace(parts, config=parts.config.model_copy(update={"gamma": -1.0}), judging=False)
     return _make(always, needed(parts.retriever))
 
 

@@ -124,7 +124,7 @@ class Recipe:
 
     def varied_from(self, config: PipelineConfig) -> dict[str, Any]:
         """The settings of its variants that aren't at their defaults, with their values."""
-        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        defaults = {name: field.default for name, field in type(config).model_fields.items()}
         values = {name: getattr(config, name) for name in self.variants}
         return {name: value for name, value in values.items() if value != defaults[name]}
 

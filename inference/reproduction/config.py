@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
-from reflectune.core.strict_yaml import read_yaml
+from reflectune.core.parsing import read_yaml
+from reflectune.core.values import file_problem, folder_problem, output_of, short, split_problem
 from reflectune.inference.reproduction.changes import Changes, merged, read_changes
 from reflectune.inference.reproduction.steps import Step, read_steps
 from reflectune.inference.reproduction.tables import table_problems
 
 
-@dataclass
-class ReproduceConfig:
+class ReproduceConfig(Settings):
     """A paper's steps from its downloads to its tables: which are done, stale or next; without `status`, run them."""
 
-    paper: str = setting("", "what the list is called; names the folder of its logs and tables")
-    steps: dict[str, Any] = setting({}, "by name, in order: module, config, set, launch, gigabytes, serves, extra")
+    paper: str = setting(
+        "", "what the list is called; names the folder of its logs and tables", needed="a name for the list of steps"
+    )
+    steps: dict[str, Any] = setting(
+        {},
+        "by name, in order: module, config, set, launch, gigabytes, serves, extra",
+        needed="e.g. configs/reproduce/mr2ag/steps.yaml",
+    )
     tables: dict[str, Any] = setting({}, "by title: the step and the place in its output of each of a table's rows")
     choices: dict[str, Any] = setting({}, "by name: other settings, which `choose` takes")
     data: str = setting(".", "folder that the paths of all steps start from: downloads, runs, checkpoints")
-    output: str = setting(
-        "", "folder for logs and tables.md; default: runs/reproduce/PAPER in `data`", check=checks.output_of()
+    output: Annotated[str, output_of()] = setting(
+        "", "folder for logs and tables.md; default: runs/reproduce/PAPER in `data`"
     )
     choose: list[str] = setting([], "of `choices`, those to take")
     changes: list[str] = setting([], "YAML files with settings of your own: settings, instead, launch, without, room")
@@ -36,16 +40,15 @@ class ReproduceConfig:
     status: bool = setting(False, "say of each step whether it is done, stale, half done, next or blocked, and stop")
     dry_run: bool = setting(False, "print the commands that would be run, and stop")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = bound_problems(self, ReproduceConfig)
-        if told := checks.folder(self.data):
+    @cross_check
+    def reproduce_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
+        if told := folder_problem(self.data):
             issues.append(f"`data`: {told}")
-        issues += [] if self.paper else ["`paper` is needed: a name for the list of steps"]
-        issues += [f"`paper`: the name {told}" for told in [checks.split_name(self.paper)] if told]
-        issues += [] if self.steps else ["`steps` is needed: e.g. configs/reproduce/mr2ag/steps.yaml"]
+        issues += [f"`paper`: the name {told}" for told in [split_problem(self.paper)] if told]
         issues += self._unknown("choose", self.choose, list(self.choices))
-        issues += [f"`changes`: {told}" for name in self.changes if (told := checks.file(name))]
+        issues += [f"`changes`: {told}" for name in self.changes if (told := file_problem(name))]
         if issues:
             return issues
         try:
@@ -86,4 +89,4 @@ class ReproduceConfig:
 
     def _unknown(self, key: str, names: list[str], known: list[str]) -> list[str]:
         listed = ", ".join(dict.fromkeys(known)) or "none"
-        return [f"`{key}`: there is no {checks.short(name)}; there are {listed}" for name in names if name not in known]
+        return [f"`{key}`: there is no {short(name)}; there are {listed}" for name in names if name not in known]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.locking import is_held, lock_path
 from reflectune.core.partials import half_downloaded
+from reflectune.core.values import short
 from reflectune.inference.reproduction import records
 from reflectune.inference.reproduction.steps import DOWNLOAD, FINISHED, Step, writer_of
 

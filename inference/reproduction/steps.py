@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from reflectune.core.errors import UserError
-from reflectune.core.strict_yaml import read_yaml
+from reflectune.core.parsing import read_yaml
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.inference.reproduction.changes import Changes, replaced
 
@@ -211,7 +211,7 @@ def _reads(module: str, settings: Mapping[str, Any], data: Path) -> list[str]:
 
 def _converted(settings: Mapping[str, Any]) -> list[str]:
     """What the keys of a conversion name, with its `root` before it."""
-    known = ConvertConfig.__dataclass_fields__
+    known = ConvertConfig.model_fields
     config = ConvertConfig(**{key: value for key, value in settings.items() if key in known})
     named = [config.knowledge_source, config.knowledge_images, config.images]
     files = config.question_paths() if config.questions else []

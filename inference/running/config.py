@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from pydantic import Field, model_validator
+
+from reflectune.core.config import cross_check, setting
+from reflectune.core.values import Device, InputFile, OutputFile, Seed, Share, SplitName, output_of
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
@@ -20,31 +21,33 @@ from reflectune.retrieval.config import IndexKeys
 from reflectune.retrieval.retrievers.queries import Fusion
 
 
-@dataclass
 class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
-    splits: list[str] = setting(
-        ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
-    )
+    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
-    output: str = setting("", "folder for traces/, metrics.json and report.html", check=checks.output_of())
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
-    batch_questions: int = setting(8, "questions answered together", low=1)
+    output: Annotated[str, output_of()] = setting(
+        "",
+        "folder for traces/, metrics.json and report.html",
+        needed="a folder for traces/, metrics.json and report.html",
+    )
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
+    batch_questions: int = setting(8, "questions answered together", ge=1)
     traces: TraceForm = setting(
         "auto", "jsonl: text to read and grep; parquet: a twentieth of that; auto: parquet beyond 64 MiB of JSONL"
     )
-    report_questions: int = setting(1000, "questions to list in the report", low=0)
+    report_questions: int = setting(1000, "questions to list in the report", ge=0)
     text_index: str = setting("", "text_rag, iterative: index of passages; see retrieval.build_text_index")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
     )
-    seed: int = setting(0, "seed of sampling and of bootstrap intervals", low=0, high=checks.MOST_SEED)
+    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = super().problems() + bound_problems(self, EvaluateConfig) + self.metric_issues(self.dataset)
+    @cross_check
+    def evaluate_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues = self.metric_issues(self.dataset)
         issues += split_issues("splits", self.dataset, self.splits)
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
         unknown = [name for name in self.pipelines if name not in known]
@@ -53,14 +56,12 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
             issues.append("`pipelines` is empty; name at least one of " + ", ".join(all_forms()))
         if not self.splits:
             issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
-        if not self.output:
-            issues.append("`output` is needed: a folder for traces/, metrics.json and report.html")
         issues += self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
         return issues
 
     def _missing_parts(self, recipes: Mapping[str, Recipe]) -> list[str]:
         """Which models, and what else, the pipelines asked for lack."""
-        issues = []
+        issues: list[str] = []
         by_texts = {name for name, recipe in recipes.items() if recipe.takes_texts and self.text_index}
         retrieving = [name for name, recipe in recipes.items() if recipe.retrieves and name not in by_texts]
         if retrieving and not self.finds_entries:
@@ -105,11 +106,12 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
             issues.append("`base_model` is needed by " + ", ".join(based))
         return issues
 
-    def __post_init__(self) -> None:
-        """Ask for the scheme of the tuned pipeline that is to be run, if none is named."""
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _choose_scheme(self) -> Self:
+        """Set the scheme of the tuned pipeline that is to be run, if none is named."""
         schemes = {find_recipe(name).scheme for name in self.forms() if name in all_recipes()} - {""}
         self.scheme = self.scheme or (schemes.pop() if len(schemes) == 1 else "")
+        return self
 
     def roles(self) -> list[ModelRole]:
         """The keys that name the models of the pipelines asked for."""
@@ -124,41 +126,33 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
         return list(dict.fromkeys(form for name in self.pipelines for form in all_forms().get(name, (name,))))
 
 
-@dataclass
 class AnswerConfig(ReadingConfig):
     """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
 
-    image: str = setting("", "the image, a path", check=checks.file)
-    question: str = setting("", "the question")
-    json: bool = setting(False, "print the whole trace as JSON")
+    image: InputFile = setting("", "the image, a path", needed="")
+    question: str = setting("", "the question", needed="")
+    as_json: bool = setting(False, "print the whole trace as JSON")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = super().problems()
-        for name in ("image", "question", "model"):
-            if not getattr(self, name).strip():
-                issues.append(f"`{name}` is needed")
+    @cross_check
+    def answer_problems(self) -> Iterator[str]:
+        """Yield a problem if there is no checkpoint or nothing to find entries with."""
+        if not self.model:
+            yield "`model` is needed: a checkpoint that sft wrote"
         if not self.finds_entries:
-            issues.append("`index` is needed, or `ranked_entities`")
-        return issues
+            yield "`index` is needed, or `ranked_entities`"
 
 
-@dataclass
 class RecallConfig(IndexKeys):
     """Whose pictures or words to search for, in which index, and how."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    splits: list[str] = setting(
-        ["val_unseen_question", "val_unseen_entity"], "whose questions", check=checks.split_name
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
+    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "whose questions", needed="")
+    title_weights: list[Share] = setting(
+        [0.0, 0.25, 0.5, 0.75, 1.0], "weights of titles in an entry's score; eq. 3: 0.5", needed=""
     )
-    title_weights: list[float] = setting(
-        [0.0, 0.25, 0.5, 0.75, 1.0], "weights of titles in an entry's score; eq. 3: 0.5", low=0, high=1
-    )
-    text_weights: list[float] = setting(
+    text_weights: list[Share] = setting(
         [],
         "also search with the question's text, weighted so against titles, the rest image against image",
-        low=0,
-        high=1,
     )
     fusion: Fusion = setting(
         "scores", "text_weights: add up scores, or search one vector: their sum, or the encoder's own (features)"
@@ -166,16 +160,16 @@ class RecallConfig(IndexKeys):
     text_index: str = setting("", "index of passages to search by the questions' words; see build_text_index")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
     overlap: bool = setting(False, "compare an approximate index with an exact search of its vectors, which is slow")
-    depths: list[int] = setting([1, 5, 10, 20, 50], "k of recall@k", low=1)
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
-    seed: int = setting(0, "of the draw, and of the intervals", low=0, high=checks.MOST_SEED)
-    output: str = setting("", "JSON file for the figures; they are printed in any case", check=checks.output_file)
-    device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto", check=checks.device)
+    depths: list[Annotated[int, Field(ge=1)]] = setting([1, 5, 10, 20, 50], "k of recall@k", needed="")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
+    seed: Seed = setting(0, "of the draw, and of the intervals")
+    output: OutputFile = setting("", "JSON file for the figures; they are printed in any case")
+    device: Device = setting("auto", "where the encoder runs: cpu, cuda, or auto")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        needed = ("dataset", "splits", "title_weights", "depths")
-        issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)]
+    @cross_check
+    def recall_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if not self.finds_entries and not self.text_index:
             issues.append("`index` is needed, or `ranked_entities`, or `text_index`")
         if self.text_weights and not self.index:
@@ -187,4 +181,4 @@ class RecallConfig(IndexKeys):
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 issues.append(f"`{key}`: {folder} has no {marker}")
-        return issues + bound_problems(self, RecallConfig) + self.index_problems()
+        return issues

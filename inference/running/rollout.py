@@ -71,8 +71,8 @@ class GateRewardRollout:
         relevance: bool = False,
         run: str = "",
     ) -> None:
-        values = {item.name: getattr(config, item.name) for item in dataclasses.fields(PipelineConfig)}
-        self._config, self._loaded, self._dataset = ReadingConfig(**values), loaded, dataset
+        values = PipelineConfig.of(config).model_dump()
+        self._config, self._loaded, self._dataset = ReadingConfig.model_construct(**values), loaded, dataset
         self._questions, self._folder, self._batch = questions, folder, batch_questions
         self._correctness = correctness
         self._names = (DIRECT, RETRIEVED, PASSAGES) if relevance else (DIRECT, RETRIEVED)
@@ -146,7 +146,7 @@ class GateRewardRollout:
             if self._recipe.answer_each is None:
                 raise UserError(f"the pipeline {self._scheme} can't answer from each passage alone; refine `retrieve`")
             return self._recipe.answer_each(parts)
-        forced = dataclasses.replace(parts.config, gamma=_GAMMA[name])
+        forced = parts.config.model_copy(update={"gamma": _GAMMA[name]})
         return build_pipeline(self._scheme, dataclasses.replace(parts, config=forced))
 
     def _fingerprint(self, number: int, base: Loaded | None) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
-from reflectune.core.strict_yaml import parse_json
+from pydantic import PlainValidator, model_validator
+
+from reflectune.core.config import cross_check, setting
+from reflectune.core.parsing import parse_json
+from reflectune.core.values import Seed, SplitName, one_of, output_of, short
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.registry import find_recipe, sweepable
@@ -28,44 +29,53 @@ class Grid(dict[str, Any]):
         super().__init__(parse_json(values) if isinstance(values, str) else values)
 
 
-@dataclass
+def read_grid(value: Any) -> Grid:
+    """Read a setting: a mapping, or JSON."""
+    if not isinstance(value, (str, Mapping)):
+        raise ValueError(f"must be a mapping of settings to lists of values, found {short(repr(value))}")
+    try:
+        return Grid(value)
+    except ValueError as error:
+        raise ValueError(f"must be a JSON mapping of settings to lists of values: {error}") from None
+
+
 class SweepConfig(MetricConfig, ReadingConfig):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
-    pipeline: str = setting("mr2ag", "whose settings to vary", choices=sweepable())
-    grid: Grid = setting(Grid(), "a list of values for each setting to vary")
+    pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose settings to vary")
+    grid: Annotated[Grid, PlainValidator(read_grid)] = setting(Grid(), "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
-    splits: list[str] = setting(
-        ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
-    )
-    output: str = setting("", "folder for sweep.json, sweep.html and the plots", check=checks.output_of())
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
-    batch_questions: int = setting(8, "questions kept in memory together", low=1)
+    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    output: Annotated[str, output_of()] = setting("", "folder for sweep.json, sweep.html and the plots", needed="")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
+    batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong"
     )
-    seed: int = setting(0, "seed of sampling and of bootstrap intervals", low=0, high=checks.MOST_SEED)
+    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
 
-    def __post_init__(self) -> None:
-        """Ask for the pipeline's own scheme, if none is named."""
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _choose_scheme(self) -> Self:
+        """Set the pipeline's own scheme, if none is named."""
         self.scheme = self.scheme or self.pipeline
+        return self
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = super().problems() + bound_problems(self, SweepConfig) + self.metric_issues(self.dataset)
+    @cross_check
+    def sweep_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues = self.metric_issues(self.dataset)
         issues += split_issues("splits", self.dataset, self.splits)
         if not self.splits:
             issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
         if not self.grid:
             issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
-        known = self.may_vary() if self.pipeline in sweepable() else tuple(self.grid)
+        known = self.may_vary()
         idle = [name for name in self.grid if name not in known]
         if idle:
             issues.append(f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {', '.join(known)}")
         varied = {name: values for name, values in self.grid.items() if name not in idle}
         issues += problems(varied, self.reading())
-        issues += [f"`{name}` is needed" for name in ("output", "model") if not getattr(self, name)]
+        issues += [] if self.model else ["`model` is needed"]
         issues += [] if self.finds_entries else ["`index` is needed, or `ranked_entities`"]
         if "base_model" in self.roles() and not self.base_model:
             issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
@@ -81,8 +91,7 @@ class SweepConfig(MetricConfig, ReadingConfig):
 
     def reading(self) -> ReadingConfig:
         """The settings that points start from."""
-        reading_values = {item.name: getattr(self, item.name) for item in dataclasses.fields(ReadingConfig)}
-        return ReadingConfig(**reading_values)
+        return ReadingConfig.of(self)
 
     def start(self) -> dict[str, Any]:
         """The values that settings of the grid have in this config."""
@@ -91,11 +100,8 @@ class SweepConfig(MetricConfig, ReadingConfig):
 
     def points(self) -> list[Point]:
         """The grid's points, the starting point first."""
-        reading = self.reading()
         grid = {
-            name: values
-            if name in ELSEWHERE
-            else [getattr(dataclasses.replace(reading, **{name: value}), name) for value in values]
+            name: values if name in ELSEWHERE else [getattr(ReadingConfig(**{name: value}), name) for value in values]
             for name, values in self.grid.items()
         }
         return expand(grid, self.start(), product=self.product)

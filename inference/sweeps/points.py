@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from reflectune.core.config import find_problems
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.reading.ranking import RANKINGS
 
@@ -20,8 +19,6 @@ ELSEWHERE = ("pipeline", "relevance", "entries", *READ_ONLY)
 
 START = "start"
 """The name of the point that has the config's own values."""
-
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Point:
     """
 
     name: str
-    settings: Settings = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ranking(self) -> str:
@@ -50,10 +47,10 @@ class Point:
 
     def config(self, base: ReadingConfig) -> ReadingConfig:
         """The config with this point's settings."""
-        return dataclasses.replace(base, **{k: v for k, v in self.settings.items() if k not in ELSEWHERE})
+        return base.model_copy(update={k: v for k, v in self.settings.items() if k not in ELSEWHERE})
 
 
-def expand(grid: Mapping[str, Sequence[Any]], start: Settings, *, product: bool) -> list[Point]:
+def expand(grid: Mapping[str, Sequence[Any]], start: Mapping[str, Any], *, product: bool) -> list[Point]:
     """The points of a grid, each once: the starting point, then in the order of the grid.
 
     Args:
@@ -77,7 +74,7 @@ def expand(grid: Mapping[str, Sequence[Any]], start: Settings, *, product: bool)
     ]
 
 
-def label(settings: Settings) -> str:
+def label(settings: Mapping[str, Any]) -> str:
     """Settings in words: `gamma=0.5 mct=filter`."""
     return " ".join(f"{name}={show(value)}" for name, value in settings.items())
 
@@ -85,7 +82,7 @@ def label(settings: Settings) -> str:
 def problems(grid: Mapping[str, Any], config: ReadingConfig) -> list[str]:
     """What is wrong with a grid: no list, an unknown setting, a value that the config or a ranking refuses."""
     issues = []
-    fields = {item.name for item in dataclasses.fields(config)}
+    fields = type(config).model_fields.keys()
     accepted = set(config.problems())
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -95,22 +92,14 @@ def problems(grid: Mapping[str, Any], config: ReadingConfig) -> list[str]:
                 f"`grid`: unknown ranking `{v}`; one of {', '.join(RANKINGS)}" for v in values if v not in RANKINGS
             ]
         elif name not in fields | set(ELSEWHERE):
-            issues.append(f"`grid`: `{name}` is no setting of a pipeline")
+            issues.append(f"`grid`: `{name}` is not a setting of a pipeline")
         elif name in fields:
             issues += [f"`grid`: {issue}" for value in values for issue in _refused(config, name, value, accepted)]
     return issues
 
 
 def _refused(config: ReadingConfig, name: str, value: Any, accepted: set[str]) -> list[str]:
-    kind = typing.get_type_hints(type(config))[name]
-    if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-        return [f"`{name}` is one of {', '.join(map(str, typing.get_args(kind)))}; found `{value}`"]
-    if kind is bool and not isinstance(value, bool):
-        return [f"`{name}` should be true or false, found {value!r}"]
-    try:
-        issues = dataclasses.replace(config, **{name: value}).problems()
-    except (TypeError, ValueError) as error:
-        return [f"`{name}` can't be {value!r}: {error}"]
+    issues = find_problems(type(config), {**config.model_dump(), name: value})
     return [issue for issue in issues if issue not in accepted]
 
 

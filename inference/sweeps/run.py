@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
 def _fingerprint(
     config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
 ) -> str:
-    used = config.as_used(dataclasses.asdict(config))
+    used = config.as_used(config.model_dump())
     settings = {name: str(value) for name, value in used.items() if name not in ELSEWHERE}
     for name, usual in {"summary_share": "0.0", "fusion": "scores", "s_ret_temperature": "0.0"}.items():
         if settings[name] == usual:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core.config import setting
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.trace import Trace, from_row
@@ -15,19 +14,21 @@ from reflectune.inference.trace_files.layout import is_questions
 from reflectune.inference.trace_files.reading import TraceFile
 
 
-@dataclass
-class ShowTraceConfig:
+class ShowTraceConfig(Settings):
     """Which evaluation's traces to show, and how."""
 
-    evaluation: str = setting("", "folder that evaluate wrote, with traces/ in it")
+    evaluation: str = setting(
+        "", "folder that evaluate wrote, with traces/ in it", needed="a folder that evaluate wrote"
+    )
     pipeline: str = setting("", "whose traces; of all pipelines and stages if unset")
     question: str = setting("", "the question's id; all questions, a line of JSON each, if unset")
-    json: bool = setting(False, "show the whole trace as JSON")
+    as_json: bool = setting(False, "show the whole trace as JSON")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+    @cross_check
+    def show_trace_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
         if not self.evaluation:
-            return ["`evaluation` is needed: a folder that evaluate wrote"]
+            return []
         kept = trace_files(Path(self.evaluation, "traces"))
         if not kept:
             return [f"`evaluation`: {self.evaluation} has no finished pipeline in traces/"]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from reflectune.core import checks
-from reflectune.core.config import setting
+from reflectune.core.config import Settings, setting
+from reflectune.core.values import OutputFolder
 
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-@dataclass
-class FeatureKeys:
+class FeatureKeys(Settings):
     """Where features of pictures are kept, and how precisely."""
 
-    cache_features: str = setting(
+    cache_features: OutputFolder = setting(
         "",
         "folder for the features of a frozen vision tower, which then reads each picture once; shared by runs",
-        check=checks.output_folder,
     )
     cache_dtype: CacheDtype = setting("auto", "precision of those features; auto: as the tower puts them out")
 

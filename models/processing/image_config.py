@@ -7,10 +7,11 @@ at its own size, up to a number of pixels: 16,384 tokens as published.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, cross_check, setting
 
 ImageFit = Literal["processor", "pad", "crop"]
 
@@ -34,8 +35,7 @@ class ImageSettings:
 AS_IN_PROCESSOR: Final = ImageSettings()
 
 
-@dataclass
-class ImageKeys:
+class ImageKeys(Settings):
     """The keys of a config that loads a model."""
 
     image_fit: ImageFit = setting(
@@ -46,24 +46,21 @@ class ImageKeys:
     min_pixels: int = setting(
         0,
         "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor",
-        low=0,
-        says="must be a number of pixels, or 0 for the processor's own",
+        ge=0,
     )
     max_pixels: int = setting(
         0,
         "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
         "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens",
-        low=0,
-        says="must be a number of pixels, or 0 for the processor's own",
+        ge=0,
     )
 
     def image_settings(self) -> ImageSettings:
         """The keys, to load a model with."""
         return ImageSettings(self.image_fit, self.min_pixels, self.max_pixels)
 
-    def image_problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = bound_problems(self, ImageKeys)
+    @cross_check
+    def image_problems(self) -> Iterator[str]:
+        """Yield a problem if no picture could have the number of pixels."""
         if 0 < self.max_pixels < self.min_pixels:
-            issues.append(f"`max_pixels`, {self.max_pixels}, must not be below `min_pixels`, {self.min_pixels}")
-        return issues
+            yield f"`max_pixels`, {self.max_pixels}, must not be below `min_pixels`, {self.min_pixels}"

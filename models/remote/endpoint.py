@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from reflectune.core import checks
 from reflectune.core.addresses import conceal, conceal_address, is_address, secrets_in, shown_url
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
-from reflectune.core.strict_yaml import parse_json
+from reflectune.core.parsing import parse_json
+from reflectune.core.values import OutputFile, checked_by
 
 
 @dataclass(frozen=True)
@@ -104,37 +104,34 @@ def api_root(url: str) -> str:
     return "" if not url or is_address(url) else f"must look like https://HOST/v1, found `{shown_url(url)}`"
 
 
-@dataclass
-class RemoteConfig:
+ApiRoot = Annotated[str, checked_by(api_root)]
+
+
+class RemoteConfig(Settings):
     """The keys of a YAML that name a remote model; a config that needs one inherits them."""
 
-    # the end of the help keeps argparse from printing what `--config` says: it may hold a password
-    llm_url: str = setting(
-        "", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False, check=api_root
-    )
+    llm_url: ApiRoot = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1", secret=True)
     llm_model: str = setting("", "name of the model on that server")
     llm_key_variable: str = setting(
-        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", repr=False
+        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", secret=True
     )
-    llm_concurrency: int = setting(8, "requests under way at a time", low=1)
-    llm_max_tokens: int = setting(256, "most tokens of a reply", low=1)
-    llm_timeout: float = setting(120.0, "seconds that one request may take", above=0, says="must be more than 0")
-    llm_retries: int = setting(6, "how often a request is sent again after a passing failure", low=0)
-    llm_backoff: float = setting(
-        1.0, "seconds before the first retry, doubled for each further", above=0, says="must be more than 0"
-    )
+    llm_concurrency: int = setting(8, "requests under way at a time", ge=1)
+    llm_max_tokens: int = setting(256, "most tokens of a reply", ge=1)
+    llm_timeout: float = setting(120.0, "seconds that one request may take", gt=0)
+    llm_retries: int = setting(6, "how often a request is sent again after a passing failure", ge=0)
+    llm_backoff: float = setting(1.0, "seconds before the first retry, doubled for each further", gt=0)
     llm_options: str = setting(
-        "", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out', repr=False
+        "", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out', secret=True
     )
-    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", low=0)
-    llm_output_price: float = setting(0.0, "price of a million tokens received", low=0)
-    llm_cache: str = setting("", "file that keeps every reply; default: in the output folder", check=checks.output_file)
+    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", ge=0)
+    llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0)
+    llm_cache: OutputFile = setting("", "file that keeps every reply; default: in the output folder")
 
     def llm_problems(self, sends: bool = True) -> list[str]:
-        """What is wrong with the values, one sentence each, for a run that asks a remote model.
+        """Return the problems of the values for a run that asks a remote model, one sentence each.
 
         Args:
-            sends: Whether it asks by itself, and so needs a key: it doesn't where it writes the files of a batch.
+            sends: True if the run sends requests, and so needs a key; False if it writes the files of a batch.
         """
         key_issues = self._key_problems()
         issues = [*key_issues]
@@ -148,7 +145,6 @@ class RemoteConfig:
             and not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url))
         ):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
-        issues += bound_problems(self, RemoteConfig)
         try:
             self._options()
         except UserError as error:

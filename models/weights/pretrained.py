@@ -21,9 +21,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
+from reflectune.core.values import short
 from reflectune.core.weights import UNLOADABLE, check_names
 from reflectune.models.processing.image_fitting import use_pillow_padding
 from reflectune.models.weights.quantization import Quantization, check_quantized

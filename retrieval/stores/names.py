@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from reflectune.core import addresses
 from reflectune.core.config import setting
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import Processes
+from reflectune.core.values import checked_by
 
 
 def is_server(store: str) -> bool:
@@ -40,12 +41,14 @@ def check_shareable(store: str, processes: Processes) -> None:
         )
 
 
+StoreName = Annotated[str, checked_by(store_name)]
+
+
 def store_setting() -> Any:
-    """The key `store` of a config."""
+    """Declare the key `store` of a config."""
     return setting(
         "auto",
         "what is searched: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file "
-        "*.db)%(default).0s",
-        repr=False,
-        check=store_name,
+        "*.db)",
+        secret=True,
     )

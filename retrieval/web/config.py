@@ -6,11 +6,12 @@ import ipaddress
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from reflectune.core.addresses import is_address, shown_url
-from reflectune.core.config import setting
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import checked_by
 from reflectune.models.remote.endpoint import Endpoint, key_problem
 
 
@@ -29,37 +30,34 @@ def search_address(url: str) -> str:
     return ""
 
 
-@dataclass
-class WebConfig:
+SearchAddress = Annotated[str, checked_by(search_address)]
+
+
+class WebConfig(Settings):
     """The keys of a YAML that name a search tool; a config that needs one inherits them."""
 
-    # the end of the help keeps argparse from printing what `--config` says: it may hold a password
-    web_url: str = setting(
+    web_url: SearchAddress = setting(
         "",
-        "pmsr_web: search server to POST to; default: the text index, no network%(default).0s",
-        repr=False,
-        check=search_address,
+        "pmsr_web: search server to POST to; default: the text index, no network",
+        secret=True,
     )
     web_key_variable: str = setting(
-        "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", repr=False
+        "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", secret=True
     )
-    web_results: int = setting(3, "pmsr_web: pages of each query", low=1, high=100)
-    web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", low=1)
-    web_timeout: float = setting(
-        30.0, "pmsr_web: seconds that one search may take", above=0, says="must be more than 0"
-    )
-    web_retries: int = setting(4, "pmsr_web: how often a search is sent again after a passing failure", low=0)
-    web_backoff: float = setting(
-        1.0, "pmsr_web: seconds before the first retry, doubled for each", above=0, says="must be more than 0"
-    )
+    web_results: int = setting(3, "pmsr_web: pages of each query", ge=1, le=100)
+    web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", ge=1)
+    web_timeout: float = setting(30.0, "pmsr_web: seconds that one search may take", gt=0)
+    web_retries: int = setting(4, "pmsr_web: how often a search is sent again after a passing failure", ge=0)
+    web_backoff: float = setting(1.0, "pmsr_web: seconds before the first retry, doubled for each", gt=0)
 
     @property
     def web_place(self) -> str:
         """The server's address without its secrets, for fingerprints; "" for the local tool."""
         return shown_url(self.web_url) if self.web_url else ""
 
+    @cross_check
     def web_problems(self) -> list[str]:
-        """What is wrong with a search server's keys, one sentence each."""
+        """Return the problem of a search server's key, if there is one."""
         if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.web_key_variable):
             return ["`web_key_variable` must be the name of an environment variable, not the key itself"]
         problem = key_problem(self._web_key())

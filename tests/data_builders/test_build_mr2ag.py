@@ -17,7 +17,7 @@ def folders(tmp_path: Path) -> list[str]:
 
 def test_a_config_becomes_a_recipe(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--positives", "2", "--negatives_same_article", "3", "--seed", "7"]
-    (config,) = parse_config(BuildConfig, argv=argv)
+    config = parse_config(BuildConfig, argv=argv)
 
     assert config.recipe() == Recipe(positives=2, same_article=3, retrieved=2, random=1, seed=7)
 
@@ -33,7 +33,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "no dataset.json",
         "`positives` must be at least 1, found 0",
         "`visual_ratio` must be",
-        "`annotator` is one of string, gold, llm; found `oracle`",
+        "`annotator` must be one of string, gold, llm, found 'oracle'",
         "`negatives_retrieved` needs an `index`",
     ):
         assert part in str(caught.value)
@@ -41,7 +41,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
 
 def test_without_retrieved_negatives_no_index_is_needed(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--index", "", "--negatives_retrieved", "0"]
-    (config,) = parse_config(BuildConfig, argv=argv)
+    config = parse_config(BuildConfig, argv=argv)
 
     assert config.problems() == []
 

@@ -67,7 +67,9 @@ def config(tmp_path: Path, encoder: str) -> Callable[..., PlainConfig]:
         Image.new("RGB", (8, 8), colour).save(root / f"{number}.png")
     entries = [article(number) for number in range(len(COLOURS))]
     write_knowledge_base(root / "knowledge", entries, name="towers", image_root="..")
-    build_index(IndexConfig(str(root / "knowledge"), str(tmp_path / "index"), encoder, device="cpu"))
+    build_index(
+        IndexConfig(knowledge=str(root / "knowledge"), output=str(tmp_path / "index"), encoder=encoder, device="cpu")
+    )
     write_examples(tmp_path / "reflection" / "train.parquet", [example(0), SEEN, example(3)])
     write_manifest(tmp_path / "reflection", Manifest("mr2ag", root, {"train": "k"}))
 

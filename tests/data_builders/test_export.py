@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage
@@ -184,8 +185,8 @@ def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None
 
     for part in ("`to` is needed", "`scheme` is needed", "`image_root` is needed", "a different folder"):
         assert part in problems
-    assert any("`data` is needed" in issue for issue in ExportConfig(to="trl", output="o").problems())
-    assert any("found `selfrag`" in issue for issue in ExportConfig(scheme="selfrag").problems())
+    assert any("`data` is needed" in issue for issue in find_problems(ExportConfig, {"to": "trl", "output": "o"}))
+    assert any("found `selfrag`" in issue for issue in find_problems(ExportConfig, {"scheme": "selfrag"}))
 
 
 def test_data_without_a_manifest_is_exported_with_scheme_and_images_given(

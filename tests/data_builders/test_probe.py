@@ -18,7 +18,7 @@ def folders(tmp_path: Path) -> list[str]:
 
 def test_a_config_says_how_to_ask(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--samples", "4", "--temperature", "0.7", "--gold", "false", "--summary", "none"]
-    (config,) = parse_config(ProbeConfig, argv=argv)
+    config = parse_config(ProbeConfig, argv=argv)
 
     assert config.asking() == Asking(samples=4, temperature=0.7, gold=False, summary="none")
     assert config.token_budget is None
@@ -38,8 +38,8 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "`temperature` must be above 0",
         "the metric `evqa` needs `bem`",
         "`summary: sentences` needs `gold: true`",
-        "`dtype` is one of",
+        "`dtype` should be one of",
         "`leave_out_facts` needs `trained_on`",
-        "`device_map` is one of auto, balanced, balanced_low_0, sequential; found `half`",
+        "`device_map` should be one of 'auto', 'balanced', 'balanced_low_0', 'sequential', found 'half'",
     ):
         assert part in str(caught.value)

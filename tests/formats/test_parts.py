@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflectune.core.config import find_problems
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
 from reflectune.data_builders.mr2ag.config import BuildConfig
@@ -43,7 +44,7 @@ def test_parts_are_about_equal() -> None:
 @pytest.mark.parametrize("value", ["0/2", "3/2", "1/0", "half", "1", "1/2/3", "-1/2", "1/2 ", "١/٢"])
 def test_what_names_no_part_is_refused(value: str) -> None:
     assert f"found `{value}`" in part_problem(value)
-    assert any("`part` must be like 1/2" in problem for problem in BuildConfig(part=value).problems())
+    assert any("`part` must be like 1/2" in problem for problem in find_problems(BuildConfig, {"part": value}))
     with pytest.raises(ValueError, match="a part must be like 1/2"):
         is_in_part(Question("q", "i.png", "What?"), value)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import importlib
 import math
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from annotated_types import Ge, Gt, Le
+from pydantic.fields import FieldInfo
 
-from reflectune.core.checks import MOST_SEED
+from reflectune.core.values import LARGEST_SEED
 
 ROOT = Path(__file__).parents[2]
 _FLOORS = ("models", "metrics", "retrieval", "data_builders", "inference", "train")
@@ -38,10 +39,6 @@ class Command:
     @property
     def kind(self) -> Any:
         return getattr(self.script, self.config)
-
-    @functools.cached_property
-    def hints(self) -> dict[str, Any]:
-        return typing.get_type_hints(self.kind)
 
     def __str__(self) -> str:
         return self.module
@@ -66,6 +63,8 @@ def commands() -> list[Command]:
 
 def leaf_type(hint: Any) -> Any:
     """The type of one value: `int` of `int | None` and of `list[int]`."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return leaf_type(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return leaf_type(next(option for option in typing.get_args(hint) if option is not type(None)))
     return leaf_type(typing.get_args(hint)[0]) if typing.get_origin(hint) is list else hint
@@ -136,39 +135,47 @@ def kind_of(command: Command, name: str) -> frozenset[str] | None:
     return next((kind for kind in (INPUTS, OUTPUTS, SPLITS, DEVICES, ADDRESSES, CHOSEN, FREE) if name in kind), None)
 
 
-def bounds(field: dataclasses.Field) -> tuple[float, float]:
+def bounds(field: FieldInfo) -> tuple[float, float]:
     """The least and the greatest value; minus and plus infinity where there is none."""
-    found = field.metadata["bounds"]
-    low = found.low if found.low is not None else found.above if found.above is not None else -math.inf
-    return low, found.high if found.high is not None else math.inf
+    found = [*field.metadata, *nested(field.annotation)]
+    low = next((getattr(it, "ge", getattr(it, "gt", None)) for it in found if isinstance(it, (Ge, Gt))), -math.inf)
+    return low, next((it.le for it in found if isinstance(it, Le)), math.inf)
 
 
-def numbers(command: Command) -> Iterator[dataclasses.Field]:
+def nested(annotation: Any) -> list[Any]:
+    """The bounds of a list's items or of a union's options."""
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return [bound for item in inner[1:] for bound in getattr(item, "metadata", [item])] + nested(inner[0])
+    return [bound for argument in inner for bound in nested(argument)]
+
+
+def numbers(command: Command) -> Iterator[tuple[str, FieldInfo]]:
     """The keys that take numbers."""
-    for field in dataclasses.fields(command.kind):
-        leaf = leaf_type(command.hints[field.name])
+    for name, field in command.kind.model_fields.items():
+        leaf = leaf_type(field.annotation)
         if isinstance(leaf, type) and issubclass(leaf, (int, float)) and leaf is not bool:
-            yield field
+            yield name, field
 
 
-def texts(command: Command) -> Iterator[dataclasses.Field]:
+def texts(command: Command) -> Iterator[str]:
     """The keys that take a text, a list of them or a mapping."""
-    taken = {field.name for field in numbers(command)}
-    for field in dataclasses.fields(command.kind):
-        leaf = leaf_type(command.hints[field.name])
-        if field.name not in taken and isinstance(leaf, type) and leaf is not bool:
-            yield field
+    taken = {name for name, _ in numbers(command)}
+    for name, field in command.kind.model_fields.items():
+        leaf = leaf_type(field.annotation)
+        if name not in taken and isinstance(leaf, type) and leaf is not bool:
+            yield name
 
 
 def bad_numbers(command: Command) -> Iterator[tuple[str, str]]:
-    for field in numbers(command):
+    for name, field in numbers(command):
         low, high = bounds(field)
         for value in ("nan", "inf", "-inf", "1e999", "9" * 400, "-" + "9" * 400, "x", ""):
-            yield field.name, value
+            yield name, value
         if low >= 0:
-            yield field.name, "-1"
+            yield name, "-1"
         if math.isfinite(high):
-            yield field.name, str(math.floor(high) + 1)
+            yield name, str(math.floor(high) + 1)
 
 
 def bad_texts(command: Command, folder: Path) -> Iterator[tuple[str, str]]:
@@ -181,9 +188,9 @@ def bad_texts(command: Command, folder: Path) -> Iterator[tuple[str, str]]:
         DEVICES: ("meta", "gpu", "cuda:x", "cuda:-1", "cpu,cuda", "xla"),
         ADDRESSES: MALFORMED,
     }
-    for field in texts(command):
-        for value in values.get(kind_of(command, field.name) or FREE, ()):
-            yield field.name, value
+    for name in texts(command):
+        for value in values.get(kind_of(command, name) or FREE, ()):
+            yield name, value
 
 
 def run(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -198,12 +205,12 @@ def run(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(command: Command) -> None:
     """So that the test below leaves no key out."""
-    unbounded = [field.name for field in numbers(command) if field.name != "k" and bounds(field)[0] == -math.inf]
-    seeds = [field for field in numbers(command) if field.name in ("seed", "seeds")]
+    unbounded = [name for name, field in numbers(command) if name != "k" and bounds(field)[0] == -math.inf]
+    seeds = [field for name, field in numbers(command) if name in ("seed", "seeds")]
 
     assert unbounded == []
-    assert [bounds(field) for field in seeds] == [(0, MOST_SEED)] * len(seeds)
-    assert [field.name for field in texts(command) if kind_of(command, field.name) is None] == []
+    assert [bounds(field) for field in seeds] == [(0, LARGEST_SEED)] * len(seeds)
+    assert [name for name in texts(command) if kind_of(command, name) is None] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)

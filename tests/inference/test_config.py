@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.inference.config import AUTO, Count
@@ -20,7 +19,7 @@ def folders(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_whole_config_has_no_problems(folders) -> None:
-    assert EvaluateConfig(**folders, model="m", base_model="b", output="o").problems() == []
+    assert find_problems(EvaluateConfig, dict(**folders, model="m", base_model="b", output="o")) == []
 
 
 def test_names_stand_for_forms() -> None:
@@ -50,18 +49,21 @@ def test_names_stand_for_forms() -> None:
         ({"dataset": ""}, "`dataset` is needed"),
         ({"dataset": "/nowhere"}, "no dataset.json"),
         ({"index": "/nowhere"}, "no manifest.json"),
-        ({"gamma": 1.5}, "`gamma` is a probability"),
+        ({"gamma": 1.5}, "`gamma` must be between 0 and 1"),
         ({"top_n": 0}, "`top_n` must be at least 1"),
         ({"batch_questions": 0}, "`batch_questions` must be at least 1"),
         ({"limit": 0}, "`limit` must be at least 1"),
-        ({"dtype": "float8"}, "`dtype` is one of"),
-        ({"device_map": "half"}, "`device_map` is one of auto, balanced, balanced_low_0, sequential; found `half`"),
+        ({"dtype": "float8"}, "`dtype` should be one of"),
+        (
+            {"device_map": "half"},
+            "`device_map` should be one of 'auto', 'balanced', 'balanced_low_0', 'sequential', found 'half'",
+        ),
         ({"report_questions": -1}, "`report_questions` must be at least 0"),
         ({"documents": 0}, "`documents` must be at least 1"),
         ({"max_reply_tokens": 0}, "`max_reply_tokens` must be at least 1"),
-        ({"threshold": -0.1}, "`threshold` is a probability"),
-        ({"k": -1}, "`k` is auto or a number of documents"),
-        ({"k": [3]}, "`k` is auto or a number of documents"),
+        ({"threshold": -0.1}, "`threshold` must be between 0 and 1"),
+        ({"k": -1}, "`k` must be auto or a number of documents"),
+        ({"k": [3]}, "`k` must be auto or a number of documents"),
         ({"k": 11}, "`k` can be at most `documents`, 10, found 11"),
         ({"scheme": "m2rag"}, "`scheme` is one of mmkb_rag, mr2ag, reflectiva"),
         ({"scheme": "mmkb_rag"}, "mr2ag needs a checkpoint of scheme mr2ag"),
@@ -72,26 +74,26 @@ def test_names_stand_for_forms() -> None:
     ],
 )
 def test_each_problem_is_named(folders, change: dict, words: str) -> None:
-    config = EvaluateConfig(**{**folders, "model": "m", "base_model": "b", "output": "o", **change})
-    assert [problem for problem in config.problems() if words in problem]
+    values = {**folders, "model": "m", "base_model": "b", "output": "o", **change}
+    assert [problem for problem in find_problems(EvaluateConfig, values) if words in problem]
 
 
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
 def test_a_launch_of_several_processes_spreads_no_model(folders, monkeypatch: pytest.MonkeyPatch, variable) -> None:
     values = {**folders, "model": "m", "base_model": "b", "output": "o"}
     monkeypatch.setenv(variable, "1")
-    assert EvaluateConfig(**values, device_map="auto").problems() == []
+    assert find_problems(EvaluateConfig, dict(**values, device_map="auto")) == []
     monkeypatch.setenv(variable, "2")
-    assert EvaluateConfig(**values).problems() == []
-    (problem,) = EvaluateConfig(**values, device_map="auto").problems()
+    assert find_problems(EvaluateConfig, dict(**values)) == []
+    (problem,) = find_problems(EvaluateConfig, dict(**values, device_map="auto"))
     assert problem.startswith("`device_map: auto` has one process use all GPUs, and this launch has 2")
     probing = ProbeConfig(dataset=folders["dataset"], index=folders["index"], model="m", output="o", device_map="auto")
     assert problem in probing.problems()
 
 
 def test_all_problems_come_at_once(folders) -> None:
-    config = EvaluateConfig(**folders, output="o", gamma=2, top_n=0)
-    assert len(config.problems()) == 4  # gamma, top_n, model, base_model
+    found = find_problems(EvaluateConfig, {**folders, "output": "o", "gamma": 2, "top_n": 0})
+    assert len(found) == 4  # gamma, top_n, model, base_model
 
 
 def test_closed_book_needs_neither_index_nor_checkpoint(folders) -> None:
@@ -102,12 +104,12 @@ def test_closed_book_needs_neither_index_nor_checkpoint(folders) -> None:
 def test_a_checkpoint_that_no_pipeline_reads_need_not_be_made_yet(folders) -> None:
     config = EvaluateConfig(**folders, model="m", base_model="b", plain_model="runs/not/yet", output="o")
     assert config.problems() == []
-    config = dataclasses.replace(config, pipelines=["closed_book", "tuned_baselines"])
+    config = config.model_copy(update={"pipelines": ["closed_book", "tuned_baselines"]})
     assert [problem for problem in config.problems() if problem.startswith("`plain_model` runs/not/yet")]
 
 
 def test_an_answer_needs_an_image_and_a_question(folders) -> None:
-    problems = AnswerConfig(**folders, model="m", question=" ").problems()
+    problems = find_problems(AnswerConfig, dict(**folders, model="m", question=" "))
     assert problems == ["`image` is needed", "`question` is needed"]
 
 
@@ -129,11 +131,11 @@ def test_k_is_a_word_or_a_number_in_yaml_and_on_the_command_line(
     needed = {**folders, "model": "m", "base_model": "b", "output": "o"}
     path = tmp_path / "config.yaml"
     path.write_text("".join(f"{name}: {value}\n" for name, value in needed.items()) + f"k: {written}\nret: false\n")
-    (config,) = parse_config(EvaluateConfig, argv=["--config", str(path)])
+    config = parse_config(EvaluateConfig, argv=["--config", str(path)])
     assert (config.k, str(config.k), config.ret) == (expected, str(expected), False)
-    (config,) = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "3", "--ret"])
+    config = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "3", "--ret"])
     assert (config.k, config.ret) == (3, True)
-    (config,) = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "auto"])
+    config = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "auto"])
     assert str(config.k) == "auto"
     with pytest.raises(UserError, match="many"):
         parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "many"])

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
@@ -205,7 +206,7 @@ def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, check
 )
 def test_a_pipeline_over_texts_needs_their_index(world, checkpoints, tmp_path, more, said) -> None:
     values = {"dataset": str(world), "base_model": checkpoints.base, "output": str(tmp_path), **more}
-    assert said in EvaluateConfig(pipelines=["text_rag"], **values).problems()
+    assert said in find_problems(EvaluateConfig, dict(pipelines=["text_rag"], **values))
 
 
 def test_a_second_run_answers_nothing_anew(world, encoder, checkpoints, tmp_path) -> None:

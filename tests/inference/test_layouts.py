@@ -153,7 +153,7 @@ def test_a_set_is_scored_by_its_own_metric_from_its_files_to_the_report(
         with pytest.raises(UserError, match="the metric `evqa` needs `bem`"):
             parse_config(EvaluateConfig, argv=argv)
         argv += ["--bem", bem]
-    (config,) = parse_config(EvaluateConfig, argv=argv)
+    config = parse_config(EvaluateConfig, argv=argv)
     assert f"scored by {metric}" in experiment.describe(config)
     metrics = experiment.run(config)
     assert metrics["metric"]["name"] == metric

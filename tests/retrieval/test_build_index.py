@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.retrieval.build_index import IndexConfig, main, run
 
@@ -24,12 +24,21 @@ def test_a_knowledge_base_in_the_working_folder_is_named_by_a_relative_path(
     kb, clip_folder, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path.parent)
-    run(IndexConfig(str(kb.folder.relative_to(tmp_path.parent)), str(tmp_path / "index"), clip_folder, device="cpu"))
+    run(
+        IndexConfig(
+            knowledge=str(kb.folder.relative_to(tmp_path.parent)),
+            output=str(tmp_path / "index"),
+            encoder=clip_folder,
+            device="cpu",
+        )
+    )
     assert json.loads((tmp_path / "index/manifest.json").read_text())["kb_fingerprint"] == kb.fingerprint
 
 
 def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
-    config = IndexConfig(str(kb.folder), str(tmp_path / "index"), clip_folder, device="cpu", dry_run=True)
+    config = IndexConfig(
+        knowledge=str(kb.folder), output=str(tmp_path / "index"), encoder=clip_folder, device="cpu", dry_run=True
+    )
     run(config)
     assert "10 entries with 10 images" in capsys.readouterr().out
     assert not (tmp_path / "index").exists()
@@ -73,7 +82,7 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, clip_folder, tmp_p
         return [*where, "--batch_size", "2", "--shard_rows", "2", "--workers", "2", "--device", "cpu"]
 
     launch = start_launch("retrieval/build_index.py", flags("shared"))
-    alone = parse_config(IndexConfig, argv=flags("alone"))[0]
+    alone = parse_config(IndexConfig, argv=flags("alone"))
     run(alone)
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("10 titles and 10 images of owls") == 1
@@ -82,6 +91,8 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, clip_folder, tmp_p
 
 
 def test_problems_are_told_together(kb) -> None:
-    problems = " ".join(IndexConfig(str(kb.folder.parent), batch_size=0, shard_rows=0).problems())
+    problems = " ".join(
+        find_problems(IndexConfig, {"knowledge": str(kb.folder.parent), "batch_size": 0, "shard_rows": 0})
+    )
     for part in ("`output` is needed", "`batch_size`", "`shard_rows`", f"did you mean {kb.folder}?"):
         assert part in problems

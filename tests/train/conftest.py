@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import json
 import random
@@ -25,7 +24,7 @@ from reflectune.examples.miniature.models.architecture import (
 )
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.runs.fine_tune import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.settings.sft import SftConfig
 
@@ -220,11 +219,10 @@ def typed() -> Callable[[SftConfig], list[str]]:
 def options(config: SftConfig) -> list[str]:
     """A config as it is typed."""
     typed = []
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
+    for name, value in config.model_dump().items():
         if value not in (None, [], {}, ""):
             texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-            typed += [f"--{item.name}", *map(str, texts)]
+            typed += [f"--{name}", *map(str, texts)]
     return typed
 
 

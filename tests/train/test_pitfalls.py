@@ -16,6 +16,7 @@ from peft import PeftModel
 from PIL import Image
 from transformers import AutoTokenizer
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import Family
@@ -25,11 +26,10 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
 from reflectune.train.data.examples import EncodedExamples
-from reflectune.train.model.loading import prepare_model
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
-from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.rewards.answer_config import AnswerGrpoConfig
+from reflectune.train.runs.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.runs.fine_tune import fine_tune, prepare_model
 from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[2]
@@ -140,9 +140,8 @@ def test_of_trl_no_trainer_is_used_but_that_of_grpo() -> None:
                     imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "trl"}
 
     assert imported == {"TrlParser", "GRPOConfig", "GRPOTrainer"}
-    assert (
-        "`scheme` is plain: replies have no tokens of their own; found `mr2ag`"
-        in AnswerGrpoConfig(scheme="mr2ag").problems()
+    assert "`scheme` is plain: replies have no tokens of their own; found `mr2ag`" in find_problems(
+        AnswerGrpoConfig, {"scheme": "mr2ag"}
     )
 
 

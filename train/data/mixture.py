@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from reflectune.core.checks import split_name
-from reflectune.core.strict_yaml import parse_json
+from pydantic import PlainValidator
+
+from reflectune.core.parsing import parse_json
+from reflectune.core.values import short, split_problem
 from reflectune.formats.reflection_data import MANIFEST
 
 MOST_WEIGHT: Final = 10_000
@@ -85,7 +87,7 @@ class Mixture(dict[str, Any]):
 
     def malformed(self) -> list[str]:
         """Values that are neither a weight nor a mapping of the right keys, one sentence each."""
-        issues = []
+        issues: list[str] = []
         for data, value in self.items():
             settings = _keys(value)
             unknown = set(settings) - set(_KEYS)
@@ -96,7 +98,7 @@ class Mixture(dict[str, Any]):
                 for name in sorted(set(settings) & set(_KEYS))
                 if not isinstance(settings[name], _KEYS[name]) or isinstance(settings[name], bool)
             ]
-            if isinstance(settings.get("split"), str) and (told := split_name(settings["split"])):
+            if isinstance(settings.get("split"), str) and (told := split_problem(settings["split"])):
                 issues.append(f"{data}: `split` {told}")
             issues += [f"{data}: `{name}` can't be {settings[name]!r}" for name in wrong]
         return issues
@@ -106,6 +108,19 @@ class Mixture(dict[str, Any]):
         return [
             Part(data, **{"split": split, "image_root": image_root, **_keys(value)}) for data, value in self.items()
         ]
+
+
+def read_mixture(value: Any) -> Mixture:
+    """Read a setting: a path, JSON or a mapping."""
+    if not isinstance(value, (str, Mapping)):
+        raise ValueError(f"must be a folder, or a mapping of folders to weights, found {short(repr(value))}")
+    try:
+        return Mixture(value)
+    except ValueError as error:
+        raise ValueError(f"must be a folder or a JSON mapping: {error}") from None
+
+
+MixtureSetting = Annotated[Mixture, PlainValidator(read_mixture)]
 
 
 def epoch_reads(count: int, weight: float) -> int:

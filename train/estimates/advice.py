@@ -9,7 +9,8 @@ from torch import nn
 
 from reflectune.models.attention.positions import inner_model
 from reflectune.train.estimates.forecast import Forecast, passing
-from reflectune.train.estimates.memory import Division, in_words, planned_weights, total
+from reflectune.train.estimates.memory import in_words, planned_weights, total
+from reflectune.train.runs.launch import Division
 from reflectune.train.settings.training import TrainingConfig
 
 _HEADROOM = 0.85
@@ -52,9 +53,9 @@ def _other_settings(config: TrainingConfig, model: nn.Module, forecast: Forecast
         again = replace(forecast, passing=replace(forecast.passing, checkpointing=True))
         yield "`gradient_checkpointing: true`, for one more forward pass", total(again.parts())
     if config.dtype == "float32" and forecast.accelerator:
-        yield "`dtype: bfloat16`", total(_changed(replace(config, dtype="bfloat16"), forecast).parts())
+        yield "`dtype: bfloat16`", total(_changed(config.model_copy(update={"dtype": "bfloat16"}), forecast).parts())
     if config.method == "full":
-        adapters = replace(config, method="lora")
+        adapters = config.model_copy(update={"method": "lora"})
         weights = planned_weights(inner_model(model), adapters)
         yield "`method: lora`", total(replace(_changed(adapters, forecast), weights=weights).parts())
         if forecast.division.kind != "zero3":

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Literal
 
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import setting
 from reflectune.train.settings.sft import SftConfig
 
 ARCHITECTURE = "architecture.json"
 """Beside a recipe: what of its model's config decides its shapes."""
 
 
-@dataclass
 class EstimateConfig(SftConfig):
     """A run's settings, and the machine that it is estimated for."""
 
-    processes: int = setting(1, "devices that train together", above=0)
+    processes: int = setting(1, "devices that train together", gt=0)
     sharding: Literal["", "zero2", "zero3", "fsdp"] = setting("", "what divides the model")
     offload: bool = setting(False, "keep weights and optimiser states in the CPU's memory")
-    device_gib: float | None = setting(None, "memory of a device, to say whether it fits", above=0)
+    device_gib: float | None = setting(None, "memory of a device, to say whether it fits", gt=0)
     image_tokens: int | None = setting(
-        None, "tokens of a picture; if unset LLaVA's own number, or of Qwen `max_pixels` (1 MP if that is 0)", above=0
+        None, "tokens of a picture; if unset LLaVA's own number, or of Qwen `max_pixels` (1 MP if that is 0)", gt=0
     )
     branches: int | None = setting(
-        None, "passages or prompts of a long question; what the recipes' data has if unset", above=0
+        None, "passages or prompts of a long question; what the recipes' data has if unset", gt=0
     )
-    branch_tokens: int = setting(250, "tokens of one, with what is asked and answered", above=0)
-    branch_supervised: int = setting(20, "tokens of one that are supervised", above=0)
+    branch_tokens: int = setting(250, "tokens of one, with what is asked and answered", gt=0)
+    branch_supervised: int = setting(20, "tokens of one that are supervised", gt=0)
 
-    questions: int | None = setting(None, "questions of the data, to say how long training takes", above=0)
+    questions: int | None = setting(None, "questions of the data, to say how long training takes", gt=0)
     tflops: float | None = setting(
-        None, "10¹² operations a second that a device's products reach; measured here if unset", above=0
+        None, "10¹² operations a second that a device's products reach; measured here if unset", gt=0
     )
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values; data and model need not be there."""
-        return self.value_problems() + bound_problems(self, EstimateConfig)
+    def needed_problems(self) -> Iterator[str]:
+        """Yield nothing: data, model and output need not be there."""
+        yield from ()
+
+    def data_problems(self) -> list[str]:
+        """Return nothing: data need not be there."""
+        return []
+
+    def eval_problems(self) -> list[str]:
+        """Return nothing: data need not be there."""
+        return []
+
+    def quantization_problems(self) -> Iterator[str]:
+        """Yield nothing: QLoRA's library need not be there."""
+        yield from ()

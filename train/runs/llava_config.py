@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core import checks
-from reflectune.core.config import setting
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import OutputFolder
 from reflectune.core.paths import is_occupied
-from reflectune.models.names import model_name
+from reflectune.models.names import ModelName
 
 RECORD = "assembled.json"
 """What the parts of an assembled checkpoint were, beside it."""
 
 
-@dataclass
-class AssembleConfig:
+class AssembleConfig(Settings):
     """Join a language model, a vision tower and a projector into a LLaVA."""
 
-    language: str = setting(
-        "", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5", check=model_name
-    )
-    vision: str = setting(
-        "", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336", check=model_name
-    )
+    language: ModelName = setting(
+        "", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5", needed="")
+    vision: ModelName = setting(
+        "", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336", needed="")
     projector: str = setting(
         "", "the pre-trained projector's file, mm_projector.bin or safetensors; empty starts an untrained one, scaled"
     )
-    output: str = setting("", "folder for the checkpoint", check=checks.output_folder)
+    output: OutputFolder = setting("", "folder for the checkpoint", needed="")
     tokenizer: str = setting("", "folder or hub id of the tokenizer, if it is not beside the language model")
     image_fit: Literal["pad", "crop"] = setting(
         "pad", "pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
@@ -36,18 +32,18 @@ class AssembleConfig:
     image_size: int = setting(
         0,
         "side of the pictures in pixels, a multiple of the tower's patches; less of it, fewer image tokens; 0: its own",
-        low=0,
-        high=65_536,
+        ge=0,
+        le=65_536,
     )
     chat_template: str = setting(
         "", "a Jinja file; empty: the tokenizer's own, extended to pictures, or LLaVA-1.5's if it has none"
     )
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", "precision of the checkpoint")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        needed = ("language", "vision", "output")
-        issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)]
+    @cross_check
+    def assemble_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues: list[str] = []
         if self.projector and not Path(self.projector).is_file():
             issues.append(
                 f"`projector`: {self.projector} is not a file; it is called mm_projector.bin where it is published"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final, Literal
 
-from reflectune.core.config import bound_problems, setting
-from reflectune.models.names import model_name
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.models.names import ModelName
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import all_schemes
 
@@ -15,20 +15,18 @@ TOWERS: Final = ("vision_tower", "projector", "language_model")
 """The parts of a multimodal model, as `train_towers` names them."""
 
 
-@dataclass
 class ModelConfig(ImageKeys):
     """The model, the scheme that it learns, and how it is given pictures."""
 
-    model: str = setting("miniature/llava", "base model: a miniature, a hub id or a folder", check=model_name)
-    scheme: str = setting("mr2ag", "whose tokens and prompts to train")
+    model: ModelName = setting(
+        "miniature/llava",
+        "base model: a miniature, a hub id or a folder",
+        needed="e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",
+    )
+    scheme: str = setting("mr2ag", "whose tokens and prompts to train", needed="e.g. mr2ag")
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        return self.image_problems()
 
-
-@dataclass
-class AdapterConfig:
+class AdapterConfig(Settings):
     """Which weights train: all of them, or adapters."""
 
     method: Literal["full", "lora", "qlora"] = setting(
@@ -41,30 +39,30 @@ class AdapterConfig:
         "them, or of LoRA and QLoRA the language model",
     )
     projector_learning_rate: float | None = setting(
-        None, "peak learning rate of the projector; learning_rate if unset", above=0
+        None, "peak learning rate of the projector; learning_rate if unset", gt=0
     )
     double_quantization: bool = setting(
         True, "qlora: quantise the scales of the 4-bit weights too, 0.37 bits less a weight"
     )
-    lora_r: int = setting(16, "rank of the adapters", low=1)
-    lora_alpha: int = setting(32, "scale of the adapters, times 1/lora_r", low=1)
-    lora_dropout: float = setting(0.0, "dropout before the adapters", low=0, high=0.99)
+    lora_r: int = setting(16, "rank of the adapters", ge=1)
+    lora_alpha: int = setting(32, "scale of the adapters, times 1/lora_r", ge=1)
+    lora_dropout: float = setting(0.0, "dropout before the adapters", ge=0, le=0.99)
     lora_targets: str = setting(
         r".*language_model.*\.(q|k|v|o|gate|up|down)_proj",
         "regular expression that a module's whole name must match to get an adapter",
     )
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        issues = bound_problems(self, AdapterConfig)
+    @cross_check
+    def target_problems(self) -> Iterator[str]:
+        """Yield a problem if `lora_targets` is not a regular expression."""
         try:
             re.compile(self.lora_targets)
         except re.error as error:
-            issues.append(f"`lora_targets` is no regular expression: {error}")
-        return issues + self._tower_problems()
+            yield f"`lora_targets` is not a regular expression: {error}"
 
-    def _tower_problems(self) -> list[str]:
-        """What is wrong with the choice of what trains, one sentence each."""
+    @cross_check
+    def tower_problems(self) -> list[str]:
+        """Return the problems of the choice of what trains."""
         issues = []
         if unknown := [name for name in self.train_towers if name not in TOWERS]:
             issues.append(f"`train_towers` may name {', '.join(TOWERS)}; found {', '.join(unknown)}")
@@ -91,7 +89,7 @@ class AdapterConfig:
         return issues
 
     def token_problems(self, scheme: str) -> list[str]:
-        """Whether a scheme's new tokens could be learned, one sentence if not: their rows are the language model's."""
+        """Return a problem if a scheme's new tokens can't be learned: their rows are the language model's."""
         known = all_schemes().get(scheme)
         if known is None or not known.tokens or "language_model" in self.trained_towers:
             return []

@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Annotated
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import output_of
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-@dataclass
-class SavingConfig:
+class SavingConfig(Settings):
     """Where checkpoints go, how often they are written, and what is told on the way."""
 
-    output_dir: str = setting(
+    output_dir: Annotated[str, output_of("scheme.json", "config.json", "adapter_config.json", "log.jsonl")] = setting(
         "",
         "folder for the checkpoint",
-        check=checks.output_of("scheme.json", "config.json", "adapter_config.json", "log.jsonl"),
+        needed="a folder for the checkpoint",
     )
     resume: bool = setting(True, "go on from the last checkpoint in output_dir")
-    save_steps: int = setting(500, "steps between checkpoints", low=1)
-    save_total_limit: int = setting(1, "checkpoints to keep", low=1)
-    logging_steps: int = setting(10, "steps between log lines", low=1)
+    save_steps: int = setting(500, "steps between checkpoints", ge=1)
+    save_total_limit: int = setting(1, "checkpoints to keep", ge=1)
+    logging_steps: int = setting(10, "steps between log lines", ge=1)
     report_to: list[str] = setting(
         [], "trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written"
     )
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        return bound_problems(self, SavingConfig)
-
+    @cross_check
     def tracker_problems(self) -> list[str]:
-        """Which trackers are unknown or not installed, one sentence each."""
+        """Return the trackers that are unknown or not installed, one sentence each."""
         return [problem for name in self.report_to if (problem := _tracker_problem(name))]
 
 
-@dataclass
-class PublishingConfig:
+class PublishingConfig(Settings):
     """Whether the finished checkpoint is uploaded, and where to."""
 
     push_to_hub: str = setting("", "upload the finished checkpoint to this repository, owner/name")
     hub_private: bool = setting(True, "make that repository private, if it is new")
     licence: str = setting("", "of the checkpoint, for its card, e.g. apache-2.0")
 
+    @cross_check
     def hub_problems(self) -> list[str]:
-        """What is wrong with the upload that is asked for, one sentence each; the Hub itself isn't asked."""
+        """Return the problems of the upload that is asked for. The Hub itself isn't asked."""
         return _repository_problems(self.push_to_hub) if self.push_to_hub else []
 
 
@@ -62,7 +58,7 @@ _TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio
 
 
 def _repository_problems(repository: str) -> list[str]:
-    """What is wrong with uploading to a repository, one sentence each; the Hub itself isn't asked."""
+    """Return the problems of an upload to a repository."""
     from huggingface_hub import constants, get_token  # slow to import: only if something is to be uploaded
 
     issues = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-from reflectune.core import checks
-from reflectune.core.config import bound_problems, setting
+from reflectune.core.config import Settings, setting
+from reflectune.core.values import SplitName
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.train.data.mixture import Part
 
@@ -16,33 +15,28 @@ ANSWERS: Final = "answer_exact_match"
 _METRICS: Final = ("accuracy", "auroc", "calibration_error")
 
 
-@dataclass
-class ValidationConfig:
+class ValidationConfig(Settings):
     """Validation data, when they are read, and the metric that the best weights are chosen by."""
 
     eval_data: str = setting("", "validation data, like train_data: its gates are read every eval_steps")
-    eval_split: str = setting("val", "split to validate on, if eval_data is a folder", check=checks.split_name)
+    eval_split: SplitName = setting("val", "split to validate on, if eval_data is a folder")
     eval_answers: int = setting(
-        0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none", low=0
+        0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none", ge=0
     )
-    eval_steps: int = setting(500, "steps between validations", low=1)
+    eval_steps: int = setting(500, "steps between validations", ge=1)
     best_metric: str = setting("", "end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
     early_stopping_patience: int | None = setting(
-        None, "stop after this many validations without a better best_metric", low=1
+        None, "stop after this many validations without a better best_metric", ge=1
     )
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        return bound_problems(self, ValidationConfig)
-
     def validation_problems(self, scheme: str, part: Part) -> list[str]:
-        """What validation lacks, one sentence each.
+        """Return the problems of validation, one sentence each.
 
         Args:
             scheme: Whose gates are measured.
             part: The validation data; only looked at if `eval_data` is set.
         """
-        issues = []
+        issues: list[str] = []
         known = metric_names(scheme)
         if self.eval_data and not part.file.is_file():
             issues.append(f"`eval_data`: {part.file} does not exist; build it, or choose another `eval_split`")

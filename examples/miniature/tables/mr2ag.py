@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -300,7 +299,7 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         "top_n": config.top_n,
         "passages": config.passages,
         "device": config.device,
-        **{item.name: getattr(config, item.name) for item in dataclasses.fields(RerankerConfig)},
+        **{name: getattr(config, name) for name in RerankerConfig.model_fields},
     }
     return [
         Stage(

@@ -85,7 +85,7 @@ def _record(
         "numbers, of other models and questions, are in docs/paper_numbers.md. A claim holds if the 95 % interval of "
         "every lead it rests on, over seeds and questions, is above 0; it does not hold if one is below 0; else it is "
         "within noise, and a tie is no lead.",
-        "config": asdict(config),
+        "config": config.model_dump(),
         "tables": [measure(table, results_by_model, config.seed) for table in planned.tables],
         "minutes": [asdict(each) for each in spent],
     }

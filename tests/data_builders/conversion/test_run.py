@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.data_builders.conversion import knowledge as knowledge_module
 from reflectune.data_builders.conversion import questions as questions_module
@@ -348,8 +349,8 @@ def test_a_preview_names_sources_and_sizes(source: Path) -> None:
     ],
 )
 def test_problems_are_found_before_anything_is_read(source: Path, values, problem) -> None:
-    good = dataclasses.asdict(config(source))
-    assert any(problem in issue for issue in ConvertConfig(**{**good, **values}).problems())
+    good = config(source).model_dump()
+    assert any(problem in issue for issue in find_problems(ConvertConfig, dict(**{**good, **values})))
 
 
 def test_a_folder_of_several_splits_is_no_split(source: Path) -> None:
@@ -358,7 +359,7 @@ def test_a_folder_of_several_splits_is_no_split(source: Path) -> None:
     folder.mkdir()
     for name in ("train-00000-of-00002", "train-00001-of-00002-0a1b", "mine"):
         (folder / f"{name}.parquet").touch()
-    asked = dataclasses.replace(config(source), splits={"train": "hub"}, output=str(source.parent / "out"))
+    asked = config(source).model_copy(update={"splits": {"train": "hub"}, "output": str(source.parent / "out")})
     assert not asked.problems()
     (folder / "test-00000-of-00001.parquet").touch()
     assert any("holds the files of test, train; name one file" in issue for issue in asked.problems())
@@ -375,11 +376,11 @@ def test_a_folder_of_several_splits_is_no_split(source: Path) -> None:
     ],
 )
 def test_the_output_can_not_be_mixed_with_what_is_read(source: Path, output: str, changes: dict[str, Any]) -> None:
-    asked = dataclasses.replace(config(source), output=str(source / output), **changes)
+    asked = config(source).model_copy(update={"output": str(source / output), **changes})
     (problem,) = asked.problems()
     assert problem.startswith(f"`output`: {asked.output}")
     assert "choose another folder" in problem
-    assert not dataclasses.replace(config(source), output=str(source / "new")).problems()  # beside its files
+    assert not config(source).model_copy(update={"output": str(source / "new")}).problems()  # beside its files
 
 
 @pytest.mark.slow
@@ -405,7 +406,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, 
 
 def start(wanted: ConvertConfig) -> subprocess.Popen[bytes]:
     """A conversion in small batches, in a process of its own."""
-    command = [sys.executable, "-c", CHILD, json.dumps(dataclasses.asdict(wanted))]
+    command = [sys.executable, "-c", CHILD, json.dumps(wanted.model_dump())]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 

@@ -52,7 +52,7 @@ def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_p
 def test_an_export_can_be_repeated(reflected: Path, tmp_path: Path, to: str) -> None:
     output = write(reflected, to, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
-    (config,) = parse_config(ExportConfig, argv=["--data", str(reflected), "--to", to, "--output", str(output)])
+    config = parse_config(ExportConfig, argv=["--data", str(reflected), "--to", to, "--output", str(output)])
     export(config)
     assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == before
 

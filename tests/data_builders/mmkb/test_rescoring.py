@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
@@ -79,6 +80,6 @@ def test_a_judges_unclear_reply_counts_as_incorrect() -> None:
 
 def test_a_judges_temperature_cannot_be_changed() -> None:
     server = {"llm_url": "http://localhost:8000/v1", "llm_model": "stub", "llm_options": '{"temperature": 1}'}
-    judged, unjudged = (DeriveConfig(metric=metric, **server).problems() for metric in ("judge", "infoseek"))
+    judged, unjudged = (find_problems(DeriveConfig, dict(metric=metric, **server)) for metric in ("judge", "infoseek"))
 
     assert set(judged) - set(unjudged) == {"`llm_options` can't set the temperature of a judge: it is 0"}

@@ -80,7 +80,7 @@ def test_a_question_whose_own_entry_is_not_there_is_a_bad_row(config: Make, worl
 
     with pytest.raises(UserError, match=f"question {lost.id} of .*: its entry Q404 is not in the knowledge base"):
         run(settings)
-    run(dataclasses.replace(settings, on_error="skip"))
+    run(settings.model_copy(update={"on_error": "skip"}))
     problems = {probe.question_id: probe.problem for probe in stream_probes(settings.output)}
     assert problems.keys() == {kept.id, lost.id}
     assert not problems[kept.id]

@@ -209,5 +209,5 @@ def kill_after(rows: int, wanted: ProbeConfig, process: Any) -> None:
 def flags(wanted: ProbeConfig) -> list[str]:
     """A config as it is typed."""
     default = ProbeConfig()
-    values = {name: value for name, value in dataclasses.asdict(wanted).items() if value != getattr(default, name)}
+    values = {name: value for name, value in wanted.model_dump().items() if value != getattr(default, name)}
     return [part for name, value in values.items() for part in (f"--{name}", str(value))]

@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoImageProcessor, BertConfig, BertModel, CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import train_tokenizer
@@ -291,7 +292,11 @@ def test_a_bad_row_is_named(row, message, pictures_file, kb, vision_folder, text
     lines = [line for line in pictures_file.read_text().splitlines() if "knowledge base" not in line]
     pictures_file.write_text("\n".join([*lines, row]) + "\n")
     config = TitleMapConfig(
-        str(pictures_file), str(kb.folder), str(tmp_path / "m.safetensors"), vision_folder, text_folder
+        pictures=str(pictures_file),
+        knowledge=str(kb.folder),
+        output=str(tmp_path / "m.safetensors"),
+        vision=vision_folder,
+        text=text_folder,
     )
     with pytest.raises(UserError, match=message):
         run(config)
@@ -299,11 +304,11 @@ def test_a_bad_row_is_named(row, message, pictures_file, kb, vision_folder, text
 
 
 def test_all_that_is_wrong_with_a_config_is_said() -> None:
-    assert TitleMapConfig(output="map.bin", batch_size=0).problems() == [
+    assert find_problems(TitleMapConfig, {"output": "map.bin", "batch_size": 0}) == [
+        "`batch_size` must be at least 1, found 0",
         "`pictures` is needed",
         "`knowledge` is needed",
         "`output` must end in .safetensors, found map.bin",
-        "`batch_size` must be at least 1, found 0",
     ]
 
 

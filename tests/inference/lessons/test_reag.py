@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
@@ -130,7 +131,9 @@ def config(tmp_path: Path, encoder: str, checkpoints: SimpleNamespace) -> Callab
     unaided = Question("bare", "1.png", "Who owns it?", ("a club",), split="train", requires_retrieval=True)
     visual = Question("seen", "1.png", "Is it red?", ("no",), split="train", requires_retrieval=False)
     write_questions(root, "train", [*questions, unaided, visual])
-    build_index(IndexConfig(str(root / "knowledge"), str(tmp_path / "index"), encoder, device="cpu"))
+    build_index(
+        IndexConfig(knowledge=str(root / "knowledge"), output=str(tmp_path / "index"), encoder=encoder, device="cpu")
+    )
 
     def make(**changes: Any) -> LessonsConfig:
         values = {
@@ -255,8 +258,14 @@ def test_lessons_dont_depend_on_batches_and_change_with_the_seed(
 def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(
     config: Callable[..., LessonsConfig],
 ) -> None:
-    assert any("`judge: base_model`" in problem for problem in config(judge="base_model").problems())
-    assert any("hard_share" in problem for problem in config(hard_share=1.5).problems())
+    assert any(
+        "`judge: base_model`" in problem
+        for problem in find_problems(LessonsConfig, {**config().model_dump(), "judge": "base_model"})
+    )
+    assert any(
+        "hard_share" in problem
+        for problem in find_problems(LessonsConfig, {**config().model_dump(), "hard_share": 1.5})
+    )
     assert config().problems() == []
     before, after = (config(pipelines=["mi_rag"], negatives=number).what_decides() for number in (4, 9))
     assert before == after

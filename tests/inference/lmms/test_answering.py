@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import write_knowledge_base
@@ -158,11 +159,11 @@ def test_mmkb_rags_base_model_answers_what_its_gate_leaves(
     ],
 )
 def test_a_mode_says_what_it_lacks(keys: dict[str, Any], message: str) -> None:
-    assert any(message in problem for problem in BenchmarkConfig(**keys).problems())
+    assert any(message in problem for problem in find_problems(BenchmarkConfig, dict(**keys)))
 
 
 def test_a_mode_needs_only_what_it_reads() -> None:
-    assert BenchmarkConfig(mode="base", base_model="miniature/llava").problems() == []
+    assert find_problems(BenchmarkConfig, {"mode": "base", "base_model": "miniature/llava"}) == []
 
 
 def test_a_model_that_does_not_reflect_is_named_as_the_base_it_is(

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from reflectune.core.config import bound_problems
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.lmms.config import MODES, BenchmarkConfig
@@ -106,6 +105,5 @@ def test_a_file_of_runs_has_every_mode_of_a_config_that_is_right(path: Path) -> 
     assert all(each["log_samples"] for each in runs)
     for each in arguments:
         config = yaml.safe_load((ROOT / each["config"]).read_text())
-        assert bound_problems(BenchmarkConfig(**config)) == []
-        assert config["model"]
+        assert BenchmarkConfig(**config).model
         assert config["base_model"]

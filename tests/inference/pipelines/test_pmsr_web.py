@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -169,7 +170,7 @@ def test_reflection_tokens_of_a_page_reach_no_prompt(checkpoints: SimpleNamespac
 
 
 def test_it_needs_a_text_index_or_a_server() -> None:
-    told = EvaluateConfig(pipelines=["pmsr_web"]).problems()
+    told = find_problems(EvaluateConfig, {"pipelines": ["pmsr_web"]})
     assert any("`text_index` is needed by pmsr_web, or `web_url`" in issue for issue in told)
-    near = EvaluateConfig(pipelines=["pmsr_web"], web_url="http://localhost:9/search").problems()
+    near = find_problems(EvaluateConfig, {"pipelines": ["pmsr_web"], "web_url": "http://localhost:9/search"})
     assert not any("`text_index`" in issue for issue in near)

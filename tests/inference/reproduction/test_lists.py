@@ -17,7 +17,7 @@ import pytest
 
 from reflectune.core.config import parse_config, read_config
 from reflectune.core.errors import UserError
-from reflectune.core.strict_yaml import read_yaml
+from reflectune.core.parsing import read_yaml
 from reflectune.inference.reproduction.config import ReproduceConfig
 from reflectune.inference.reproduction.steps import FINISHED, Step, writer_of
 from reflectune.inference.reproduction.tables import page, paper_table

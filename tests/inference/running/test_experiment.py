@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import Processes
 from reflectune.formats.dataset import write_questions
@@ -118,8 +118,13 @@ def test_no_process_goes_on_while_the_first_one_removes_a_journal(
         assert list(pool.map(run, range(2))) == [False, False]
 
 
+def keys_about(prefix: str) -> set[str]:
+    """The keys whose help begins so."""
+    return {name for name, field in EvaluateConfig.model_fields.items() if str(field.description).startswith(prefix)}
+
+
 def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> None:
-    mmkb_settings = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("MMKB-RAG:")}
+    mmkb_settings = keys_about("MMKB-RAG:")
     assert len(mmkb_settings) == 8
     assert mmkb_settings | {"top_n", "gamma"} == set(find_recipe("mmkb_rag").settings)
 
@@ -175,7 +180,7 @@ def test_a_second_model_is_looked_for_and_told_where_a_pipeline_has_one(pipeline
 
 @pytest.mark.parametrize(("pipeline", "prefix"), [("reag", "ReAG:"), ("iba", "IBA:")])
 def test_every_setting_of_a_newer_system_is_part_of_what_its_traces_depend_on(pipeline: str, prefix: str) -> None:
-    own = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith(prefix)}
+    own = keys_about(prefix)
     assert own
     assert own <= set(find_recipe(pipeline).settings)
 
@@ -183,6 +188,6 @@ def test_every_setting_of_a_newer_system_is_part_of_what_its_traces_depend_on(pi
 def test_a_split_that_the_data_set_lacks_is_found_at_once(tmp_path: Path, make) -> None:
     world = write_world(tmp_path / "world", make)
 
-    issues = EvaluateConfig(dataset=world, splits=["val", "vall"], output="out").problems()
+    issues = find_problems(EvaluateConfig, {"dataset": world, "splits": ["val", "vall"], "output": "out"})
 
     assert f"`splits`: {world} has no split vall; it has val" in issues

@@ -182,7 +182,7 @@ def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
 
 def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
     case = setting("mr2ag", checkpoints)
-    config = dataclasses.replace(case.config, plain_model=checkpoints.base)
+    config = case.config.model_copy(update={"plain_model": checkpoints.base})
     runner = GridRunner(config, case.dataset, "mr2ag")
     with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
         runner.run(Point("tuned", {"pipeline": "closed_book_tuned"}), case.questions, case.images)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from reflectune.core.config import find_problems
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.pipelines.registry import find_recipe
@@ -93,8 +94,8 @@ def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
 
 
 def test_problems_are_told_before_anything_is_loaded(small_world) -> None:
-    issues = SweepConfig(dataset=str(small_world), grid=Grid('{"gamma": [2.0]}')).problems()
-    assert any("`gamma` is a probability" in issue for issue in issues)
+    issues = find_problems(SweepConfig, {"dataset": str(small_world), "grid": Grid('{"gamma": [2.0]}')})
+    assert any("`gamma` must be between 0 and 1" in issue for issue in issues)
     assert [issue for issue in issues if "needed" in issue]
 
 

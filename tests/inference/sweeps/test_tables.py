@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from reflectune.core.config import find_problems
 from reflectune.core.durable import read_rows, write_json
 from reflectune.core.types import Passage
 from reflectune.data_builders.mmkb.config import DeriveConfig
@@ -50,7 +51,7 @@ MMKB = TablesConfig(paper="mmkb_rag", output="out", sizes=[1.0, 0.1])
 @pytest.mark.parametrize("plan", [tables_mr2ag.plan(TablesConfig(output="out")), tables_mmkb.plan(MMKB)])
 def test_every_stage_sets_keys_that_its_entry_point_has(plan) -> None:
     for stage in plan.stages:
-        known = {item.name for item in dataclasses.fields(KINDS[stage.module])}
+        known = set(KINDS[stage.module].model_fields)
         assert set(stage.settings) <= known, stage.name
 
 
@@ -183,7 +184,7 @@ def test_the_caption_says_how_long_both_were_tuned(tmp_path) -> None:
 
 
 def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
-    config = dataclasses.replace(MMKB, output=str(tmp_path), least_steps=30)
+    config = MMKB.model_copy(update={"output": str(tmp_path), "least_steps": 30})
     stages = {stage.name: stage for stage in tables_mmkb.plan(config).stages}
     whole, tenth = (stages[f"labels: {name}"] for name in (MODEL, "own labels 10%"))
     write_json(whole.folder / "statistics.json", {"train": {"examples": 90, "taken": {"srt": {"examples": 200}}}})
@@ -192,7 +193,7 @@ def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
     assert stages["labels: own labels 10%"].settings["srt_limit"]() == 20
     assert stages[f"labels: {STRING}"].settings["srt_limit"]() == 200
     assert steps(config, "own labels 10%") == 30
-    assert steps(dataclasses.replace(config, epochs=100.0), "own labels 10%") == 300
+    assert steps(config.model_copy(update={"epochs": 100.0}), "own labels 10%") == 300
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
     ],
 )
 def test_problems_name_their_key(settings, told) -> None:
-    (issue,) = dataclasses.replace(MMKB, **settings).problems()
+    (issue,) = find_problems(TablesConfig, {**MMKB.model_dump(), **settings})
     assert issue.startswith(told)
 
 

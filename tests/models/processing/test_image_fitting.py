@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.processing.image_config import ImageKeys, ImageSettings
@@ -101,7 +102,7 @@ def test_the_keys_say_what_the_processor_would_do_by_itself(make: SimpleNamespac
 def test_a_checkpoint_keeps_what_it_was_trained_with(
     make: SimpleNamespace, tmp_path: Path, family: str, settings: ImageSettings, other: ImageSettings, adapter: bool
 ) -> None:
-    from reflectune.train.model.parameters import add_adapters
+    from reflectune.train.runs.parameters import add_adapters
 
     trained = load(base(make, tmp_path / "base", family), scheme="mr2ag", images=settings)
     model: Any = trained.model
@@ -161,6 +162,6 @@ def test_settings_of_another_family_and_bounds_that_cross_are_refused(
 
 
 def test_wrong_values_are_found_before_a_model_is_loaded() -> None:
-    assert ImageKeys("pad", 10, 20).image_problems() == []
-    assert len(ImageKeys(min_pixels=-1, max_pixels=-1).image_problems()) == 2
-    assert "must not be below" in ImageKeys(min_pixels=30, max_pixels=20).image_problems()[0]
+    assert find_problems(ImageKeys, {"image_fit": "pad", "min_pixels": 10, "max_pixels": 20}) == []
+    assert len(find_problems(ImageKeys, {"min_pixels": -1, "max_pixels": -1})) == 2
+    assert "must not be below" in find_problems(ImageKeys, {"min_pixels": 30, "max_pixels": 20})[0]

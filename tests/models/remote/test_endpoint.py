@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import cross_check, find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 
@@ -12,6 +12,14 @@ URL = "http://localhost:8000/v1"
 
 def test_a_local_server_needs_an_address_and_a_model_only() -> None:
     assert RemoteConfig(llm_url=URL, llm_model="m").llm_problems() == []
+
+
+class Asking(RemoteConfig):
+    """A command that asks a server's model."""
+
+    @cross_check
+    def problems_of_asking(self) -> list[str]:
+        return self.llm_problems()
 
 
 @pytest.mark.parametrize(
@@ -23,15 +31,15 @@ def test_a_local_server_needs_an_address_and_a_model_only() -> None:
         ({"llm_url": "file:///etc/passwd"}, "must look like https://HOST/v1"),
         ({"llm_url": "https://api.example.com/v1"}, "$NO_SUCH_VARIABLE holds no API key"),
         ({"llm_concurrency": 0}, "`llm_concurrency` must be at least 1, found 0"),
-        ({"llm_timeout": 0.0}, "`llm_timeout` must be more than 0"),
+        ({"llm_timeout": 0.0}, "`llm_timeout` must be above 0"),
         ({"llm_options": "{"}, "`llm_options` is not valid JSON"),
         ({"llm_options": "[1]"}, "must be a JSON object"),
     ],
 )
 def test_each_problem_is_told(settings: dict[str, object], problem: str) -> None:
-    config = RemoteConfig(**{"llm_url": URL, "llm_model": "m", "llm_key_variable": "NO_SUCH_VARIABLE", **settings})
+    values = {"llm_url": URL, "llm_model": "m", "llm_key_variable": "NO_SUCH_VARIABLE", **settings}
 
-    (told,) = config.llm_problems()
+    (told,) = find_problems(Asking, values)
 
     assert problem in told
 
@@ -117,7 +125,7 @@ def test_secrets_in_the_address_are_not_shown_and_reach_the_endpoint() -> None:
 
 @pytest.mark.parametrize("url", ["me:hidden@host/v1", "http://me:hid/den@host/v1", "ftp://host/?key=hidden"])
 def test_secrets_in_what_is_no_address_are_not_shown(url: str) -> None:
-    (told,) = RemoteConfig(llm_url=url, llm_model="m").llm_problems()
+    (told,) = find_problems(Asking, {"llm_url": url, "llm_model": "m"})
     with pytest.raises(UserError, match="must look like https://HOST/v1") as caught:
         Endpoint(url, "m")
 
@@ -144,6 +152,6 @@ def test_help_shows_no_secrets_of_a_config(tmp_path: Path, capsys: pytest.Captur
         parse_config(RemoteConfig, argv=["--config", str(path), "--help"])
 
     said = capsys.readouterr().out
-    assert "(default: shown)" in said
     assert "hidden" not in said
     assert "OpenAI-compatible server, e.g. http://localhost:8000/v1 --llm_model" in " ".join(said.split())
+    assert "(default: 8)" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -216,23 +215,28 @@ def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
 
 
 def test_a_reranker_takes_all_that_is_unset_from_the_card_too() -> None:
-    settings = RerankerConfig("embedding", "BAAI/bge-base-en-v1.5").reranker_settings()
+    settings = RerankerConfig(reranker="embedding", reranker_model="BAAI/bge-base-en-v1.5").reranker_settings()
     assert (settings.pooling, settings.query_prefix, settings.passage_prefix) == ("cls", BGE, "")
-    own = RerankerConfig("embedding", "BAAI/bge-base-en-v1.5", reranker_query_prefix="ask: ", reranker_pooling="mean")
+    own = RerankerConfig(
+        reranker="embedding",
+        reranker_model="BAAI/bge-base-en-v1.5",
+        reranker_query_prefix="ask: ",
+        reranker_pooling="mean",
+    )
     assert (own.reranker_settings().pooling, own.reranker_settings().query_prefix) == ("mean", "ask: ")
-    dot = RerankerConfig("embedding", "facebook/contriever-msmarco@abe8c149")
-    long = RerankerConfig("embedding", "Salesforce/SFR-Embedding-Mistral")
+    dot = RerankerConfig(reranker="embedding", reranker_model="facebook/contriever-msmarco@abe8c149")
+    long = RerankerConfig(reranker="embedding", reranker_model="Salesforce/SFR-Embedding-Mistral")
     assert (dot.reranker_settings().similarity, long.reranker_settings().max_length) == ("dot", 4096)
     set_here = {"reranker_similarity": "cosine", "reranker_max_length": 512}
-    assert dataclasses.replace(dot, **set_here).reranker_settings().similarity == "cosine"
-    assert dataclasses.replace(long, **set_here).reranker_settings().max_length == 512
+    assert dot.model_copy(update={**set_here}).reranker_settings().similarity == "cosine"
+    assert long.model_copy(update={**set_here}).reranker_settings().max_length == 512
 
 
 @pytest.mark.parametrize("model", ["miniature/text", "pocket/text", "owner/name", ""])
 def test_a_reranker_without_a_card_reads_as_ever_and_is_hashed_as_ever(model: str) -> None:
-    config = RerankerConfig("embedding", model)
+    config = RerankerConfig(reranker="embedding", reranker_model=model)
     assert config.reranker_settings() == TextSettings()
-    settings = {**dataclasses.asdict(config), "top_n": 5}
+    settings = {**config.model_dump(), "top_n": 5}
     assert config.as_used(settings) == settings | {"reranker_similarity": "cosine", "reranker_max_length": 512}
 
 

@@ -209,9 +209,18 @@ def test_the_command_leaves_out_what_is_listed_and_that_is_no_failure(
 ) -> None:
     path = listed(("e1", "images/2.png"))
     values = {"leave_out": str(path), "device": "cpu"}
-    assert run(IndexConfig(str(kb.folder), str(tmp_path / "index"), clip_folder, dry_run=True, **values)) == 0
+    assert (
+        run(
+            IndexConfig(
+                knowledge=str(kb.folder), output=str(tmp_path / "index"), encoder=clip_folder, dry_run=True, **values
+            )
+        )
+        == 0
+    )
     assert f"without 1 near-duplicates of test pictures, listed in {path}" in capsys.readouterr().out
-    assert run(IndexConfig(str(kb.folder), str(tmp_path / "index"), clip_folder, **values)) == 0
+    assert (
+        run(IndexConfig(knowledge=str(kb.folder), output=str(tmp_path / "index"), encoder=clip_folder, **values)) == 0
+    )
     printed = capsys.readouterr().out
     assert "10 titles and 9 images of owls" in printed
     assert f"left out: 1 near-duplicates of test pictures, listed in {path}" in printed

@@ -175,14 +175,14 @@ def test_an_index_without_summaries_is_refused_where_they_weigh(
     with pytest.raises(UserError, match=told):
         open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
     ranked = RetrieverConfig(ranked_entities=str(tmp_path / "index/manifest.json"), summary_share=0.1)
-    assert "`summary_share` needs an `index`" in " ".join(ranked.retriever_problems())
+    assert "`summary_share` needs an `index`" in " ".join(ranked.problems())
 
 
 def test_the_command_builds_what_a_config_searches(told_kb, clip_folder, encoder, tmp_path, picture, capsys) -> None:
     settings = {"encoder": clip_folder, "device": "cpu", "summaries": True}
-    run(IndexConfig(str(told_kb.folder), str(tmp_path / "index"), **settings, dry_run=True))
+    run(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings, dry_run=True))
     assert "summaries/s" in capsys.readouterr().out
-    run(IndexConfig(str(told_kb.folder), str(tmp_path / "index"), **settings))
+    run(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings))
     assert "10 titles, as many summaries and 10 images of owls" in capsys.readouterr().out
     config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, title_weight=0.6, summary_share=1.0)
     retriever = open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -246,7 +247,9 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_la
 
 
 def test_problems_are_told_together(kb) -> None:
-    problems = " ".join(command.TextIndexConfig(str(kb.folder.parent), cut="sections", size=3).problems())
+    problems = " ".join(
+        find_problems(command.TextIndexConfig, {"knowledge": str(kb.folder.parent), "cut": "sections", "size": 3})
+    )
     for part in ("`output` is needed", "has no kb.json", "`size` means nothing for `cut: sections`"):
         assert part in problems
 

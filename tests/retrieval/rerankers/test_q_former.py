@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, normalize
 from transformers import Blip2Config
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit
@@ -302,8 +303,10 @@ def test_without_a_picture_it_is_refused(folder, passages) -> None:
 
 def test_a_config_chooses_it_and_naive_rag_reads_its_passages(folder, tmp_path) -> None:
     config = RerankerConfig(reranker="q_former", reranker_model=str(folder))
-    assert config.reranker_problems() == []
-    assert "is no folder" in RerankerConfig(reranker="q_former", reranker_model="owner/name").reranker_problems()[-1]
+    assert config.problems() == []
+    assert (
+        "is not a folder" in find_problems(RerankerConfig, {"reranker": "q_former", "reranker_model": "owner/name"})[-1]
+    )
     texts = ("It eats mice and voles.", "The tower is tall.", "By night.")
     entries = [Entry(f"e{n}", f"Owl {n}", "", "A bird.", (), tuple(Section("Diet", t) for t in texts)) for n in (0, 1)]
     knowledge = write_knowledge_base(tmp_path / "knowledge", entries, name="owls", image_root=".")

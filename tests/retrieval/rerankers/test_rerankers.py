@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -258,33 +257,25 @@ def test_a_device_or_dtype_that_is_not_there_is_refused(bert_folder) -> None:
 # From a config.
 
 
-@dataclass
-class Command(RerankerConfig):
-    """A command's config that takes the keys over."""
-
-    def problems(self) -> list[str]:
-        return self.reranker_problems()
-
-
 def test_a_yaml_file_chooses_the_reranker(bert_folder, passages, tmp_path) -> None:
     path = tmp_path / "command.yaml"
     keys = {"reranker": "embedding", "reranker_model": bert_folder, "reranker_pooling": "mean"}
     path.write_text(json.dumps({**keys, "reranker_query_prefix": "Instruct: find\nQuery: "}))
-    (config,) = parse_config(Command, argv=["--config", str(path)])
+    config = parse_config(RerankerConfig, argv=["--config", str(path)])
     settings = dataclasses.replace(MEAN, query_prefix="Instruct: find\nQuery: ")
     assert config.reranker_settings() == settings
     expected = load_reranker("embedding", bert_folder, settings)
     assert open_reranker(config).rank(QUESTIONS[:1], [passages]) == expected.rank(QUESTIONS[:1], [passages])
 
 
-def test_a_configs_problems_are_told_together() -> None:
+def test_a_configs_problems_are_reported_together() -> None:
     arguments = "--reranker embedding --reranker_max_length 0 --reranker_token_budget 0 --reranker_dtype int4".split()
     with pytest.raises(UserError) as caught:
-        parse_config(Command, argv=arguments)
+        parse_config(RerankerConfig, argv=arguments)
     for part in ("needs `reranker_model`", "`reranker_max_length`", "`reranker_token_budget`", "`reranker_dtype`"):
         assert part in str(caught.value)
     with pytest.raises(UserError, match="`reranker: words` uses no model"):
-        parse_config(Command, argv=["--reranker_model", "miniature/text"])
+        parse_config(RerankerConfig, argv=["--reranker_model", "miniature/text"])
 
 
 def test_every_process_adds_up_a_bm25_score_to_the_same_digit() -> None:

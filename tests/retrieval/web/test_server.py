@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import PassageHit
@@ -239,12 +240,12 @@ def test_an_address_with_a_password_is_shown_nowhere() -> None:
 
 
 def test_a_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "name of an environment variable" in WebConfig(web_key_variable="sk-123 4").web_problems()[0]
+    assert "name of an environment variable" in find_problems(WebConfig, {"web_key_variable": "sk-123 4"})[0]
     monkeypatch.setenv("WEB_SEARCH_API_KEY", "two words")
-    assert "holds a space" in WebConfig().web_problems()[0]
+    assert "holds a space" in find_problems(WebConfig, {})[0]
     monkeypatch.setenv("WEB_SEARCH_API_KEY", KEY)
     config = WebConfig(web_url="https://search.example/s")
-    assert config.web_problems() == []
+    assert config.problems() == []
     assert (config.web_endpoint().key, config.web_endpoint().keys) == (KEY, "web")
 
 

@@ -17,7 +17,7 @@ from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.data.examples import load_training_data
 from reflectune.train.data.mixture import Mixture, Part
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.runs.fine_tune import fine_tune
 from reflectune.train.settings.sft import SftConfig
 
 
@@ -90,9 +90,9 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
         f"  {data_folder}/train.parquet: {{weight: 0.5, image_root: {pictures}}}\n"
     )
 
-    (by_file,) = parse_config(SftConfig, argv=["--config", str(tmp_path / "sft.yaml")])
-    (by_flag,) = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(wanted)])
-    (alone,) = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", str(data_folder)])
+    by_file = parse_config(SftConfig, argv=["--config", str(tmp_path / "sft.yaml")])
+    by_flag = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(wanted)])
+    alone = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", str(data_folder)])
 
     expected = [
         Part(str(data_folder), "train", "", 1),
@@ -109,11 +109,11 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
     [
         ({"DATA": 0}, "the weight of .* must be above 0, found 0"),
         ({"DATA": -1}, "the weight of .* must be above 0, found -1"),
-        ({"DATA": float("nan")}, "NaN is no number"),
-        ({"DATA": float("inf")}, "Infinity is no number"),
+        ({"DATA": float("nan")}, "NaN is not a number"),
+        ({"DATA": float("inf")}, "Infinity is not a number"),
         ({"DATA": 1e9}, r"must be at most 10,000, found 1e\+09"),
         ({"DATA": True}, "`weight` can't be True"),
-        ({"DATA": {"split": "../val"}}, "`split` must be a name that a file can have"),
+        ({"DATA": {"split": "../val"}}, "`split` must be a file name without slashes"),
         ({"DATA": {"weigth": 1}}, r"has the unknown key\(s\) weigth, not weight, split, image_root"),
         ({"DATA": "twice"}, "`weight` can't be 'twice'"),
         ({"DATA": 1, "nowhere": 1}, "nowhere does not exist; build it"),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage
@@ -24,8 +25,7 @@ from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.runs import answers
 from reflectune.train.runs.answers import AnswerReader, check_answers, has_answer, is_right
-from reflectune.train.model.loading import prepare_model
-from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.runs.fine_tune import fine_tune, prepare_model
 
 FAMILIES: list[Family] = ["llava", "qwen2_vl"]
 OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]
@@ -210,7 +210,7 @@ def test_data_without_answers_is_refused_before_training(
 def test_settings_that_do_not_go_together_are_problems(
     config: Callable[..., SftConfig], changes: dict[str, Any], says: str
 ) -> None:
-    assert any(re.search(says, problem) for problem in config(**changes).problems())
+    assert any(re.search(says, problem) for problem in find_problems(SftConfig, {**config().model_dump(), **changes}))
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,15 @@ from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import ADAPTER_FILE
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
-from reflectune.train.rewards.answers.run import grpo_arguments
+from reflectune.train.rewards.answer_config import AnswerGrpoConfig
+from reflectune.train.rewards.answer_run import grpo_arguments
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.runs.arguments import common_arguments, global_batch
-from reflectune.train.checkpoints.records import mark_whole, records_of
+from reflectune.train.runs.fine_tune import global_batch, training_arguments
+from reflectune.train.runs.checkpoints import mark_whole, records_of
 from reflectune.train.runs.launch import (
     check_engaged,
     idle_gpus,
-    keep_to_one_gpu,
     placement,
     refuse_bad_launch,
     refuse_unshared,
@@ -250,7 +249,7 @@ def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(
     for disk in (tmp_path / "disk0/out/checkpoint-3", tmp_path / "disk1"):
         disk.mkdir(parents=True)
     mark_whole(tmp_path / "disk0/out/checkpoint-3", {"seed": 0}, 3)
-    settings = replace(config(per_device_train_batch_size=2), output_dir="out")
+    settings = config(per_device_train_batch_size=2).model_copy(update={"output_dir": "out"})
 
     program = start_launch(worker, typed(settings))
 
@@ -280,7 +279,7 @@ def test_a_machine_without_an_accelerator_trains_on_the_cpu(
 ) -> None:
     """Said to transformers too, which refuses bfloat16 otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
-    assert placement(device, {}) == {"use_cpu": on_cpu}
+    assert placement(SftConfig(device=device), {}) == {"use_cpu": on_cpu}
 
 
 @pytest.fixture
@@ -300,10 +299,7 @@ def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp
     }
     assert TrainingArguments(**batch).n_gpu == 4
 
-    answers = AnswerGrpoConfig(**batch)
-    stock = TrainingArguments(**common_arguments(SftConfig(**batch)))
-    for args in (stock, grpo_arguments(answers, common_arguments(answers))):
-        keep_to_one_gpu(args)
+    for args in (training_arguments(SftConfig(**batch)), grpo_arguments(AnswerGrpoConfig(**batch))):
         assert args.n_gpu == 1
         assert args.parallel_mode == ParallelMode.NOT_PARALLEL
         assert global_batch(args) == GlobalBatch(8, 2, 1)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.train.settings.sft import SftConfig
 
@@ -15,7 +15,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 def test_the_defaults_need_only_data_and_a_place(tmp_path: Path) -> None:
-    (config,) = parse_config(SftConfig, argv=arguments(tmp_path))
+    config = parse_config(SftConfig, argv=arguments(tmp_path))
 
     assert config.problems() == []
     assert [part.file for part in config.parts()] == [tmp_path / "train.parquet"]
@@ -27,7 +27,13 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         parse_config(SftConfig, argv=argv)
 
-    for part in ("`output_dir` is needed", "nowhere does not exist", "`warmup`", "`lora_r`", "no regular expression"):
+    for part in (
+        "`output_dir` is needed",
+        "nowhere does not exist",
+        "`warmup`",
+        "`lora_r`",
+        "not a regular expression",
+    ):
         assert part in str(caught.value)
 
 
@@ -43,9 +49,10 @@ def test_data_without_a_manifest_needs_an_image_root(tmp_path: Path) -> None:
     data.touch()
 
     assert any(
-        "`image_root` is needed" in issue for issue in SftConfig(train_data=str(data), output_dir="o").problems()
+        "`image_root` is needed" in issue
+        for issue in find_problems(SftConfig, {"train_data": str(data), "output_dir": "o"})
     )
-    assert SftConfig(train_data=str(data), output_dir="o", image_root=str(tmp_path)).problems() == []
+    assert find_problems(SftConfig, {"train_data": str(data), "output_dir": "o", "image_root": str(tmp_path)}) == []
 
 
 def test_what_a_run_may_change_is_not_among_what_determines_the_weights() -> None:

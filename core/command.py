@@ -1,0 +1,73 @@
+"""Make a command of a config class and a function: `@command(SftConfig, writes="output_dir")`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic
+
+from reflectune.core.config import Config, parse_config
+from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
+
+
+def command(
+    kind: type[Config], *, writes: str | Sequence[str] = ()
+) -> Callable[[Callable[[Config], int | None]], Command[Config]]:
+    """Decorate a function that carries out a config.
+
+    Args:
+        kind: The config class.
+        writes: The keys that name outputs. No second process can write these at the same time. With `--dry_run`
+            nothing is written.
+
+    Example:
+        >>> @command(SftConfig, writes="output_dir")
+        ... def sft(config: SftConfig) -> None:
+        ...     '''Fine-tune a model on reflection data.'''
+        ...     from reflectune.train.runs.fine_tune import fine_tune  # slow to import: after the config is right
+        ...     fine_tune(config)
+        >>> sft.main(["--config", "configs/examples/miniature/sft.yaml"])
+    """
+    keys = (writes,) if isinstance(writes, str) else tuple(writes)
+    return lambda function: Command(kind, function, keys)
+
+
+class Command(Generic[Config]):
+    """A function with the config class that it takes. Call it with a config, or `main` with a command line.
+
+    Attributes:
+        kind: The config class.
+        writes: The keys that name outputs.
+    """
+
+    def __init__(self, kind: type[Config], function: Callable[[Config], int | None], writes: Sequence[str]) -> None:
+        functools.update_wrapper(self, function)
+        self.kind, self.writes = kind, tuple(writes)
+        self._function = function
+
+    def __call__(self, config: Config) -> int | None:
+        """Carry out a config. Return the exit status if it is not 0."""
+        return self._function(config)
+
+    def main(self, argv: Sequence[str] | None = None, program: str | None = None) -> None:
+        """Parse a command line, hold the outputs and carry out the config.
+
+        Exit status: the function's; 2 for a mistake in the config or a path that can't be used, 130 for Ctrl-C.
+
+        Args:
+            argv: The command line without the program's name; `sys.argv[1:]` if None.
+            program: The program's name in the help.
+        """
+
+        @entry_point
+        def run() -> None:
+            config = parse_config(self.kind, argv, program or Path(sys.argv[0]).name)
+            outputs: list[Any] = [getattr(config, key) for key in self.writes]
+            hold(*outputs, unless=getattr(config, "dry_run", False))
+            if status := self(config):
+                sys.exit(status)
+
+        run()

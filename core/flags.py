@@ -1,0 +1,234 @@
+"""Read `--key value` flags into values of a config's fields, and print the help of these flags."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from reflectune.core.parsing import parse_value
+
+_YES: Final = ("true", "yes", "y", "t", "1")
+_NO: Final = ("false", "no", "n", "f", "0")
+_WIDTH: Final = 100
+"""Columns of the help."""
+
+
+class Problem(NamedTuple):
+    """A problem of a config.
+
+    Attributes:
+        text: A sentence.
+        key: The key that has no valid value by it, "" if there is none.
+    """
+
+    text: str
+    key: str = ""
+
+
+def read_flags(fields: Mapping[str, FieldInfo], words: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
+    """Read the words of a command line. The last value of a key counts.
+
+    Args:
+        fields: The keys.
+        words: `--key value`, `--key=value`, `--list a b`, `--flag` and `--no_flag`; hyphens in keys are underscores.
+
+    Returns:
+        The values by key, and the problems.
+    """
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    position = 0
+    secret = ""
+    while position < len(words):
+        word, position = words[position], position + 1
+        if not word.startswith("--"):
+            stray = f"stray word `{word[:100]}`; a key is given as --key value, the file as --config FILE"
+            quoted = f"`--{secret}` takes one word; put quotes around it"
+            problems.append(Problem(f"command line: {quoted if secret else stray}"))
+            position += len(_up_to_key(words[position:]))
+            continue
+        flag, equals, text = word[2:].partition("=")
+        name = flag.replace("-", "_")
+        if name not in fields and name.removeprefix("no_") in fields:
+            positive = name.removeprefix("no_")
+            if equals or kind_of(fields[positive]) != "flag":
+                problems.append(Problem(f"command line: `--{flag}` is for a key that is true or false", positive))
+            else:
+                values[positive] = False
+            continue
+        field = fields.get(name)
+        given = [text] if equals else _values_behind(words[position:], field)
+        position += 0 if equals else len(given)
+        secret = flag if field is not None and not field.repr else ""
+        if field is None:
+            problems.append(unknown_key(flag, fields, "command line"))
+            continue
+        try:
+            values[name] = _read(given, field)
+        except ValueError as error:
+            problems.append(Problem(f"command line: `{name}` {error}", name))
+    return values, problems
+
+
+def split_config(words: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
+    """Split off `--config FILE` or `--config=FILE`. Return the file, the other words, and the problems."""
+    paths: list[str] = []
+    rest: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word.startswith("--config="):
+            paths.append(word.removeprefix("--config="))
+        elif word == "--config":
+            paths.append(next(remaining, ""))
+        else:
+            rest.append(word)
+    if len(paths) > 1:
+        return None, rest, [f"`--config` is given {len(paths)} times, with {' and '.join(paths)}; give one file"]
+    if not paths:
+        return None, rest, []
+    if not paths[0] or paths[0].startswith("--"):
+        return None, rest, ["--config needs the path of a YAML file"]
+    return Path(paths[0]), rest, []
+
+
+def unknown_key(key: str, known: Collection[str], source: str) -> Problem:
+    """Return the problem of an unknown key, with the nearest valid one."""
+    (near,) = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5) or [""]
+    return Problem(f"{source}: unknown key `{key[:100]}`" + (f"; did you mean `{near}`?" if near else ""), near)
+
+
+def kind_of(field: FieldInfo) -> Literal["flag", "number", "list", "mapping", "text"]:
+    """Return the kind of value that a field takes."""
+    options = options_of(field.annotation)
+    types_of = [typing.get_origin(option) or option for option in options]
+    if list in types_of:
+        return "list"
+    if any(isinstance(kind, type) and issubclass(kind, dict) for kind in types_of):
+        return "mapping"
+    if bool in types_of:
+        return "flag"
+    return "number" if all(kind in (int, float) for kind in types_of) else "text"
+
+
+def options_of(annotation: Any) -> list[Any]:
+    """Return the types of a union without None, without what `Annotated` adds."""
+    if typing.get_origin(annotation) is Annotated:
+        return options_of(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [option for item in typing.get_args(annotation) for option in options_of(item)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def help_text(kind: type[BaseModel], program: str) -> str:
+    """Return the help of a config class: its keys by the class that declares them, with their defaults."""
+    lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_line(kind), "")]
+    for owner in kind.__mro__:
+        own = [name for name in vars(owner).get("__annotations__", ()) if name in kind.model_fields]
+        first = [name for name in own if _owner(kind, name) is owner]
+        if first:
+            lines += ["", *_wrap(_first_line(owner) if owner is not kind else "Keys of this command:", "")]
+        for name in first:
+            field = kind.model_fields[name]
+            lines += _wrap(f"--{name} {_placeholder(field)}".rstrip(), "  ")
+            lines += _wrap(f"{field.description}{_default(field)}", "      ")
+    return "\n".join(lines)
+
+
+def _values_behind(words: Sequence[str], field: FieldInfo | None) -> list[str]:
+    """Return the words that are a key's values: all up to the next key for a list, at most one for others."""
+    behind = _up_to_key(words)
+    return behind if field is None or kind_of(field) == "list" else behind[:1]
+
+
+def _up_to_key(words: Sequence[str]) -> list[str]:
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), words))
+
+
+def _read(given: list[str], field: FieldInfo) -> Any:
+    """Return the value of a field, not yet validated.
+
+    Raises:
+        ValueError: No value is given, a text is not UTF-8, or a list or mapping is neither JSON nor YAML.
+    """
+    kind = kind_of(field)
+    if not given and kind != "flag":
+        raise ValueError("needs a value")
+    for text in given:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("is not UTF-8") from None
+    if kind == "flag":
+        return _word(given[0]) if given else True
+    if kind == "list":
+        if len(given) == 1 and given[0].lstrip().startswith("[") and given[0].rstrip().endswith("]"):
+            return _structured(given[0], "list")
+        (item,) = typing.get_args(next(o for o in options_of(field.annotation) if typing.get_origin(o) is list))
+        is_number = all(option in (int, float) for option in options_of(item))
+        return [_number(text) if is_number else text for text in given]
+    if kind == "mapping":
+        is_plain = any((typing.get_origin(option) or option) is dict for option in options_of(field.annotation))
+        return _structured(given[0], "mapping") if is_plain or given[0].lstrip().startswith("{") else given[0]
+    return _number(given[0]) if kind == "number" else given[0]
+
+
+def _structured(text: str, kind: str) -> Any:
+    try:
+        return parse_value(text)
+    except ValueError as error:
+        raise ValueError(f"should be a {kind} as JSON: {error}") from None
+
+
+def _word(text: str) -> bool | str:
+    return True if text.lower() in _YES else False if text.lower() in _NO else text
+
+
+def _number(text: str) -> int | float | str | None:
+    """Return the number that a text stands for, None for `null`, or the text itself."""
+    if text.lower() in ("null", "none"):
+        return None
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _owner(kind: type[BaseModel], name: str) -> type:
+    return next(owner for owner in kind.__mro__ if name in vars(owner).get("__annotations__", ()))
+
+
+def _first_line(kind: type) -> str:
+    return inspect.cleandoc(kind.__doc__ or kind.__name__).split("\n\n")[0].replace("\n", " ")
+
+
+def _placeholder(field: FieldInfo) -> str:
+    (option, *_) = options_of(field.annotation)
+    kind = kind_of(field)
+    if typing.get_origin(option) is Literal:
+        return "|".join(str(value) or '""' for value in typing.get_args(option))
+    names = {"flag": "", "number": "N", "list": "VALUE ...", "mapping": "JSON", "text": "TEXT"}
+    return names[kind]
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if not field.repr or value is None or value is False:
+        return ""
+    shown = " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    return f" (default: {shown})" if shown else ""
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

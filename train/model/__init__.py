@@ -1,1 +1,0 @@
-"""The model that is trained: loaded, and prepared by what of it trains."""

@@ -1,0 +1,76 @@
+"""The settings of `reag_grpo.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from reflectune.core.config import cross_check, setting
+from reflectune.core.values import SplitName
+from reflectune.formats.dataset import split_issues
+from reflectune.metrics.config import MetricConfig
+from reflectune.models.names import ModelName
+from reflectune.train.data.mixture import Part
+from reflectune.train.settings.training import TrainingConfig
+
+
+class AnswerGrpoConfig(MetricConfig, TrainingConfig):
+    """Reinforce the answers of a fine-tuned checkpoint: GRPO of TRL, without a KL term, rewards of accuracy and format.
+
+    `per_device_train_batch_size` counts replies.
+    """
+
+    model: ModelName = setting(
+        "", "checkpoint of the answer's SFT to start from: full or an adapter", needed="a checkpoint that sft wrote"
+    )
+    scheme: str = setting("plain", "always plain: replies have no tokens of their own")
+    dataset: str = setting(
+        "",
+        "data set folder: its questions say which answers are right",
+        needed="a data set folder, whose questions say which answers are right",
+    )
+    split: SplitName = setting("train", "split of its questions")
+    train_data: str = setting(
+        "",
+        "prompts: a folder that write_lessons wrote with `stage: grpo`",
+        needed="prompts, e.g. what write_lessons writes with `stage: grpo`",
+    )
+    train_split: SplitName = setting("train", "split of the prompts")
+    limit: int | None = setting(None, "most prompts, drawn by seed; all if unset", ge=1)
+    generations: int = setting(8, "replies to a prompt, which are compared with each other", ge=2)
+    max_new_tokens: int = setting(256, "longest reply in tokens, thoughts included", ge=1)
+    temperature: float = setting(1.0, "of sampling replies", gt=0)
+    accuracy_reward: float = setting(1.0, "reward of an answer that is right by the metric", ge=0)
+    format_reward: float = setting(0.2, "reward of thoughts and an answer inside their tags, and nothing else", ge=0)
+    policy_loss: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = setting(
+        "grpo", "how TRL averages a reply's tokens: grpo, over each reply; the others, see its `loss_type`"
+    )
+
+    @cross_check
+    def answer_grpo_problems(self) -> list[str]:
+        """Return the problems of keys that must fit each other, and of files that they name."""
+        issues = []
+        if self.scheme != "plain":
+            issues.append(f"`scheme` is plain: replies have no tokens of their own; found `{self.scheme}`")
+        if self.method == "qlora":
+            issues.append("`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full")
+        if not self.accuracy_reward and not self.format_reward:
+            issues.append("`accuracy_reward` and `format_reward` are both 0: nothing would be learned")
+        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
+            issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
+        issues += split_issues("split", self.dataset, [self.split])
+        if self.train_data and not self.part.file.is_file():
+            issues.append(f"`train_data`: {self.part.file} does not exist; write it with inference.write_lessons")
+        return issues + self.metric_issues(self.dataset)
+
+    @property
+    def part(self) -> Part:
+        """The prompts."""
+        return Part(self.train_data, self.train_split)
+
+    def run_settings(self) -> dict[str, Any]:
+        """The settings that determine the weights; data sets and prompts are hashed instead of named."""
+        return {name: value for name, value in super().run_settings().items() if name not in _HASHED}
+
+
+_HASHED: Final = ("dataset", "train_data", "bem")

@@ -1,1 +1,0 @@
-"""Training a checkpoint's answers by TRL's GRPO."""

@@ -1,1 +1,0 @@
-"""Training a checkpoint's gates by the rewards of their two outcomes."""
