@@ -1,1 +1,1 @@
-"""Probing: what a model answers by itself and from each document, and whether that is right."""
+"""Probing: answers of a model without and with each retrieved document, from which labels are derived."""

@@ -1,4 +1,4 @@
-"""Which documents a question is asked with: passages of what is retrieved, or of its own entry, and random ones."""
+"""Documents to probe a question with: passages of retrieved entries or of its own, and of random ones."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from reflectune.retrieval.contexts import Document, find_documents
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 _TRIES: Final = 10
-"""Entries drawn at random for each passage that is wanted, before there are fewer: one may have no text."""
+"""Most random entries drawn per passage: an entry may have no text."""
 
 
 class DocumentSource:
     """Finds the documents of questions.
 
-    MMKB-RAG takes those of the retrieved entries. A model that can't see whose entry it reads learns nothing from a
-    look-alike's passage, which differs from evidence by nothing that it sees: then take the question's own entry's
-    passages and random ones, as mR²AG's `negatives_retrieved: 0` does.
+    MMKB-RAG takes passages of the retrieved entries. For a model that can't tell entities apart, a look-alike's passage
+    differs from evidence by nothing visible. Then take the question's own entry and random ones, as mR²AG with
+    `negatives_retrieved: 0`.
 
     Args:
-        knowledge: The entries.
-        retriever: Finds them by a picture; None takes the question's own.
-        config: How many of which.
+        knowledge: The knowledge base.
+        retriever: Finds entries by an image; None takes the question's own.
+        config: Number and kind of documents.
     """
 
     def __init__(self, knowledge: KnowledgeBase, retriever: Retriever | None, config: ProbeConfig) -> None:
@@ -41,20 +41,19 @@ class DocumentSource:
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
 
     def check(self, question: Question) -> None:
-        """Refuse a question whose own documents are wanted and can't be had.
+        """Refuse a question whose own entry is needed and missing.
 
         Raises:
-            UserError: The knowledge base lacks an entry of it.
+            UserError: The knowledge base lacks an entry of the question.
         """
         for entry_id in () if self._retriever else question.entity_ids:
             if entry_id not in self._knowledge:
                 raise UserError(f"its entry {entry_id} is not in the knowledge base {self._knowledge.folder}")
 
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[list[Document]]:
-        """The documents of questions that pass `check`: those that share most words with it first, random ones last.
+        """Return the documents of questions that pass `check`, by words shared with the question; random ones last.
 
-        Their scores are their entries' S_ret; of entries that nothing retrieved, 1 for the question's own and 0 for
-        random ones.
+        A document's score is its entry's S_ret, or without retrieval 1 for the question's own entry; 0 if random.
         """
         if not questions:
             return []
@@ -69,7 +68,7 @@ class DocumentSource:
         return [[*documents, *self._random(q, documents)] for q, documents in zip(questions, found, strict=True)]
 
     def _random(self, question: Question, documents: Sequence[Document]) -> list[Document]:
-        """Of each drawn entry the passage that shares most words with the question; never of the question's own."""
+        """Return the passage of each random entry that shares most words with the question."""
         rng = random.Random(f"{self._config.seed}:{question.id}")
         taken = {*question.entity_ids, *(document.passage.entry_id for document in documents)}
         drawn: list[Document] = []
@@ -81,7 +80,7 @@ class DocumentSource:
                 continue
             taken.add(entry_id)
             best = find_documents(question.text, [Hit(entry_id, 0.0, 1)], self._passages, 1)
-            drawn += [Document(one.passage, one.score, len(documents) + len(drawn) + 1) for one in best]
+            drawn += [Document(found.passage, found.score, len(documents) + len(drawn) + 1) for found in best]
         return drawn
 
     def _split(self, entry_id: str) -> list[Passage]:
@@ -89,7 +88,7 @@ class DocumentSource:
 
 
 def document_source(config: ProbeConfig, dataset: Dataset, device: str) -> DocumentSource:
-    """As a config says; whatever retrieves runs on the device."""
+    """Make the document source of a config. Encoder and index run on the device."""
     retriever = None
     if config.documents_of == "retrieved":
         retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)

@@ -1,8 +1,7 @@
 """RET and SRT labels of MMKB-RAG (arXiv 2504.10074, §3.2, Algorithms 1 and 2), derived from probes.
 
-Pure functions: what a model answered is in the probes, so that rules and thresholds change without a GPU. Where the
-paper's text and algorithms contradict each other: a right answer without a document is `[NoRet]`, a wrong one `[Ret]`;
-a document that changes nothing has no label and is not in the data set.
+The paper's text and algorithms contradict each other. Here, a right answer without a document is `[NoRet]`, a wrong one
+`[Ret]`. A document that changes nothing has no label and is not in the data set.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ RuleName = Literal["paper", "outcome", "rate", "margin"]
 
 @dataclass(frozen=True)
 class Rule:
-    """When a document counts as relevant.
+    """Rule by which a document is relevant.
 
     Attributes:
-        name: `paper`: it turns a wrong greedy answer into a right one (Algorithm 2); `rate`: it raises the rate of
-            correctness over the drawn answers by at least `change`; `margin`: it raises the accepted answer's
-            log-probability by at least `margin`; of these, `[NoRel]` is the same downwards. `outcome`: `[Rel]` as by
-            `paper`, and `[NoRel]` for every document from which the answer is wrong, whatever it was before: so a
-            question has both labels, which Algorithm 2 never gives.
-        right_from: An answer worth this much, or a question answered right this often, is right; in (0, 1].
-        change: For `rate`: a difference of rates, in (0, 1].
-        margin: For `margin`: nats, at least 0. With 0 every document has a label whose change isn't exactly 0.
+        name: `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2).
+            `rate`: `[Rel]` raises the mean score of the drawn answers by at least `change`, `[NoRel]` lowers it.
+            `margin`: `[Rel]` raises the accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it.
+            `outcome`: `[Rel]` as in `paper`, `[NoRel]` for every document with a wrong answer; so a question can have
+            both labels, which Algorithm 2 never gives.
+        right_from: Least score of a right answer, in (0, 1].
+        change: Least change of the mean score for `rate`, in (0, 1].
+        margin: Least change of the log-probability for `margin` in nats, at least 0.
     """
 
     name: RuleName = "paper"
@@ -45,21 +44,25 @@ class Rule:
     margin: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse values that label nothing or everything; UserError."""
+        """Refuse values that label nothing or everything.
+
+        Raises:
+            UserError: A threshold is out of bounds.
+        """
         for name in ("right_from", "change"):
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"`{name}` must be above 0 and at most 1, found {getattr(self, name)}")
         if not self.margin >= 0:
             raise UserError(f"`margin` must be at least 0, found {self.margin}")
 
-    def is_wrong(self, worth: float) -> bool:
-        """Whether an answer worth so much is wrong."""
-        return worth < self.right_from
+    def is_wrong(self, score: float) -> bool:
+        """Return True if an answer with this score is wrong."""
+        return score < self.right_from
 
 
 @dataclass(frozen=True)
 class RetLabel:
-    """Whether a question needs retrieval: `[Ret]` or `[NoRet]`; `correctness` without a document decided it."""
+    """Label of a question: `[Ret]` or `[NoRet]`, by its `correctness` without a document."""
 
     question_id: str
     retrieve: bool
@@ -68,14 +71,14 @@ class RetLabel:
 
 @dataclass(frozen=True)
 class SrtLabel:
-    """Whether a document is relevant: `[Rel]` or `[NoRel]`.
+    """Label of a document: `[Rel]` or `[NoRel]`.
 
     Attributes:
         question_id: The question.
-        document: The document, as it was probed.
+        document: The probed document.
         relevant: The label.
-        change: What the document changed: correctness, a difference in [-1, 1]; for the rule `margin` nats. None if an
-            external labeller judged it.
+        change: Change by the document: of the correctness, in [-1, 1]; for the rule `margin` of the log-probability, in
+            nats. None for the labels of an external labeller.
     """
 
     question_id: str
@@ -85,16 +88,16 @@ class SrtLabel:
 
 
 def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
-    """Algorithm 1: right without a document `[NoRet]`, wrong `[Ret]`; None if no answer can be judged.
+    """Return the label by Algorithm 1: `[NoRet]` if right without a document, else `[Ret]`; None if unknown.
 
-    The rule `rate` judges the rate over the drawn answers, the others the greedy answer.
+    The rule `rate` takes the mean score of the drawn answers, the others take the greedy answer.
     """
     correctness = _correctness(probe.replies, rule)
     return None if correctness is None else RetLabel(probe.question_id, rule.is_wrong(correctness), correctness)
 
 
 def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
-    """Algorithm 2: the documents that change the answer for better (`[Rel]`) or worse (`[NoRel]`); others by rule."""
+    """Return the labels by Algorithm 2, for the documents that have one by the rule."""
     labels = []
     for document in probe.documents:
         change = _change(probe, document, rule)
@@ -105,10 +108,7 @@ def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
 
 
 def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
-    """What an external labeller says of the same documents, all of them: `[Rel]` if one states an accepted answer.
-
-    The labeller is the annotator `string`; it knows nothing of the model.
-    """
+    """Label all documents by the annotator `string`: `[Rel]` if the document states an accepted answer."""
     return [
         SrtLabel(probe.question_id, document, annotate_by_string(question, document.passage).label == "relevant", None)
         for document in probe.documents
@@ -116,7 +116,7 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
 
 
 def is_right(replies: tuple[ProbedAnswer, ...], rule: Rule) -> bool | None:
-    """Whether answers are right by a rule; None if none of those that count can be judged."""
+    """Return True if answers are right by a rule; None if unknown."""
     correctness = _correctness(replies, rule)
     return None if correctness is None else not rule.is_wrong(correctness)
 
@@ -126,7 +126,7 @@ def _correctness(replies: tuple[ProbedAnswer, ...], rule: Rule) -> float | None:
 
 
 def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
-    """What a document changes, in correctness or in nats; None if one of the two numbers is missing."""
+    """Return the change by a document, in correctness or in nats; None if a number is missing."""
     if rule.name == "margin":
         before, after = probe.gold_log_prob, document.gold_log_prob
     else:
@@ -135,7 +135,7 @@ def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
 
 
 def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule: Rule) -> bool | None:
-    """[Rel], [NoRel], or None where the document changes nothing that counts."""
+    """Return True for [Rel], False for [NoRel], None for a document that changes too little."""
     if rule.name in ("paper", "outcome"):
         before, after = is_right(probe.replies, rule), is_right(document.replies, rule)
         if before is None or after is None:

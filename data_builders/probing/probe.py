@@ -1,4 +1,4 @@
-"""Asks a model each question by itself and with each retrieved document, all on top of one reading of its prefix."""
+"""Ask a model each question without and with each document, on one shared prefix of image and question."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.contexts import Document, shorten
 
-Row = tuple[int, int]
-"""A question's place in its batch, and a branch: 0 without a document, k with the k-th."""
+BranchIndex = tuple[int, int]
+"""Index of a question in its batch, and of a branch: 0 without a document, k with the k-th document."""
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A question as the model reads it.
+class PreparedQuestion:
+    """A rendered question.
 
     Attributes:
         question: The question.
         prefix: Image and question.
-        documents: What the model's context holds of its documents, best first.
-        branches: Token ids of the prompts: without a document, then with each.
-        gold: The accepted answer that is scored, or "".
+        documents: The documents that fit into the model's context, best first.
+        branches: Token ids of the prompts: without a document, then with each document.
+        gold: The accepted answer to score, or "".
         gold_ids: Its token ids.
-        left_out: Documents of which not one sentence fits.
+        left_out: Number of documents without a sentence that fits.
     """
 
     question: Question
@@ -51,20 +51,17 @@ class Ready:
 
     @property
     def length(self) -> int:
-        """Tokens to read."""
+        """Number of tokens to read."""
         return len(self.prefix.ids) + sum(map(len, self.branches))
 
 
 class Prober:
-    """Makes probes with one model.
-
-    Image and question are read once; the prompt without a document, those with one document each, and the answers that
-    go on from them share that reading.
+    """Makes probes with a model. All prompts and answers of a question share one prefix of image and question.
 
     Args:
-        engine: Of the model that is probed, loaded with MMKB-RAG's scheme: a base model, a checkpoint or an adapter.
-        correctness: What an answer is worth.
-        asking: How it is asked.
+        engine: Engine of the probed model, loaded with MMKB-RAG's scheme.
+        correctness: Scores an answer.
+        asking: Answers and summaries to generate.
     """
 
     def __init__(self, engine: PrefixEngine, correctness: Worth, asking: Asking) -> None:
@@ -72,11 +69,11 @@ class Prober:
         self._scheme = PromptScheme.of(engine.renderer)
         self._correctness, self._asking = correctness, asking
 
-    def prepare(self, question: Question, image: Image.Image, documents: Sequence[Document]) -> Ready:
-        """Render a question; documents that the context doesn't hold are cut at a sentence, never their instruction.
+    def prepare(self, question: Question, image: Image.Image, documents: Sequence[Document]) -> PreparedQuestion:
+        """Render a question. Documents that exceed the context are cut at a sentence; the instruction never is.
 
         Raises:
-            UserError: The question alone is too long for the model, or can't be scored.
+            UserError: The question without documents is too long for the model, or its answers can't be scored.
         """
         self._correctness("?", question)
         prefix = self._renderer.question_prefix(question.text, image)
@@ -93,12 +90,12 @@ class Prober:
             lambda passage: self._scheme.prompt_branch(self._renderer, "vqa", [passage], question.answer_style)
         )
         fitted = [shorten(document, room, lambda passage: len(prompt(passage))) for document in documents]
-        kept = [document for document in fitted if document is not None]
-        branches = [alone, *(prompt(document.passage) for document in kept)]
-        return Ready(question, prefix, kept, branches, gold, gold_ids, len(documents) - len(kept))
+        shown = [document for document in fitted if document is not None]
+        branches = [alone, *(prompt(document.passage) for document in shown)]
+        return PreparedQuestion(question, prefix, shown, branches, gold, gold_ids, len(documents) - len(shown))
 
-    def probe(self, batch: Sequence[Ready]) -> list[Probe]:
-        """One probe per question, in order."""
+    def probe(self, batch: Sequence[PreparedQuestion]) -> list[Probe]:
+        """Return one probe per question, in order."""
         prefixes = self._engine.read([ready.prefix for ready in batch])
         state = self._engine.branch(prefixes, [ready.branches for ready in batch])
         replies = self._replies(state, batch)
@@ -132,8 +129,8 @@ class Prober:
             return add_words(self._engine, prefixes, probes, lengths, self._asking.max_summary_tokens)
         return probes
 
-    def _replies(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, list[ProbedAnswer]]:
-        """The greedy answer of each (question, branch), then the drawn ones."""
+    def _replies(self, state: Branches, batch: Sequence[PreparedQuestion]) -> dict[BranchIndex, list[ProbedAnswer]]:
+        """Return the answers of each branch: the greedy one, then the drawn ones."""
         asking = self._asking
         rows = _rows(batch)
         greedy = self._engine.generate(state, rows, max_new_tokens=asking.max_new_tokens)
@@ -151,23 +148,23 @@ class Prober:
                 replies[row].append(self._reply(generation, batch[row[0]]))
         return replies
 
-    def _reply(self, generation: Generation, ready: Ready) -> ProbedAnswer:
+    def _reply(self, generation: Generation, ready: PreparedQuestion) -> ProbedAnswer:
         text = self._renderer.strip(without_thoughts(generation.text))
         return ProbedAnswer(text, self._correctness(text, ready.question), finite_sum(generation.log_probs))
 
-    def _scores(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, float | None]:
-        """Log-probability of the accepted answer after each (question, branch); questions without one are left out."""
+    def _scores(self, state: Branches, batch: Sequence[PreparedQuestion]) -> dict[BranchIndex, float | None]:
+        """Return the log-probability of the accepted answer after each branch, for questions that have one."""
         rows = [(q, k) for q, k in _rows(batch) if batch[q].gold_ids]
         answer_log_probs = self._engine.score(state, rows, [batch[q].gold_ids for q, _ in rows])
         return {row: finite_sum(log_probs) for row, log_probs in zip(rows, answer_log_probs, strict=True)}
 
 
-def _rows(batch: Sequence[Ready]) -> list[Row]:
+def _rows(batch: Sequence[PreparedQuestion]) -> list[BranchIndex]:
     return [(q, k) for q, ready in enumerate(batch) for k in range(len(ready.branches))]
 
 
-def _seed(seed: int, ready: Ready, branch: int, number: int) -> int:
-    """A seed that depends on the question, the document and the draw alone; below 2 ** 63."""
+def _seed(seed: int, ready: PreparedQuestion, branch: int, number: int) -> int:
+    """Return a seed below 2 ** 63 that depends on question, document and draw only."""
     passage = ready.documents[branch - 1].passage.id if branch else ""
     name = "\0".join([str(seed), ready.question.id, passage, str(number)])
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

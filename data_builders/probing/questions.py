@@ -1,17 +1,14 @@
-"""Which questions are probed, in which order and in which company: a pure function of the settings."""
+"""Select the questions to probe, in an order that the settings determine."""
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Collection, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterator
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset, stream_questions
-
-Item = TypeVar("Item")
 
 
 def select_questions(
@@ -24,59 +21,48 @@ def select_questions(
     without: Collection[str] = (),
     without_facts: bool = False,
 ) -> list[Question]:
-    """A split's questions in an order drawn by seed; memory holds those that are taken, and the ids of the others.
+    """Return a split's questions in an order drawn by seed. Memory holds the selected ones, and the ids of the others.
 
-    Free-form questions are left out (`count_free_form`): whether an answer in sentences is right, no metric can tell.
-    A higher `limit` keeps the questions of a lower one and adds more behind them.
+    Free-form questions are left out: no metric can score an answer in sentences. A higher `limit` adds questions after
+    those of a lower one.
 
     Args:
-        dataset: The data set that has the questions.
+        dataset: The data set.
         split: Its split.
-        visual: Whether to take visual-dependent questions (`requires_retrieval` false) too.
-        limit: Most questions; all if None.
-        seed: Decides the order.
-        without: Ids of questions that are left out.
-        without_facts: Whether to leave out the questions, too, that share a fact (`facts`) with one of those, be it in
-            this part of the split or in another.
+        visual: Include visual-dependent questions (`requires_retrieval` false).
+        limit: Most questions; None for all.
+        seed: Seed of the order.
+        without: Ids of questions to leave out.
+        without_facts: Also leave out questions that share a fact (`facts`) with those of `without`, in any part of the
+            split.
 
     Raises:
-        UserError: There is no such question, two have the same id, or none of the split has an id of `without`.
+        UserError: No question is left, two have the same id, or the split has no id of `without`.
     """
-    tuned = _known_facts(dataset, split, without) if without else set()
-    known = tuned if without_facts else set()
+    known = _known_facts(dataset, split, without) if without else set()
+    known = known if without_facts else set()
     candidates, ids = 0, []
     for question in _candidates(dataset, split, visual):
-        if _is_free_form(question):
-            continue
-        candidates += 1
-        if question.id not in without and not (known and known & facts(question)):
-            ids.append(question.id)
-    if candidates and not ids:
-        of = ", or on the facts that they ask" if known else ""
-        raise UserError(
-            f"{dataset.root}: the model was tuned on all {candidates:,} questions of {split} that could be asked{of}, "
-            "by `trained_on`; name another `split`, or tune it on fewer"
-        )
+        if not _is_free_form(question):
+            candidates += 1
+            if question.id not in without and not (known and known & facts(question)):
+                ids.append(question.id)
     if not ids:
-        count = count_free_form(dataset, split, visual=visual)
-        free = f" but {count:,} free-form questions, whose answers no metric can judge" if count else ""
-        raise UserError(
-            f"{dataset.root}: nothing to probe in {split}{free}; name another `split`, or set `visual: true`"
-        )
+        raise UserError(_nothing_left(dataset, split, visual, candidates, without_facts=bool(known)))
     order = heapq.nsmallest(
-        limit if limit is not None else len(ids), ids, key=lambda question_id: _drawn(seed, question_id)
+        len(ids) if limit is None else limit, ids, key=lambda question_id: _drawn(seed, question_id)
     )
-    places = {question_id: place for place, question_id in enumerate(order)}
-    taken = [q for q in dataset.stream(split) if q.id in places and not _is_free_form(q)]
-    return sorted(taken, key=lambda question: places[question.id])
+    positions = {question_id: position for position, question_id in enumerate(order)}
+    selected = [q for q in dataset.stream(split) if q.id in positions and not _is_free_form(q)]
+    return sorted(selected, key=lambda question: positions[question.id])
 
 
 def facts(question: Question) -> set[tuple[str, str]]:
-    """What a question asks, whatever its words and picture: each entity that it names with each accepted answer.
+    """Return the facts that a question asks, regardless of words and image: pairs of entity and accepted answer.
 
-    A range is an answer, too; letter case and spacing don't count. A question that names no entity is about its image,
-    and one that looking answers asks no fact. Relations do not identify a fact: most data sets have none, and who has
-    learned an answer by heart gives it when another question about the entity has the same one.
+    A range is an answer too. Letter case and spacing are ignored. A question without entities is about its image. A
+    visual-dependent question asks no fact. Relations don't count: most data sets have none, and a model that has
+    memorised an answer gives it to any question about the entity.
     """
     if question.is_knowledge_based is False:
         return set()
@@ -87,20 +73,27 @@ def facts(question: Question) -> set[tuple[str, str]]:
 
 
 def count_free_form(dataset: Dataset, split: str, *, visual: bool = True) -> int:
-    """How many free-form questions `select_questions` leaves out of a split."""
+    """Return the number of free-form questions that `select_questions` leaves out."""
     return sum(map(_is_free_form, _candidates(dataset, split, visual)))
 
 
-def windows(questions: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """Runs of `size` questions, the last one with what is left."""
-    return [questions[start : start + size] for start in range(0, len(questions), size)]
+def _nothing_left(dataset: Dataset, split: str, visual: bool, candidates: int, *, without_facts: bool) -> str:
+    if candidates:
+        or_facts = ", or on the facts that they ask" if without_facts else ""
+        return (
+            f"{dataset.root}: the model was tuned on all {candidates:,} questions of {split} that could be asked"
+            f"{or_facts}, by `trained_on`; name a different `split`, or tune it on fewer"
+        )
+    count = count_free_form(dataset, split, visual=visual)
+    free_form = f" but {count:,} free-form questions, whose answers no metric can judge" if count else ""
+    return f"{dataset.root}: nothing to probe in {split}{free_form}; name a different `split`, or set `visual: true`"
 
 
 def _known_facts(dataset: Dataset, split: str, tuned: Collection[str]) -> set[tuple[str, str]]:
-    """The facts of those of a split's questions, of all its parts, that a model was tuned on.
+    """Return the facts of the questions that a model was tuned on, over all parts of the split.
 
     Raises:
-        UserError: The split has none of them.
+        UserError: The split has none of these questions.
     """
     known: set[tuple[str, str]] = set()
     count = 0

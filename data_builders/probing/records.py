@@ -1,4 +1,4 @@
-"""Probes: a question's answers with and without each document, kept as Parquet so that labels can be derived anew."""
+"""Probes: a model's answers to a question with and without each document, from which labels are derived."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from reflectune.core.types import Passage
 
 @dataclass(frozen=True)
 class ProbedAnswer:
-    """One answer of the model.
+    """An answer of the model.
 
     Attributes:
-        text: The answer; "" if the model said nothing.
-        correctness: What it is worth by the data set's metric, in [0, 1].
-        log_prob: Log-probability of the whole answer in nats, its end token included; None if it isn't a finite number:
-            such a reply says nothing about the model, and no label is derived from it.
+        text: The answer; "" if it is empty.
+        correctness: Score by the data set's metric, in [0, 1].
+        log_prob: Log-probability of the whole answer in nats, including the end token. None if it isn't finite: no
+            label is derived from such an answer.
     """
 
     text: str
@@ -31,18 +31,18 @@ class ProbedAnswer:
 
 @dataclass(frozen=True)
 class DocumentProbe:
-    """What became of a question's answer when the model read one document.
+    """A question's answers with one document.
 
     Attributes:
-        passage: The document, as the model read it.
-        score: The retriever's, of the document's entry (S_ret).
-        rank: Its place among the question's documents, 1 for the best.
-        replies: The greedy answer, and after it the drawn ones, if any were asked for.
-        gold_log_prob: Log-probability in nats of the accepted answer that is scored, end token included, with this
-            document; None if there is no such answer or the number isn't finite.
-        sentence: The document's sentence from which the model finds the accepted answer most probable, if the greedy
-            answer is right and `summary` was `sentences`; else "".
-        cut: Whether the model's context didn't hold all of its sentences; those that it held are in `passage`.
+        passage: The document as the model read it.
+        score: The retriever's score of the document's entry (S_ret).
+        rank: Rank among the question's documents, 1 for the best.
+        replies: The greedy answer, followed by the drawn ones.
+        gold_log_prob: Log-probability in nats of the accepted answer, including the end token, with this document.
+            None without an accepted answer, or if the number isn't finite.
+        sentence: Sentence of the document that makes the accepted answer most probable, if the greedy answer is right
+            and `summary` was `sentences`; else "".
+        cut: True if the model's context did not hold all sentences. Those that it held are in `passage`.
     """
 
     passage: Passage
@@ -56,18 +56,18 @@ class DocumentProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """A question's answers.
+    """A question's answers without and with each document.
 
     Attributes:
         question_id: The question's id.
-        replies: Without any document: the greedy answer, and after it the drawn ones, if any were asked for.
-        documents: With each document, best first.
-        left_out: Documents of which the model's context, beside the question and an answer, held no sentence.
-        gold: The answer that is scored: the question's first accepted one, or "" if there is none.
-        gold_log_prob: Its log-probability in nats, end token included, without a document; None as above.
-        summary: The model's own words on several documents, if `summary` was `words`; else "".
-        summarised: The ids of those documents, best first.
-        problem: Why the question could not be asked; it then has no replies. "" for all others.
+        replies: Answers without a document: the greedy one, followed by the drawn ones.
+        documents: Answers with each document, best first.
+        left_out: Number of documents without a sentence that fits into the model's context.
+        gold: The first accepted answer, whose log-probability is computed; "" if there is none.
+        gold_log_prob: Its log-probability in nats, including the end token, without a document. None as above.
+        summary: Summary of several documents in the model's own words, if `summary` was `words`; else "".
+        summarised: Ids of the summarised documents, best first.
+        problem: Reason why the question could not be asked, in which case it has no replies; else "".
     """
 
     question_id: str
@@ -82,26 +82,25 @@ class Probe:
 
 
 def greedy_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
-    """What the greedy answer is worth, in [0, 1]; None if there is none, or it can't be judged."""
+    """Return the greedy answer's score in [0, 1]; None if there is none or its log-probability isn't finite."""
     return _mean_correctness(replies[:1])
 
 
 def drawn_rate(replies: tuple[ProbedAnswer, ...]) -> float | None:
-    """Rate of correctness over the drawn answers, or over the greedy one where none were drawn; None as above."""
+    """Return the mean score of the drawn answers, or of the greedy one if none were drawn; None as above."""
     return _mean_correctness(replies[1:] or replies)
 
 
 def _mean_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
-    """Mean correctness of those replies whose log-probability is a finite number; None if there is none."""
     values = [reply.correctness for reply in replies if reply.log_prob is not None]
     return sum(values) / len(values) if values else None
 
 
 def stream_probe_file(path: Path) -> Iterator[Probe]:
-    """The probes of one Parquet file, in order, some hundreds of them in memory at a time.
+    """Yield the probes of a Parquet file in order, with a few hundred in memory at a time.
 
     Raises:
-        UserError: The file is missing, damaged, or lacks a column, or a number in it is none that a probe can have.
+        UserError: The file is missing or damaged, or lacks a column, or a number is out of range.
     """
     fix = "copy it again, or probe again"
     try:
@@ -111,22 +110,22 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
                 _check_numbers(probe)
                 yield probe
     except (KeyError, ValueError) as error:
-        raise UserError(f"{path} is no readable file of probes: {error}; {fix}") from error
+        raise UserError(f"{path} is not a readable probe file: {error}; {fix}") from error
 
 
 def _check_numbers(probe: Probe) -> None:
-    """Raise a `ValueError` for a correctness outside of [0, 1] or a log-probability or score that is not finite."""
+    """Raise a `ValueError` for a correctness outside [0, 1], or a log-probability or score that isn't finite."""
     replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
     log_probs = [probe.gold_log_prob, *(document.gold_log_prob for document in probe.documents)]
     log_probs += [reply.log_prob for reply in replies]
     numbers = [number for number in log_probs if number is not None] + [document.score for document in probe.documents]
     if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"question {probe.question_id} has a log-probability or score that is no finite number")
+        raise ValueError(f"question {probe.question_id} has a log-probability or score that is not a finite number")
     if not all(0 <= reply.correctness <= 1 for reply in replies):
         raise ValueError(f"question {probe.question_id} has a reply whose correctness is not in [0, 1]")
 
 
 def finite_sum(log_probs: Sequence[float]) -> float | None:
-    """Log-probability of a sequence in nats, or None if it is no finite number."""
+    """Return the log-probability of a sequence in nats; None if it isn't finite."""
     total = math.fsum(log_probs) if all(map(math.isfinite, log_probs)) else math.nan
     return total if math.isfinite(total) else None

@@ -1,4 +1,4 @@
-"""Probes a data set with a model: questions shared out in windows, answered in fixed batches, kept as they come."""
+"""Probe a data set with a model: windows of questions shared by the processes, answered in fixed batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from reflectune.core.types import Question
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
 from reflectune.data_builders.probing.documents import document_source
 from reflectune.data_builders.probing.labels import Rule
-from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
+from reflectune.data_builders.probing.questions import count_free_form, select_questions
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import answered, begin, seal, stream_probes
-from reflectune.data_builders.probing.work import Work
+from reflectune.data_builders.probing.worker import ProbeWorker
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.metrics.judging.bem import Bem
@@ -59,10 +59,10 @@ def run(config: ProbeConfig) -> None:
         images=config.image_settings(),
         device_map=config.device_map,
     )
-    work = Work(dataset, document_source(config, dataset, device), loaded, config, bem)
+    worker = ProbeWorker(dataset, document_source(config, dataset, device), loaded, config, bem)
     if config.dry_run:
         if processes.index == 0:
-            print(describe(work, questions, config))
+            print(describe(worker, questions, config))
         return
     logs = begin(config.output, settings(config, dataset, loaded, bem))
     done = answered(config.output)
@@ -75,8 +75,8 @@ def run(config: ProbeConfig) -> None:
         print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
 
     run_batches(
-        windows(questions, config.window),
-        lambda window: answer(work, window, done),
+        [questions[start : start + config.window] for start in range(0, len(questions), config.window)],
+        lambda window: answer(worker, window, done),
         logs,
         done,
         merge=finish,
@@ -85,13 +85,15 @@ def run(config: ProbeConfig) -> None:
     )
 
 
-def answer(work: Work, window: Sequence[Question], done: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def answer(
+    worker: ProbeWorker, window: Sequence[Question], done: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a window's questions by id, as they come; batches that are done are left out."""
-    ready, bad = work.prepare(window)
+    ready, bad = worker.prepare(window)
     yield from ((probe.question_id, to_row(probe)) for probe in bad)
-    for batch in work.batches(ready):
+    for batch in worker.batches(ready):
         if any(prepared.question.id not in done for prepared in batch):
-            yield from ((probe.question_id, to_row(probe)) for probe in work.probe(batch))
+            yield from ((probe.question_id, to_row(probe)) for probe in worker.probe(batch))
 
 
 def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | None = None) -> dict[str, Any]:
@@ -120,13 +122,13 @@ def about(config: ProbeConfig, dataset: Dataset, loaded: Loaded) -> dict[str, An
     return {"model": loaded.name, "dataset": name, "encoder": config.encoder, "limit": config.limit}
 
 
-def describe(work: Work, questions: Sequence[Question], config: ProbeConfig) -> str:
+def describe(worker: ProbeWorker, questions: Sequence[Question], config: ProbeConfig) -> str:
     """How much there is to ask, and what the model would read of the first question."""
-    ready, bad = work.prepare(questions[:1])
+    ready, bad = worker.prepare(questions[:1])
     lines = [
         f"{len(questions):,} questions of {config.split} in {config.dataset}, each alone and with up to "
         f"{config.documents} documents, scored by {config.metric}",
         *(f"{probe.question_id} can't be asked: {probe.problem}" for probe in bad),
-        *(text for prepared in ready for text in [f"{prepared.question.id}:", *work.shown(prepared)]),
+        *(text for prepared in ready for text in [f"{prepared.question.id}:", *worker.shown(prepared)]),
     ]
     return "\n".join(lines)

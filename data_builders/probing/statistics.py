@@ -1,4 +1,4 @@
-"""What a person wants to know of probes: counts, as plain values."""
+"""Counts over probes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from reflectune.data_builders.probing.records import Probe
 
 
 def probe_statistics(probes: Iterable[Probe], rule: Rule) -> dict[str, Any]:
-    """Counts over probes.
+    """Count questions, documents, answers and changes.
 
     Returns:
-        `questions`, of them those `right_alone` (without a document), `without_documents` and `bad` (they could not be
-        asked); `documents` probed, of them those `cut`, and those `left_out` for their length; `empty_answers` and
-        `broken_answers` (a log-probability that is no finite number) over all answers; `changes`: documents by what
-        they did to the answer (`wrong_right`, `right_wrong`, `wrong_wrong`, `right_right`, `unclear`);
-        `with_both_labels`: questions that have `[Rel]` and `[NoRel]`; `with_several_relevant`: those with more than
-        one `[Rel]`, which MCT takes; `bad_questions`: the first hundred, with their problems.
+        `questions`; of them, those `right_alone` (without a document), `without_documents` and `bad` (not askable);
+        `documents`; of them, those `cut`; documents `left_out` for their length; `empty_answers` and `broken_answers`
+        (log-probability not finite); `changes`: documents by their effect on the answer (`wrong_right`, `right_wrong`,
+        `wrong_wrong`, `right_right`, `unclear`); `with_both_labels`: questions with `[Rel]` and `[NoRel]`;
+        `with_several_relevant`: questions with more than one `[Rel]`, as MCT needs; `bad_questions`: the first hundred
+        with their problems.
     """
     numbers: Counter[str] = Counter()
     changes: Counter[str] = Counter()
@@ -49,20 +49,18 @@ def probe_statistics(probes: Iterable[Probe], rule: Rule) -> dict[str, Any]:
 
 
 def probe_table(numbers: Mapping[str, Any]) -> str:
-    """`probe_statistics` in a few lines; what didn't happen is left out."""
+    """Return `probe_statistics` in a few lines, without zero counts."""
     changes = numbers["changes"]
     lines = [
         f"  questions {numbers.get('questions', 0):,}, right without a document {numbers.get('right_alone', 0):,}",
         f"  documents {numbers.get('documents', 0):,}: "
         + ", ".join(f"{name.replace('_', ' → ')} {count:,}" for name, count in changes.items()),
     ]
-    for name in ("with_several_relevant", "without_documents", "bad", "cut", "left_out", *_FAULTS):
+    names = ("with_several_relevant", "without_documents", "bad", "cut", "left_out", "empty_answers", "broken_answers")
+    for name in names:
         if numbers.get(name):
             lines.append(f"  {name.replace('_', ' ')} {numbers[name]:,}")
     return "\n".join(lines)
-
-
-_FAULTS = ("empty_answers", "broken_answers")
 
 
 def _named(before: bool | None, after: bool | None) -> str:

@@ -1,7 +1,7 @@
-"""A folder of probes that survives `kill -9`: logs while questions are answered, sorted Parquet when all are.
+"""A folder of probes that survives `kill -9`: logs while questions are answered, sorted Parquet at the end.
 
-Each process appends to its own log. `seal` merges logs and earlier Parquet into parts of a new generation, and then
-writes the manifest, which alone decides what counts: whatever a crash leaves beside it is taken up or thrown away.
+Each process appends to its own log. `seal` merges logs and earlier Parquet files into parts of a new generation, then
+writes the manifest. Only files that the manifest names count.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import heapq
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,18 @@ from reflectune.data_builders.probing.records import Probe, stream_probe_file
 MANIFEST = "probes.json"
 SETTINGS = "settings.json"
 _SHARD = 2048
-"""Questions of a Parquet file."""
+"""Number of questions in a Parquet file."""
 
 
 def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
-    """The logs of a folder of probes, to append to; rows are `records.to_row`.
+    """Return the logs of a folder of probes, to append rows to.
 
     Args:
-        folder: Where the probes are.
+        folder: Folder of the probes.
         settings: Everything that determines a probe (model, prompts, knowledge base, metric, decoding), by name.
 
     Raises:
-        UserError: The folder was begun with other settings; the message says which.
+        UserError: The folder was begun with different settings.
     """
     folder = Path(folder)
     _check_settings(folder, settings)
@@ -46,10 +47,10 @@ def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
 
 
 def answered(folder: str | Path) -> set[str]:
-    """Ids of the questions that a folder has a probe of, sealed or in a log.
+    """Return the ids of the questions that a folder has a probe of, sealed or in a log.
 
     Raises:
-        UserError: A file of it is missing or damaged.
+        UserError: A file is missing or damaged.
     """
     return {*_sealed_ids(Path(folder)), *_logs(Path(folder)).places()}
 
@@ -57,34 +58,34 @@ def answered(folder: str | Path) -> set[str]:
 def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size: int = _SHARD) -> int:
     """Turn all logs into Parquet files sorted by question id, and return the number of questions.
 
-    To be called by one process, after all have closed their logs. The files depend on the probes alone: not on the
-    number of processes, the order of answering, or interruptions.
+    Call it in one process, after all have closed their logs. The files depend on the probes only, not on the number of
+    processes, the order of answering, or interruptions.
 
     Args:
-        folder: Where the probes are.
-        about: What to remember of them without its deciding anything, such as the model's name.
-        shard_size: Questions of a Parquet file.
+        folder: Folder of the probes.
+        about: Facts to record that determine no probe, e.g. the model's name.
+        shard_size: Number of questions in a Parquet file.
     """
     folder = Path(folder)
     logs, known = _logs(folder), _sealed_ids(folder)
     fresh = sorted(logs.places().keys() - known)
     if fresh or not (folder / MANIFEST).is_file():
         added = (from_row(Probe, row) for row in logs.rows(fresh))
-        _write_generation(folder, heapq.merge(_sealed(folder), added, key=_id), dict(about or {}), shard_size)
-    kept = set(_parts(folder))
+        merged = heapq.merge(_sealed(folder), added, key=attrgetter("question_id"))
+        _write_generation(folder, merged, dict(about or {}), shard_size)
+    current = set(_parts(folder))
     for path in folder.glob("part-*.parquet"):
-        if path not in kept:
+        if path not in current:
             path.unlink()
     logs.remove()
     return int(_manifest(folder)["questions"])
 
 
 def stream_probes(folder: str | Path) -> Iterator[Probe]:
-    """The sealed probes of a folder, sorted by question id.
+    """Yield the sealed probes of a folder, sorted by question id.
 
     Raises:
-        UserError: The folder holds none, is not sealed yet, a file of it is missing or damaged, or a question comes
-            twice.
+        UserError: The folder is not sealed, a file is missing or damaged, or a question comes twice.
     """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
@@ -93,7 +94,6 @@ def stream_probes(folder: str | Path) -> Iterator[Probe]:
 
 
 def _sealed(folder: Path) -> Iterator[Probe]:
-    """The probes of the files that count, each question once and in order."""
     before = ""
     for path in _parts(folder):
         for probe in stream_probe_file(path):
@@ -105,14 +105,14 @@ def _sealed(folder: Path) -> Iterator[Probe]:
 
 
 def read_settings(folder: str | Path, **needed: type) -> dict[str, Any]:
-    """What determined the probes of a folder, and under `about` what else was remembered of them.
+    """Return the settings that determined the probes of a folder, with the recorded facts under `about`.
 
     Args:
-        folder: Where the probes are.
-        **needed: Settings that they must have, and their types.
+        folder: Folder of the probes.
+        **needed: Settings that must be there, and their types.
 
     Raises:
-        UserError: The folder holds no finished probes, or these files of it are damaged.
+        UserError: The folder holds no finished probes, or these files are damaged.
     """
     folder = Path(folder)
     settings = read_record(folder / SETTINGS, "the settings of the probes", **needed)
@@ -122,17 +122,17 @@ def read_settings(folder: str | Path, **needed: type) -> dict[str, Any]:
 
 
 def probes_fingerprint(folder: str | Path) -> str:
-    """A hash of the sealed probes themselves."""
+    """Return a hash of the sealed probes."""
     return file_fingerprint(*_parts(Path(folder)))
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings down, or compare them with those that the folder was begun with."""
+    """Write the settings, or compare them with those that the folder was begun with."""
     path = folder / SETTINGS
     plain = json.loads(json.dumps(dict(settings)))
     if not path.is_file():
         if any(folder.glob("log-*.jsonl")) or (folder / MANIFEST).is_file():
-            raise UserError(f"{path} is missing, so that it can't be told whether the probes fit; restore it")
+            raise UserError(f"{path} is missing, so the probes can't be checked against the settings; restore it")
         write_json(path, plain)
         return
     known = read_json(path, "the settings of the probes")
@@ -171,21 +171,13 @@ def _sealed_ids(folder: Path) -> set[str]:
     return question_ids
 
 
-def _id(probe: Probe) -> str:
-    return probe.question_id
-
-
-def _shards(probes: Iterator[Probe], size: int) -> Iterator[list[Probe]]:
-    while shard := list(itertools.islice(probes, size)):
-        yield shard
-
-
 def _write_generation(folder: Path, probes: Iterator[Probe], about: dict[str, Any], shard_size: int) -> None:
-    """Write new Parquet files, and then the manifest that makes them count."""
+    """Write new Parquet files, then the manifest that names them."""
     generation = _manifest(folder)["generation"] + 1
-    names, rows = [], 0
-    for number, shard in enumerate(_shards(probes, shard_size)):
-        names.append(f"part-{generation:03d}-{number:05d}.parquet")
+    names: list[str] = []
+    rows = 0
+    while shard := list(itertools.islice(probes, shard_size)):
+        names.append(f"part-{generation:03d}-{len(names):05d}.parquet")
         table = pa.Table.from_pylist([to_row(probe) for probe in shard], schema=schema_of(Probe))
         write_parquet(folder / names[-1], table)
         rows += len(shard)

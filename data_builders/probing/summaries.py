@@ -1,4 +1,4 @@
-"""What a model says of several documents (Algorithm 3 of MMKB-RAG): in its own words, or by choosing sentences."""
+"""Summaries of several documents by the model (Algorithm 3 of MMKB-RAG): in its own words, or chosen sentences."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from reflectune.models.schemes.prompts import PromptScheme
 def add_words(
     engine: PrefixEngine, prefixes: Prefixes, probes: Sequence[Probe], lengths: Sequence[int], max_new_tokens: int
 ) -> list[Probe]:
-    """Ask for a summary of each question's documents that turn a wrong greedy answer right, where there are several.
+    """Generate a summary of each question's documents that turn a wrong greedy answer right, if there are several.
 
-    If the context doesn't hold all of them, the best that it holds are summed up, at least two.
+    If they exceed the context, the best ones that fit are summarised, at least two.
 
     Args:
-        engine: Of the model.
-        prefixes: The questions, as the engine has read them.
-        probes: Their probes so far.
-        lengths: Tokens of each prefix.
-        max_new_tokens: The longest summary.
+        engine: Engine of the model.
+        prefixes: Prefixes of the questions.
+        probes: Probes of the questions.
+        lengths: Number of tokens of each prefix.
+        max_new_tokens: Longest summary in tokens.
     """
     renderer = engine.renderer
     passages_by_question: dict[int, list[Passage]] = {}
@@ -59,20 +59,20 @@ def add_sentences(
     answers: Sequence[Sequence[int]],
     styles: Sequence[AnswerStyle],
 ) -> list[Probe]:
-    """Choose a sentence of each document from which the greedy answer is right: the most telling one for the model.
+    """Choose a sentence of each document whose greedy answer is right.
 
-    It is the one from which the model finds the accepted answer most probable, reading it in the document's place; the
-    first of equal ones. A document of one sentence has no other.
+    The model reads each sentence in the document's place. The chosen one makes the accepted answer most probable; the
+    first wins a tie.
 
     Args:
-        engine: Of the model.
-        prefixes: The questions, as the engine has read them.
-        probes: Their probes so far.
-        answers: Token ids of each question's accepted answer; none for a question that has no answer.
-        styles: How each question's answer is asked for.
+        engine: Engine of the model.
+        prefixes: Prefixes of the questions.
+        probes: Probes of the questions.
+        answers: Token ids of each question's accepted answer; empty if it has none.
+        styles: Answer style of each question.
     """
     renderer, rule = engine.renderer, Rule()
-    choices: list[list[tuple[int, str]]] = [[] for _ in probes]  # (document, sentence) of each question
+    choices: list[list[tuple[int, str]]] = [[] for _ in probes]  # (document, sentence)
     for q, probe in enumerate(probes):
         for k, document in enumerate(probe.documents):
             if answers[q] and is_right(document.replies, rule):

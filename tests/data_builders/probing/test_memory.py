@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.probing.work import LEAST, Halving
+from reflectune.data_builders.probing.worker import LEAST, Halving
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType, Question
-from reflectune.data_builders.probing.questions import count_free_form, facts, select_questions, windows
+from reflectune.data_builders.probing.questions import count_free_form, facts, select_questions
 from reflectune.formats.dataset import Dataset, write_questions
 
 
@@ -134,11 +132,3 @@ def test_nothing_to_probe_and_repeated_ids_are_refused(tmp_path: Path) -> None:
     twice = dataset(tmp_path / "twice", [Question("q7", "i", "?"), Question("q7", "i", "?")])
     with pytest.raises(UserError, match="two questions of train have the id q7"):
         select_questions(twice, "train")
-
-
-@given(st.integers(0, 50), st.integers(1, 9))
-def test_windows_hold_every_question_once_and_in_order(count: int, size: int) -> None:
-    cut = windows(list(range(count)), size)
-
-    assert [number for window in cut for number in window] == list(range(count))
-    assert all(len(window) == size for window in cut[:-1])

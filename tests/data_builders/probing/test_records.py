@@ -73,7 +73,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     [
         (
             Probe("q1", gold_log_prob=float("inf")),
-            "question q1 has a log-probability or score that is no finite number",
+            "question q1 has a log-probability or score that is not a finite number",
         ),
         (Probe("q1", (ProbedAnswer("x", 1.0, float("nan")),)), "question q1 has a log-probability"),
         (Probe("q1", (ProbedAnswer("x", 1.5, -1.0),)), r"question q1 has a reply whose correctness is not in \[0, 1\]"),
@@ -89,5 +89,5 @@ def test_a_number_that_no_probe_has_is_refused(tmp_path: Path, broken: Probe, sa
     path = tmp_path / "probes.parquet"
     pq.write_table(pa.Table.from_pylist([to_row(broken)], schema=schema_of(Probe)), path)
 
-    with pytest.raises(UserError, match=f"probes.parquet is no readable file of probes: .*{said}"):
+    with pytest.raises(UserError, match=f"probes.parquet is not a readable probe file: .*{said}"):
         list(stream_probe_file(path))

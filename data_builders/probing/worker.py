@@ -1,7 +1,4 @@
-"""One process's work of probing: questions opened, retrieved for and rendered in windows, and probed in batches.
-
-A batch that the memory doesn't suffice for is tried again with a smaller token budget.
-"""
+"""Work of one process: prepare windows of questions and probe them in batches that fit into memory."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.documents import DocumentSource
-from reflectune.data_builders.probing.probe import Prober, Ready
+from reflectune.data_builders.probing.probe import PreparedQuestion, Prober
 from reflectune.data_builders.probing.records import Probe
 from reflectune.formats.dataset import Dataset
 from reflectune.metrics.judging.bem import Bem
@@ -33,18 +30,18 @@ Made = TypeVar("Made")
 Tool = TypeVar("Tool")
 Result = TypeVar("Result")
 LEAST = 256
-"""Tokens in one forward pass below which it is the model that doesn't fit, not the work."""
+"""Least budget in tokens. Below it, the model itself does not fit."""
 
 
-class Work:
+class ProbeWorker:
     """Prepares windows of questions and probes them, batch by batch.
 
     Args:
         dataset: Images and knowledge base.
         source: Finds each question's documents.
         loaded: The target model.
-        config: How to ask; its metric is settled.
-        bem: For the metric `evqa`.
+        config: The settings, with a definite metric.
+        bem: BEM, for the metric `evqa`.
     """
 
     def __init__(
@@ -58,11 +55,14 @@ class Work:
             fixed=config.token_budget is not None,
         )
 
-    def prepare(self, questions: Sequence[Question]) -> tuple[list[Ready], list[Probe]]:
-        """Open, retrieve for and render questions: those that can be asked, and the others, each with its problem.
+    def prepare(self, questions: Sequence[Question]) -> tuple[list[PreparedQuestion], list[Probe]]:
+        """Load images, retrieve documents and render prompts.
+
+        Returns:
+            The prepared questions, and a probe with the problem of each question that can't be asked.
 
         Raises:
-            UserError: One can't be asked, and `on_error` is stop.
+            UserError: A question can't be asked, and `on_error` is `stop`.
         """
         bad: list[Probe] = []
         opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._open, q)))]
@@ -74,30 +74,29 @@ class Work:
         ]
         return ready, bad
 
-    def batches(self, ready: Sequence[Ready]) -> Iterator[Sequence[Ready]]:
-        """Questions of similar length together."""
+    def batches(self, ready: Sequence[PreparedQuestion]) -> Iterator[Sequence[PreparedQuestion]]:
+        """Yield batches of questions of similar length."""
         ordered = sorted(ready, key=lambda prepared: (prepared.length, prepared.question.id))
         size = self._config.batch_questions
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
-    def probe(self, batch: Sequence[Ready]) -> list[Probe]:
-        """Probe one batch, in as small forward passes as the memory asks for."""
+    def probe(self, batch: Sequence[PreparedQuestion]) -> list[Probe]:
+        """Probe a batch, with a token budget that fits into memory."""
         return self._probers.run(lambda prober: prober.probe(batch))
 
-    def shown(self, ready: Ready) -> list[str]:
-        """What the model reads without a document and with the best one, the image's placeholders counted."""
+    def shown(self, ready: PreparedQuestion) -> list[str]:
+        """Return the model's input without a document and with the best one, with image tokens counted."""
         renderer = self._loaded.renderer
         token = renderer.processor.image_token
         texts = [renderer.decode([*ready.prefix.ids, *branch]) for branch in ready.branches[:2]]
         return [re.sub(rf"(?:{re.escape(token)}\s*)+", f"{token} × {text.count(token)}\n", text) for text in texts]
 
     def _try(self, bad: list[Probe], question: Question, make: Callable[[], Made]) -> Made | None:
-        """What can be made of a question; a bad row is an error, or is listed, as the config says."""
         try:
             return make()
         except UserError as error:
             if self._config.on_error == "stop":
-                advice = "mend the row, or leave such rows out with `on_error: skip`"
+                advice = "fix the row, or leave such rows out with `on_error: skip`"
                 raise UserError(f"question {question.id} of {self._dataset.root}: {error}; {advice}") from error
             bad.append(Probe(question.id, problem=str(error)))
             return None
@@ -111,12 +110,12 @@ class Work:
 
 
 class Halving(Generic[Tool]):
-    """Does work with a tool that has a token budget, and halves the budget whenever the memory runs out.
+    """Runs work with a tool that has a token budget, and halves the budget whenever memory runs out.
 
     Args:
         make: Makes the tool for a budget.
-        budget: To begin with, in tokens of one forward pass.
-        fixed: Whether the user chose it: then running out of memory is an error.
+        budget: First budget, in tokens of one forward pass.
+        fixed: True if the user chose the budget. Running out of memory is an error then.
     """
 
     def __init__(self, make: Callable[[int], Tool], budget: int, *, fixed: bool = False) -> None:
@@ -124,10 +123,10 @@ class Halving(Generic[Tool]):
         self.tool = make(budget)
 
     def run(self, work: Callable[[Tool], Result]) -> Result:
-        """What the work returns, tried again from its beginning with half the budget as often as needed.
+        """Run the work, again with half the budget after each out-of-memory error, and return its result.
 
         Raises:
-            UserError: The memory doesn't suffice for the least budget, or for the one that the user chose.
+            UserError: The least budget, or the user's own, does not fit into memory.
         """
         while True:
             try:
@@ -136,7 +135,7 @@ class Halving(Generic[Tool]):
                 if not is_out_of_memory(error):
                     raise
                 message = str(error).splitlines()[0] if str(error) else "out of memory"
-            # Here, and not above, the error and what its traceback held in memory are gone.
+            # Only here, outside the except block, the memory held by the traceback is free.
             if self._fixed or self.budget // 2 < LEAST:
                 advice = "lower `token_budget`" if self._fixed else "set `dtype: bfloat16`"
                 raise UserError(
