@@ -23,8 +23,8 @@ from reflectune.models.processing.image_config import ImageKeys
 from reflectune.train.estimates.config import EstimateConfig
 from reflectune.train.estimates.memory import GIB, total
 from reflectune.train.estimates.planning import QUESTION_TOKENS, image_tokens, plan
-from reflectune.train.estimates.preview import longest_travel
-from reflectune.train.runs.parameters import add_adapters, tower_of
+from reflectune.train.model.parameters import add_adapters, tower_of
+from reflectune.train.runs.preview import longest_travel
 from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]

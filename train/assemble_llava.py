@@ -18,7 +18,7 @@ def main() -> None:
     """Parse the config, then join the parts."""
     config = parse_config(AssembleConfig)
     hold(config.output)
-    from reflectune.train.runs.llava_assemble import assemble  # slow to import: after the config is right
+    from reflectune.train.checkpoints.llava import assemble  # slow to import: after the config is right
 
     print(assemble(config))
 

@@ -1,7 +1,7 @@
 """Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
 Also `python -m reflectune.train.grpo`, from any folder. The training questions are answered without and with retrieval
-by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gate_policy`. A
+by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gates.policy`. A
 run that was cut off goes on where it stopped when the same command is given again.
 
 An entry script stands above all floors: here the pipelines that measure meet the trainer, and neither knows the other.
@@ -19,7 +19,7 @@ from reflectune.core.outputs import hold
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
-from reflectune.train.rewards.gate_config import GateConfig
+from reflectune.train.rewards.gates.config import GateConfig
 
 
 class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training knows fewer values of two keys
@@ -72,7 +72,7 @@ def run(config: GrpoConfig) -> None:
     from reflectune.inference.reading.collaborators import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.rewards.gate_run import refine
+    from reflectune.train.rewards.gates.run import train_gates
 
     recipe = find_recipe(config.scheme)
     require_models([config.model, config.base_model if recipe.answered_by_base(config) else ""])
@@ -89,7 +89,7 @@ def run(config: GrpoConfig) -> None:
     )
     index = config.finder_fingerprint()
     hashes = {"index_fingerprint": index, **({"bem_fingerprint": bem.fingerprint} if bem else {})}
-    refine(config, Dataset(Path(config.dataset)), hashes, measuring)
+    train_gates(config, Dataset(Path(config.dataset)), hashes, measuring)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,14 @@ def main() -> None:
     """Parse the config, then merge."""
     config = parse_config(MergeConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.train.runs.merging import is_merged, merge, plan  # slow to import: after the config is right
+    from reflectune.train.checkpoints.merging import (  # slow to import: after the config is right
+        is_merged,
+        merge,
+        plan_merge,
+    )
 
     folder = str(config.folder)
-    made = plan(folder, config.dtype)
+    made = plan_merge(folder, config.dtype)
     if is_occupied(Path(config.output)):
         if not is_merged(folder, config.output, made):
             raise UserError(f"`output`: {config.output} is there already, and of another merge; choose another folder")

@@ -15,7 +15,7 @@ from pathlib import Path
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.train.rewards.answer_config import AnswerGrpoConfig
+from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 
 
 @entry_point
@@ -32,12 +32,12 @@ def run(config: AnswerGrpoConfig) -> None:
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.operators import parsing
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.rewards.answer_run import reinforce
+    from reflectune.train.rewards.answers.run import train_answers
 
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)
     hashes = {"bem_fingerprint": bem.fingerprint} if bem else {}
-    reinforce(config, Dataset(Path(config.dataset)), hashes, find_metric(config.metric, bem), parsing.answer)
+    train_answers(config, Dataset(Path(config.dataset)), hashes, find_metric(config.metric, bem), parsing.answer)
 
 
 if __name__ == "__main__":

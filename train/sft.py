@@ -17,7 +17,7 @@ def main() -> None:
     """Parse the config, then train."""
     config = parse_config(SftConfig)
     hold(config.output_dir, unless=config.dry_run)
-    from reflectune.train.runs.fine_tune import fine_tune  # slow to import: after the config is right
+    from reflectune.train.runs.supervised import fine_tune  # slow to import: after the config is right
 
     fine_tune(config)
 

@@ -1,192 +1,143 @@
-"""The page of a comparison."""
+"""Page of a comparison: a table as Markdown, and a plot of score against cost as SVG."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reflectune.inference.comparing.plot import mean_score
+from reflectune.inference.comparing.table import ORACLE, mean_score
 from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.pipelines.registry import all_recipes
-from reflectune.inference.report.trajectories import COST_HEADS, endings, number, stop_sentence
+from reflectune.inference.report.drawing import COLOURS, GREY, INSTALL, can_draw, canvas
+from reflectune.inference.report.trajectories import COST_HEADS, number
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.reporting.breakdown import OVERALL
 
-NOISE = ", noise "
-"""What stands between a pipeline's name and how many irrelevant passages stood among its records."""
-ORACLE = "oracle"
-"""What the names of pipelines have that are told the entry, or the passage, which others have to find."""
+_LEAST = 1e-3
+"""Position of a cost of 0 on the logarithmic axis."""
 
 
-def page(record: Mapping[str, Any]) -> str:
-    """A comparison as Markdown: scores, leads and costs, then each iterative pipeline by iteration."""
+def page(record: Mapping[str, Any], command: str) -> str:
+    """Return the content of compare.md."""
+    pipelines = record["pipelines"]
     heads = {column: head for column, head in record["metric"]["columns"].items() if column != OVERALL}
-    named_costs = [COST_HEADS[cost] for cost in COSTS]
-    strongest = ", ".join(dict.fromkeys(filter(None, record["best_baselines"])))
-    asked = max((_counts(row["score"]) for row in record["pipelines"].values()), key=len)
-    times = f"{len(asked)} evaluations of {', '.join(asked)} questions" if len(asked) > 1 else f"{asked[0]} questions"
+    head = ["pipeline", "score", "lead", "against the best baseline", *heads.values(), *map(COST_HEADS.get, COSTS)]
     lines = [
-        "# Pipelines side by side",
-        "",
-        f"`{record['command']}`, {times}. {record['metric']['caption']}. "
-        "Score in per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, "
-        "or the lowest to the highest of several. The lead is over the best baseline at equal depth "
-        f"({strongest}), paired by question; {_own_depth(record['pipelines'])}a pipeline is ahead if its interval is "
-        "above 0 in every evaluation. Costs are of one question: tokens read are those of all prompts, each from its "
-        "beginning; of tokens computed, what a question's prompts begin with is read once. Oracles, told the entry, "
-        "stand last and are on no front.",
-        "",
-        *_budgets(record.get("budgets", {})),
-        f"| {' | '.join(['pipeline', 'score', 'lead', 'against the best baseline', *heads.values(), *named_costs])} |",
-        f"|---|--:|--:|---|{'--:|' * (len(heads) + len(COSTS))}",
+        *("# Pipelines compared", "", _caption(record, command), ""),
+        f"| {' | '.join(map(str, head))} |",
+        f"|---|--:|--:|---|{'--:|' * (len(head) - 4)}",
     ]
-    for name, row in _by_score(record["pipelines"]):
-        costs = (number(row["costs"][cost]) for cost in COSTS)
-        parts = (_spread(row["columns"][column]) for column in heads)
-        standing = row.get("standing") or "–"
-        cells = [name, _spread(row["score"]), _spread(row["lead"], sign=True), standing, *parts, *costs]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += _partly_asked(record)
-    if fronts := _fronts(record["pipelines"]):
-        lines += ["", f"Neither beaten nor undercut by another: {fronts}."]
-    lines += ["", "![Score against cost](compare.svg)", *_noise(record["pipelines"])]
-    lines += _stops(record.get("stop_rules", ()))
-    lines += _iterations(record["pipelines"])
+    for name, row in sorted(
+        pipelines.items(), key=lambda item: (ORACLE in item[0], -(mean_score(item[1]["score"]) or 0))
+    ):
+        cells = [name, _spread(row["score"]), _spread(row["lead"], sign=True), row["standing"] or "–"]
+        cells += [_spread(row["columns"][column]) for column in heads]
+        lines.append(f"| {' | '.join([*cells, *(number(row['costs'][cost]) for cost in COSTS)])} |")
+    lines += ["", *_notes(record), ""]
+    lines.append("![Score against cost](compare.svg)" if can_draw() else f"No plot: {INSTALL}.")
     return "\n".join(lines) + "\n"
 
 
-def _budgets(budgets: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
-    """MI-RAG's and PMSR's budgets beside their papers', pipelines of equal budgets together; nothing without them."""
-    alike: dict[str, list[str]] = {}
-    for name, by_key in budgets.items():
-        parts = []
-        for key, values in by_key.items():
-            paper = PAPER_BUDGETS[key]
-            published = "not said" if paper is None else f"{paper:g}"
-            parts.append(f"`{key}` {' and '.join(f'{value:g}' for value in values)} ({published})")
-        alike.setdefault(", ".join(parts), []).append(name)
-    for told, names in alike.items():
-        yield from (f"Budgets of {', '.join(names)}, in brackets those of their papers: {told}.", "")
+def plot(record: Mapping[str, Any], cost: str) -> str:
+    """Return the plot of score against a cost as SVG. The front is orange; names stand in the right margin.
 
-
-def _partly_asked(record: Mapping[str, Any]) -> Iterator[str]:
-    """Whose means are over a part of the questions; nothing if all were asked the same."""
-    sets = record["question_sets"]
-    told = [
-        f"{name} ({sets - row['unasked']} of {sets} sets)"
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    points = {
+        name: (max(row["costs"][cost], _LEAST), 100 * score, row["on_front"][cost])
         for name, row in record["pipelines"].items()
-        if row["unasked"]
-    ]
-    if told:
-        yield from ("", f"Means over a part of the questions, not to be read beside the others': {', '.join(told)}.")
+        if row["costs"][cost] is not None and (score := mean_score(row["score"])) is not None
+    }
+    ordered = sorted(points, key=lambda name: points[name][1])
+    buffer = io.StringIO()
+    with canvas(buffer, 9.0, 5.0, facecolor="white") as axes:
+        from matplotlib.ticker import LogLocator
+
+        top = 1.05 * max([points[name][1] for name in ordered] + [1.0])
+        for name, height in zip(ordered, spread_out([points[name][1] / top for name in ordered], 0.045), strict=True):
+            x, y, is_on_front = points[name]
+            colour = COLOURS[1] if is_on_front else GREY
+            axes.plot(x, y, "o", color=colour, fillstyle="none" if is_on_front is None else "full")
+            arrow = {"arrowstyle": "-", "color": GREY, "alpha": 0.3, "linewidth": 0.6}
+            axes.annotate(
+                name, (x, y), (1.02, height), textcoords="axes fraction", va="center", arrowprops=arrow, color=colour
+            )
+        front = sorted((x, y) for x, y, is_on_front in points.values() if is_on_front)
+        axes.plot([x for x, _ in front], [y for _, y in front], "--", color=COLOURS[1], linewidth=1)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_ylim(0, top)
+        axes.set_xlabel(f"{COST_HEADS[cost]} a question (logarithmic)")
+        axes.set_ylabel("score, %")
+    return buffer.getvalue()
 
 
-def _own_depth(pipelines: Mapping[str, Any]) -> str:
-    """Which leads are over a baseline that reads another number of entries; "" if none is."""
+def spread_out(heights: Sequence[float], gap: float) -> list[float]:
+    """Move ascending heights in [0, 1] apart, so that none is closer than `gap` to the next; all stay in [0, 1].
+
+    Example:
+        >>> spread_out([0.5, 0.5, 1.0], 0.25)
+        [0.5, 0.75, 1.0]
+    """
+    gap = min(gap, 1 / max(1, len(heights) - 1))
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    limit = 1.0
+    for position in reversed(range(len(placed))):
+        placed[position] = min(placed[position], limit)
+        limit = placed[position] - gap
+    return placed
+
+
+def _caption(record: Mapping[str, Any], command: str) -> str:
+    counts = max(([score["n"] for score in row["score"] if score] for row in record["pipelines"].values()), key=len)
+    baselines = ", ".join(dict.fromkeys(filter(None, record["best_baselines"]))) or "none was run"
+    return (
+        f"`{command}`: evaluations of {', '.join(f'{count:,}' for count in counts)} questions. "
+        f"{record['metric']['caption']}. Score in per cent and lead in points are means over evaluations; in brackets "
+        "the 95 % interval of one evaluation, or the lowest to the highest of several. The lead is over the best "
+        f"baseline of the same evaluation ({baselines}), paired by question. A pipeline is ahead if its interval is "
+        "above 0 in every evaluation. Costs are of one question: tokens read are those of all prompts, each from its "
+        "beginning; tokens computed count a shared beginning once. A pipeline is on the front of a cost if no other is "
+        "as good and as cheap, and better in one. Oracles are last and on no front."
+    )
+
+
+def _notes(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what makes rows unequal, then the fronts."""
+    pipelines, sets = record["pipelines"], record["question_sets"]
+    partial = [f"{name} ({sets - row['unasked']} of {sets} sets)" for name, row in pipelines.items() if row["unasked"]]
+    if partial:
+        yield f"- Means over a part of the questions, not comparable with the others: {', '.join(partial)}."
     known = all_recipes()
-    names = dict.fromkeys(name.partition(NOISE)[0] for name, row in pipelines.items() if any(row["lead"]))
-    own = [name for name in names if name in known and known[name].has_own_depth]
-    if not own:
-        return ""
-    keys = "keys of their own say how many passages they read" if len(own) > 1 else "its own keys say how much it reads"
-    return f"that of {', '.join(own)} is not at equal depth: {keys}, and of which indexes; "
+    plain = {name: name.partition(",")[0] for name, row in pipelines.items() if any(row["lead"])}
+    deeper = [name for name, recipe in plain.items() if recipe in known and known[recipe].has_own_depth]
+    if deeper:
+        yield f"- Leads not at equal depth, since keys of their own set how much they read: {', '.join(deeper)}."
+    for name, row in pipelines.items():
+        if row["budget"]:
+            yield f"- Budget of {name} (its paper's): {', '.join(_budget(*item) for item in row['budget'].items())}."
+    for cost in COSTS:
+        if front := [name for name, row in pipelines.items() if row["on_front"][cost]]:
+            yield f"- Front by {COST_HEADS[cost]}: {', '.join(front)}."
 
 
-def _counts(scores: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    """How many questions each score is over."""
-    return [f"{score['n']:,}" for score in scores if score is not None]
-
-
-def _by_score(pipelines: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The best first, and oracles behind all others."""
-    return sorted(pipelines.items(), key=lambda item: (ORACLE in item[0], -(mean_score(item[1]["score"]) or 0.0)))
+def _budget(key: str, values: Sequence[float]) -> str:
+    paper = PAPER_BUDGETS[key]
+    return f"`{key}` {' and '.join(f'{v:g}' for v in values)} ({'not given' if paper is None else f'{paper:g}'})"
 
 
 def _spread(scores: Sequence[Mapping[str, float] | None], *, sign: bool = False) -> str:
+    """Return the mean with its interval, or with the lowest and highest of several evaluations."""
     known = [score for score in scores if score is not None]
     if not known:
         return "–"
+    values = [score["value"] for score in known]
+    low, high = (known[0]["low"], known[0]["high"]) if len(known) == 1 else (min(values), max(values))
     form = "+.1f" if sign else ".1f"
-    mean = sum(score["value"] for score in known) / len(known)
-    ends = (
-        (known[0]["low"], known[0]["high"])
-        if len(known) == 1
-        else (min(score["value"] for score in known), max(score["value"] for score in known))
-    )
-    return f"{100 * mean:{form}} ({100 * ends[0]:{form}} to {100 * ends[1]:{form}})"
-
-
-def _fronts(pipelines: Mapping[str, Any]) -> str:
-    told = ((COST_HEADS[cost], [name for name, row in _by_score(pipelines) if row["on_front"][cost]]) for cost in COSTS)
-    return "; ".join(f"by {head} {', '.join(names)}" for head, names in told if names)
-
-
-def _noise(pipelines: Mapping[str, Any]) -> Iterator[str]:
-    """Scores by how many irrelevant passages stood among a pipeline's records; nothing if there were none."""
-    by_count: dict[str, dict[int, Any]] = {}
-    for name, row in pipelines.items():
-        plain, _, count = name.partition(NOISE)
-        if count:
-            by_count.setdefault(plain, {})[int(count)] = row["score"]
-    counts = sorted({count for scores in by_count.values() for count in scores})
-    if not counts:
-        return
-    yield from ("", "## Irrelevant passages among the records", "")
-    yield f"| pipeline | none | {' | '.join(map(str, counts))} |"
-    yield f"|---|{'--:|' * (1 + len(counts))}"
-    for name, scores in by_count.items():
-        clean = pipelines.get(name, {"score": []})["score"]
-        yield f"| {name} | {_spread(clean)} | {' | '.join(_spread(scores.get(count, [])) for count in counts)} |"
-
-
-def _stops(stops: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What PMSR's stop saves: in words, or as a table of several evaluations."""
-    if len(stops) == 1:
-        yield from ("", stop_sentence(stops[0]))
-    elif stops:
-        yield from ("", "## What PMSR's stop rule saves", "")
-        yield "| evaluation | iterations with a record | without the rule | saved | points lost | verdict |"
-        yield "|--:|--:|--:|--:|--:|---|"
-        for place, stop in enumerate(stops, 1):
-            counts = f"{number(stop['iterations'])} | {number(stop['fixed'])}"
-            spreads = f"{_spread([stop['saved']])} | {_spread([stop['lost']], sign=True)}"
-            yield f"| {place} | {counts} | {spreads} | {stop['verdict']} |"
-
-
-def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
-    """A table for each pipeline that iterates, means over evaluations as in the table of scores; the others' ends."""
-    walked = {name: row["trajectories"] for name, row in pipelines.items() if row["trajectories"]}
-    tables = {
-        name: measured for name, measured in walked.items() if any(_changes(each["by_iteration"]) for each in measured)
-    }
-    for name, measured in tables.items():
-        yield from ("", f"## {name} by iteration", "")
-        yield "| iteration | article recall so far | record states an answer |"
-        yield "|--:|--:|--:|"
-        for place in range(max(len(each["by_iteration"]) for each in measured)):
-            iterations = [each["by_iteration"][min(place, len(each["by_iteration"]) - 1)] for each in measured]
-            recall, record = (_spread([each[kind] for each in iterations]) for kind in ("article_recall", "record"))
-            yield f"| {place} | {recall} | {record} |"
-        mean = sum(each["iterations"] for each in measured) / len(measured)
-        yield f"\n{number(mean)} iterations on average ({endings(measured)}). {_gains(measured)}".rstrip()
-    if others := walked.keys() - tables.keys():
-        yield from ("", "## How the others end", "")
-        yield from (f"- {name}: {endings(measured)}." for name, measured in walked.items() if name in others)
-
-
-def _changes(iterations: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there is anything to show by iteration: an agent that searches once finds no more afterwards."""
-    return len(iterations) > 1 and (iterations[0]["record"] is not None or iterations[0] != iterations[-1])
-
-
-def _gains(measured: Sequence[Mapping[str, Any]]) -> str:
-    """What further iterations and a second knowledge base bring, paired by question, and whether the model asks."""
-    gained = [each.get("gained") or {} for each in measured]
-    told = {
-        "the last iteration less the first, article recall": ([each.get("article_recall") for each in gained], True),
-        "records that state an answer": ([each.get("record") for each in gained], True),
-        "recall of all knowledge bases less the best alone": ([each.get("bases") for each in gained], True),
-        "later searches with a query that the model wrote": ([each.get("asked") for each in measured], False),
-    }
-    parts = [f"{name} {_spread(scores, sign=sign)}" for name, (scores, sign) in told.items() if any(scores)]
-    return f"In points or per cent: {'; '.join(parts)}." if parts else ""
+    return f"{100 * sum(values) / len(values):{form}} ({100 * low:{form}} to {100 * high:{form}})"

@@ -1,4 +1,4 @@
-"""The report's charts: which curves are drawn from which traces."""
+"""Charts of the report: gate and relevance thresholds, risk against coverage, calibration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attri
 from reflectune.inference.pipelines.registry import all_forms, reflecting
 from reflectune.inference.reading.ranking import product
 from reflectune.inference.report import curves
-from reflectune.inference.report.curves import Line, line_chart
+from reflectune.inference.report.drawing import Chart, Line, figures
 from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
 from reflectune.inference.scoring.reflection_metrics import ret_decisions, ret_rows
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
@@ -21,22 +21,21 @@ from reflectune.metrics.reporting import gates
 
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:
-    """All charts that the traces allow, as HTML."""
+    """Return all charts that the traces allow, as HTML."""
     gate = gate_rows(questions, traces_of_reflecting(traces, "relevance"))
     ret = ret_decisions(ret_rows(questions, traces, measure))
-    return Markup().join(
-        [
-            _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
-            _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
-            _relevance(list(traces.get("relevance", {}).values())),
-            _risk(measure.official(questions), traces, measure),
-            _calibration(questions, traces, measure),
-        ]
+    found = (
+        _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
+        _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
+        _relevance(list(traces.get("relevance", {}).values())),
+        _risk(measure.official(questions), traces, measure),
+        _calibration(questions, traces, measure),
     )
+    return figures(chart for chart in found if chart is not None)
 
 
 def confidence(trace: Trace) -> float | None:
-    """What an answer can be ranked by: the chosen passage's product, else eq. 7 of the answer; None if neither."""
+    """Return the product of scores of the chosen passage; without one, the answer's probability (equation 7)."""
     if trace.chosen is not None:
         scores = trace.passages[trace.chosen].scores
         if scores is not None:
@@ -44,17 +43,17 @@ def confidence(trace: Trace) -> float | None:
     return trace.confidence
 
 
-def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Markup:
-    """The gate's decisions by γ.
+def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Chart | None:
+    """Draw the gate's decisions by γ.
 
     Args:
-        title: Of the chart.
+        title: Title of the chart.
         rows: (probability, 1 if it should be looked up else 0).
-        kinds: What questions of both kinds are called.
+        kinds: Names of questions of both kinds.
         gamma: The gate's own threshold.
     """
     if not rows:
-        return Markup()
+        return None
     values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
     needed = [value for value, label in zip(values, labels, strict=True) if label]
     needless = [value for value, label in zip(values, labels, strict=True) if not label]
@@ -63,19 +62,14 @@ def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str
         Line(f"retrieves: {kinds[0]}", curves.share_at_least(needed)),
         Line(f"retrieves: {kinds[1]}", curves.share_at_least(needless)),
     ]
-    return line_chart(
-        title,
-        "γ",
-        "share of questions",
-        [line for line in lines if line.points],
-        marker=(gamma, f"γ = {gamma:g}"),
-    )
+    drawn = [line for line in lines if line.points]
+    return Chart(title, "γ", "share of questions", drawn, marker=(gamma, f"γ = {gamma:g}"))
 
 
-def _relevance(traces: Sequence[Trace]) -> Markup:
+def _relevance(traces: Sequence[Trace]) -> Chart | None:
     gold = _s_rel(traces, lambda p: p.source == GOLD)
     if not gold:
-        return Markup()
+        return None
     lines = [Line("evidence accepted", curves.share_at_least(gold))]
     kinds: Mapping[str, Callable[[PassageTrace], bool]] = {
         "same article accepted": lambda p: p.source == SAME_ARTICLE,
@@ -86,48 +80,41 @@ def _relevance(traces: Sequence[Trace]) -> Markup:
     others = _s_rel(traces, lambda p: p.source != GOLD)
     if others:
         lines.append(Line("balanced accuracy", curves.balanced_accuracy_at(gold, others)))
-    return line_chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
+    return Chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
 
 
-def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
-    lines = []
-    for name in (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book"):
-        points = _risk_points(questions, traces.get(name, {}), measure)
-        if points:
-            lines.append(Line(name, points))
-    if not lines:
-        return Markup()
+def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> Chart | None:
+    names = (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book")
+    points = {name: _risk_points(questions, traces.get(name, {}), measure) for name in names}
+    lines = [Line(name, curve) for name, curve in points.items() if curve]
     note = "Answers ordered by the chosen passage's product where there is one, else by equation 7. Lower is better."
-    return line_chart("Risk against coverage", "share of questions answered", "share of those wrong", lines, note=note)
+    return Chart("Risk against coverage", "share of questions answered", "error rate", lines, note) if lines else None
 
 
 def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: Measure) -> curves.Points:
-    """An abstention or a failure counts as wrong, and is the last to be covered."""
-    confidence_and_worth = [
-        (confidence(traces[q.id]) or 0.0, measure.correctness(q, traces[q.id])) for q in questions if q.id in traces
-    ]
-    return curves.risk_coverage(
-        [value for value, _ in confidence_and_worth], [right for _, right in confidence_and_worth]
-    )
+    """Return the risk curve of a pipeline; abstentions and failures are wrong and are covered last."""
+    answered = [q for q in questions if q.id in traces]
+    confidences = [confidence(traces[q.id]) or 0.0 for q in answered]
+    return curves.risk_coverage(confidences, [measure.correctness(q, traces[q.id]) for q in answered])
 
 
-def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
+def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Chart | None:
     tuned = traces_of_reflecting(traces, "relevance")
     answered = [
         (p.s_ans, measure.correctness(q, tuned[q.id]))
         for q in measure.official(questions)
         if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
     ]
-    said = {
+    by_gate = {
         name: [row for _, rows in by_question for row in rows]
         for name, by_question in gate_predictions(questions, traces, measure).items()
     }
     pairs = {
-        "gate": said.get("gate"),
-        "S_rel": said.get("relevance"),
+        "gate": by_gate.get("gate"),
+        "S_rel": by_gate.get("relevance"),
         "S_ans": answered,
-        "RET": said.get("ret"),
-        "SRT": said.get("srt"),
+        "RET": by_gate.get("ret"),
+        "SRT": by_gate.get("srt"),
     }
     lines, errors = [], []
     for name, predictions in pairs.items():
@@ -137,14 +124,14 @@ def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure
             lines.append(Line(name, curves.calibration(values, outcomes), dots=True))
             errors.append(f"{name} {error:.3f}")
     if not lines:
-        return Markup()
+        return None
     note = f"Ten bins; calibrated is the diagonal. Expected calibration error: {', '.join(errors)}."
-    return line_chart("Calibration", "probability given", "share that was right", lines, note=note, diagonal=True)
+    return Chart("Calibration", "probability given", "share that was right", lines, note, diagonal=True)
 
 
 def _chosen(trace: Trace) -> PassageTrace | None:
     return trace.passages[trace.chosen] if trace.chosen is not None else None
 
 
-def _s_rel(traces: Iterable[Trace], wanted: Callable[[PassageTrace], bool]) -> list[float]:
-    return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and wanted(p)]
+def _s_rel(traces: Iterable[Trace], accepts: Callable[[PassageTrace], bool]) -> list[float]:
+    return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and accepts(p)]

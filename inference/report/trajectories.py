@@ -51,11 +51,11 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
             tables.append(_iterations(name, measured))
         notes.append(_sentence(name, measured))
     if stop := metrics.get("stop_rule"):
-        notes.append(stop_sentence(stop))
+        notes.append(_stop_sentence(stop))
     return render("inference/report/templates/tables.html", tables=tables, notes=notes)
 
 
-def stop_sentence(stop: Mapping[str, Any]) -> str:
+def _stop_sentence(stop: Mapping[str, Any]) -> str:
     """What PMSR's stop rule saves and costs, in words."""
     saved, lost = stop["saved"], stop["lost"]
     told = (
@@ -122,21 +122,15 @@ def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
 
 
 def _sentence(name: str, measured: Mapping[str, Any]) -> str:
-    told = f"{name}: {number(measured['iterations'])} iterations on average ({endings([measured])})."
+    told = f"{name}: {number(measured['iterations'])} iterations on average ({endings(measured)})."
     courses = measured["courses"]
     shares = ", ".join(f"{_COURSES[course]} {100 * share:.1f} %" for course, share in courses.items())
     return f"{told} Its records: {shares}." if courses else told
 
 
-def endings(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Why a pipeline's trajectories ended in some evaluations, with how many did; the commonest reasons by name.
-
-    Args:
-        measured: What each evaluation has measured of its trajectories.
-    """
-    ended: Counter[str] = Counter()
-    for each in measured:
-        ended.update(each["ended"])
+def endings(measured: Mapping[str, Any]) -> str:
+    """Return why trajectories ended, with counts; the most common reasons by name."""
+    ended: Counter[str] = Counter(measured["ended"])
     if len(ended) > _TOO_MANY:
         return f"{len(ended)} different reasons"
     named = ended.most_common(_MOST_ENDINGS)

@@ -287,7 +287,7 @@ def page(outcomes: Sequence[Outcome], minutes: float) -> str:
 
 def run_part(work: Path, part: int, arguments: argparse.Namespace) -> None:
     """Run every `parts`-th case in a folder, each outcome a line of its `outcomes.jsonl`."""
-    importlib.import_module("reflectune.train.runs.fine_tune")  # torch, transformers and peft, once for all cases
+    importlib.import_module("reflectune.train.runs.supervised")  # torch, transformers and peft, once for all cases
     for job in JOBS.values():
         importlib.import_module(f"reflectune.{job.module}")
     wanted = prepare(work)

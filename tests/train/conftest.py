@@ -24,7 +24,7 @@ from reflectune.examples.miniature.models.architecture import (
 )
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.settings.sft import SftConfig
 

@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 from reflectune.train import sft
-from reflectune.train.runs import fine_tune  # noqa: F401  imported before the fork
+from reflectune.train.runs.supervised import fine_tune  # noqa: F401  imported before the fork
 from reflectune.train.runs.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.formats.reflection_data import read_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import PromptedExample
-from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}

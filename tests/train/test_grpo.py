@@ -40,9 +40,9 @@ from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.train.grpo import GrpoConfig, run
-from reflectune.train.rewards.gate_run import chosen, refine
-from reflectune.train.rewards.gate_trees import Costs, rewards_of
-from reflectune.train.runs.parameters import add_adapters
+from reflectune.train.model.parameters import add_adapters
+from reflectune.train.rewards.gates.run import chosen_questions, train_gates
+from reflectune.train.rewards.gates.trees import Costs, rewards_of
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
@@ -186,7 +186,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
         )
         return lambda number, *, kept=False: [change(outcome) for outcome in both(number, kept=kept)]
 
-    refine(config, Dataset(Path(config.dataset)), {}, measuring)
+    train_gates(config, Dataset(Path(config.dataset)), {}, measuring)
 
 
 def worth(direct: float, retrieved: float) -> Callable[[GateOutcome], GateOutcome]:
@@ -583,7 +583,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
 
 
 def test_visual_questions_are_as_many_as_asked_for(config: Callable[..., GrpoConfig], world: Path) -> None:
-    questions = chosen(config(visual_limit=1), Dataset(world))
+    questions = chosen_questions(config(visual_limit=1), Dataset(world))
 
     assert sum(question.requires_retrieval is True for question in questions) == 6
     assert sum(question.requires_retrieval is False for question in questions) == 1

@@ -26,10 +26,11 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
 from reflectune.train.data.examples import EncodedExamples
-from reflectune.train.rewards.answer_config import AnswerGrpoConfig
-from reflectune.train.runs.checkpoints import RECORD, checkpoint_folders
-from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.rewards.answers.config import AnswerGrpoConfig
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[2]

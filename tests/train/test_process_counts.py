@@ -12,11 +12,11 @@ from reflectune.core.errors import UserError
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.train.checkpoints.records import RECORD, mark_whole, recorded_settings
 from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.runs.checkpoints import RECORD, mark_whole
-from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import supervised_weight
 from reflectune.train.settings.sft import SftConfig
 
@@ -89,22 +89,22 @@ def test_a_global_batch_is_divided_among_other_processes(
 def test_another_global_batch_is_refused_with_the_numbers_that_are_right(tmp_path: Path) -> None:
     mark_whole(tmp_path, GlobalBatch(4, 1, 1).settings(""), 8)
 
-    refuse_other_batch(tmp_path / "new", GlobalBatch(4, 1, 2), "")
-    refuse_other_batch(tmp_path, GlobalBatch(1, 2, 2), "")
+    refuse_other_batch(tmp_path / "new", recorded_settings(tmp_path / "new"), GlobalBatch(4, 1, 2), "")
+    refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(1, 2, 2), "")
     with pytest.raises(UserError, match=r"read 4 examples; .* 4 x .* 1 x 2 process\(es\) would be 8\.") as caught:
-        refuse_other_batch(tmp_path, GlobalBatch(4, 1, 2), "")
+        refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(4, 1, 2), "")
     assert "With 2 process(es) set `per_device_train_batch_size: 2` and `gradient_accumulation_steps: 1`" in str(
         caught.value
     )
     with pytest.raises(UserError, match=r"4 can't be shared by 3 processes: start as many as divide it \(1, 2, 4\)"):
-        refuse_other_batch(tmp_path, GlobalBatch(4, 1, 3), "")
+        refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(4, 1, 3), "")
 
 
 def test_processes_that_are_fixed_are_refused_with_the_reason(tmp_path: Path) -> None:
     mark_whole(tmp_path, GlobalBatch(2, 1, 2).settings("dropout"), 8)
 
     with pytest.raises(UserError, match=r"a run of 2 process\(es\), and 1 were started: because\. Start 2"):
-        refuse_other_batch(tmp_path, GlobalBatch(4, 1, 1), "because")
+        refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(4, 1, 1), "because")
 
 
 def test_dropout_and_divided_weights_fix_the_number_of_processes(base_model: Callable[..., Path]) -> None:

@@ -10,7 +10,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.hashing import fingerprint
 from reflectune.train.estimates.config import EstimateConfig
 from reflectune.train.grpo import GrpoConfig
-from reflectune.train.rewards.gate_config import GateConfig
+from reflectune.train.rewards.gates.config import GateConfig
 from reflectune.train.settings.sft import SftConfig
 
 # Keys and defaults of commit 2675608, when GateConfig inherited SftConfig: of each class `{field.name: field.default}`

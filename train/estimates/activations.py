@@ -19,7 +19,7 @@ _NORMED = 5
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSize:
     """What one forward pass reads.
 
     Attributes:
@@ -36,16 +36,16 @@ class Batch:
     patches: int
     trees: int
 
-    def times(self, share: float) -> Batch:
+    def times(self, share: float) -> BatchSize:
         """A batch of more trees, or fewer, like these."""
         tokens, supervised, patches, trees = (
             round(count * share) for count in (self.tokens, self.supervised, self.patches, self.trees)
         )
-        return Batch(tokens, self.longest, supervised, patches, trees)
+        return BatchSize(tokens, self.longest, supervised, patches, trees)
 
 
 @dataclass(frozen=True)
-class Passing:
+class ForwardPass:
     """How a forward pass is made.
 
     Attributes:
@@ -83,7 +83,7 @@ class Activations:
     logits: int
 
 
-def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
+def activations(model: Architecture, batch: BatchSize, how: ForwardPass) -> Activations:
     """What a batch takes."""
     layer = batch.tokens * _decoder_layer(model, how)
     vision_layer = batch.patches * _vision_layer(model, how) if how.trains_vision else 0
@@ -100,7 +100,7 @@ def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
     return Activations(inputs + ends, max(layer, vision_layer) + gradients, logits)
 
 
-def _decoder_layer(model: Architecture, how: Passing) -> int:
+def _decoder_layer(model: Architecture, how: ForwardPass) -> int:
     """Bytes a token: two norms, attention, and a gated feed-forward layer."""
     full, compute = how.adapters is None, how.compute
     norms = 2 * 4 * model.width  # their inputs, in float32
@@ -128,11 +128,11 @@ def _decoder_layer(model: Architecture, how: Passing) -> int:
     return total
 
 
-def _masks(batch: Batch, how: Passing) -> int:
+def _masks(batch: BatchSize, how: ForwardPass) -> int:
     """Bytes of the scores' mask in the products' precision, one for all layers; its rows begin at multiples of 8."""
     return 0 if how.by_parts else how.compute * batch.trees * batch.longest * (batch.longest + -batch.longest % 8)
 
 
-def _vision_layer(model: Architecture, how: Passing) -> int:
+def _vision_layer(model: Architecture, how: ForwardPass) -> int:
     """Bytes a patch, to a tenth: two norms, attention of a fused projection, and a feed-forward layer."""
     return 2 * how.residual * model.vision_width + how.compute * (8 * model.vision_width + 3 * model.vision_hidden)

@@ -9,8 +9,7 @@ from torch import nn
 
 from reflectune.models.attention.positions import inner_model
 from reflectune.train.estimates.forecast import Forecast, passing
-from reflectune.train.estimates.memory import in_words, planned_weights, total
-from reflectune.train.runs.launch import Division
+from reflectune.train.estimates.memory import Division, in_words, planned_weights, total
 from reflectune.train.settings.training import TrainingConfig
 
 _HEADROOM = 0.85

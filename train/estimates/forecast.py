@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from reflectune.models.attention.pictures import content_key
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import Tree
 from reflectune.train.data.examples import Collator, EncodedExample
-from reflectune.train.estimates.activations import Activations, Batch, Passing, activations
+from reflectune.train.estimates.activations import Activations, BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.memory import Part, Weights, memory, weights_of
-from reflectune.train.runs.launch import Division, division
+from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, memory, weights_of
 from reflectune.train.settings.training import TrainingConfig
 
 _LONG = 5.0
@@ -42,10 +40,10 @@ class Forecast:
         feature_bytes: Of what is cached of a picture on the disk; 0 if nothing is.
     """
 
-    weights: Weights
+    weights: WeightCounts
     architecture: Architecture
-    batch: Batch
-    passing: Passing
+    batch: BatchSize
+    passing: ForwardPass
     division: Division
     accelerator: bool
     available: int | None
@@ -55,15 +53,16 @@ class Forecast:
         """Of the largest batch."""
         return activations(self.architecture, self.batch, self.passing)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MemoryItem]:
         """What each device holds at the peak of a step."""
         compute = self.passing.compute
         return memory(self.weights, self.activations(), self.division, compute, accelerator=self.accelerator)
 
 
-def forecast(config: TrainingConfig, model: nn.Module, batch: Batch, device: torch.device, processes: int) -> Forecast:
+def forecast(
+    config: TrainingConfig, model: nn.Module, batch: BatchSize, device: torch.device, divided: Division
+) -> Forecast:
     """Of a run whose model is ready to train."""
-    divided = division(os.environ, processes)
     architecture = Architecture.of(inner_model(model).config)
     weights = weights_of(model, double=config.double_quantization)
     return Forecast(
@@ -79,7 +78,7 @@ def forecast(config: TrainingConfig, model: nn.Module, batch: Batch, device: tor
 
 def passing(
     config: TrainingConfig, divided: Division, architecture: Architecture, device: str, frozen_bytes: int
-) -> Passing:
+) -> ForwardPass:
     """How a run's forward passes are made.
 
     Args:
@@ -92,7 +91,7 @@ def passing(
     compute = 2 if config.dtype == "bfloat16" else 4
     full, decoder_trains = config.method == "full", "language_model" in config.trained_towers
     held = 4 if decoder_trains else frozen_bytes
-    return Passing(
+    return ForwardPass(
         compute=compute,
         residual=held if full and not divided.kind else compute,
         adapters=config.lora_r if not full else None if decoder_trains else 0,
@@ -110,16 +109,16 @@ def memory_of(device: torch.device) -> int | None:
     return int(torch.accelerator.get_memory_info(device)[1])
 
 
-def largest_batch(examples: Sequence[EncodedExample], size: int, patch_size: int) -> Batch:
+def largest_batch(examples: Sequence[EncodedExample], size: int, patch_size: int) -> BatchSize:
     """The batch of the `size` questions with the most tokens; scaled up where there are fewer examples."""
     longest = sorted(examples, key=_length)[-size:]
     batch = batch_of([tree for example in longest for tree in example.trees], patch_size)
     return batch.times(size / len(longest))
 
 
-def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
+def batch_of(trees: Sequence[Tree], patch_size: int) -> BatchSize:
     """What one forward pass over trees reads."""
-    return Batch(
+    return BatchSize(
         tokens=sum(tree.length for tree in trees),
         longest=max(tree.length for tree in trees),
         supervised=sum(tree.supervised for tree in trees),

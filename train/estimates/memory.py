@@ -15,8 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.train.estimates.activations import Activations
-from reflectune.train.runs.launch import Division
-from reflectune.train.runs.parameters import freeze_all_but, parameter_count, projector_modules
+from reflectune.train.model.parameters import freeze_all_but, parameter_count, projector_modules
 from reflectune.train.settings.training import TrainingConfig
 
 GIB = 2**30
@@ -36,7 +35,24 @@ NEW_TOKENS = 4
 
 
 @dataclass(frozen=True)
-class Weights:
+class Division:
+    """The division of a run among processes.
+
+    Attributes:
+        kind: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for none; see `reflectune.train.runs.launch.sharding`.
+        processes: Number of processes.
+        offloads_optimizer: True if gradients and optimiser states are in the CPU's memory.
+        offloads_weights: True if weights are.
+    """
+
+    kind: str
+    processes: int
+    offloads_optimizer: bool = False
+    offloads_weights: bool = False
+
+
+@dataclass(frozen=True)
+class WeightCounts:
     """A model's weights, counted.
 
     Attributes:
@@ -59,7 +75,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryItem:
     """One line of the table: what takes memory, its bytes on each device, and how they come about."""
 
     name: str
@@ -74,8 +90,8 @@ def four_bits(weights: int, *, double: bool) -> int:
 
 
 def memory(
-    weights: Weights, activations: Activations, division: Division, compute: int, *, accelerator: bool
-) -> list[Part]:
+    weights: WeightCounts, activations: Activations, division: Division, compute: int, *, accelerator: bool
+) -> list[MemoryItem]:
     """What each device holds at the peak of a step.
 
     Args:
@@ -89,26 +105,26 @@ def memory(
         *_weights(weights, division, compute),
         *_training(weights, division, compute),
         *_buffers(weights, division, compute),
-        Part("activations", activations.kept, "kept for the backward pass"),
-        Part("working", activations.working, "a layer computed again, if any, and its gradients"),
-        Part("logits", activations.logits, "of supervised tokens, with their loss and gradient"),
-        Part("context", CONTEXT if accelerator else 0, "of the accelerator and its kernels, assumed"),
+        MemoryItem("activations", activations.kept, "kept for the backward pass"),
+        MemoryItem("working", activations.working, "a layer computed again, if any, and its gradients"),
+        MemoryItem("logits", activations.logits, "of supervised tokens, with their loss and gradient"),
+        MemoryItem("context", CONTEXT if accelerator else 0, "of the accelerator and its kernels, assumed"),
     ]
     return [part for part in parts if part.bytes]
 
 
-def total(parts: Iterable[Part]) -> int:
+def total(parts: Iterable[MemoryItem]) -> int:
     """Bytes of all parts."""
     return sum(part.bytes for part in parts)
 
 
-def table(parts: Iterable[Part], available: int | None) -> list[str]:
+def table(parts: Iterable[MemoryItem], available: int | None) -> list[str]:
     """The parts as lines, their sum, and whether it fits into what is available."""
     parts = list(parts)
     verdict = "no accelerator here to compare with"
     if available is not None:
         verdict = f"{'fits' if total(parts) <= available else 'does not fit'} into {in_words(available)}"
-    rows = [*parts, Part("sum", total(parts), verdict)]
+    rows = [*parts, MemoryItem("sum", total(parts), verdict)]
     return [f"  {row.name:<12} {in_words(row.bytes):>10}  {row.why}" for row in rows]
 
 
@@ -117,52 +133,59 @@ def in_words(count: int) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.1f} MiB"
 
 
-def _weights(weights: Weights, division: Division, compute: int) -> list[Part]:
-    kept = [Part("weights", four_bits(weights.quantized, double=weights.double), "in 4 bits, with their scales")]
+def _weights(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
+    kept = [MemoryItem("weights", four_bits(weights.quantized, double=weights.double), "in 4 bits, with their scales")]
     if division.kind.startswith("zero"):
         plain = compute * (weights.trained + weights.frozen)
-        kept.append(Part("weights", _share(plain, division, "zero3"), f"in {_named(compute)}{_of(division, 'zero3')}"))
+        kept.append(
+            MemoryItem("weights", _share(plain, division, "zero3"), f"in {_named(compute)}{_of(division, 'zero3')}")
+        )
     else:
         for count, size, what in (
             (weights.trained, 4, "that train"),
             (weights.frozen, weights.frozen_bytes, "that don't"),
         ):
             share = _share(size * count, division, "fsdp")
-            kept.append(Part("weights", share, f"{what}, in {_named(size)}{_of(division, 'fsdp')}"))
+            kept.append(MemoryItem("weights", share, f"{what}, in {_named(size)}{_of(division, 'fsdp')}"))
     if division.offloads_weights:
         return []
     if compute < 4 and not division.kind:
-        kept.append(Part("casts", compute * weights.trained, "of weights that train, made for products"))
+        kept.append(MemoryItem("casts", compute * weights.trained, "of weights that train, made for products"))
     return kept
 
 
-def _training(weights: Weights, division: Division, compute: int) -> list[Part]:
+def _training(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
     if division.offloads_optimizer:
         return []
     grad_bytes = compute if division.kind.startswith("zero") else 4
     sent, divided = ("zero2", "zero3", "fsdp"), ("zero1", "zero2", "zero3", "fsdp")
     what = f"in {_named(grad_bytes)}{_of(division, *sent)}"
-    parts = [Part("gradients", _share(grad_bytes * weights.trained, division, *sent), what)]
+    parts = [MemoryItem("gradients", _share(grad_bytes * weights.trained, division, *sent), what)]
     of = _of(division, *divided)
     if division.kind.startswith("zero"):
         if grad_bytes < 4:
-            parts.append(Part("gradients", _share(4 * weights.trained, division, *divided), f"in float32, to step{of}"))
-        parts.append(Part("masters", _share(4 * weights.trained, division, *divided), f"weights in float32{of}"))
-    return [*parts, Part("moments", _share(8 * weights.trained, division, *divided), f"AdamW's two, in float32{of}")]
+            parts.append(
+                MemoryItem("gradients", _share(4 * weights.trained, division, *divided), f"in float32, to step{of}")
+            )
+        parts.append(MemoryItem("masters", _share(4 * weights.trained, division, *divided), f"weights in float32{of}"))
+    return [
+        *parts,
+        MemoryItem("moments", _share(8 * weights.trained, division, *divided), f"AdamW's two, in float32{of}"),
+    ]
 
 
-def _buffers(weights: Weights, division: Division, compute: int) -> list[Part]:
+def _buffers(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
     everything = weights.trained + weights.frozen
-    sent = Part("buffers", compute * min(_BUCKET, weights.trained), "gradients on their way")
+    sent = MemoryItem("buffers", compute * min(_BUCKET, weights.trained), "gradients on their way")
     if division.kind in ("zero1", "zero2"):
         return [sent]
     if division.kind == "zero3":
         whole = min(everything, _LIVE + _PREFETCHED)
-        return [Part("gathered", compute * whole, "weights that are whole at once, at most"), sent]
+        return [MemoryItem("gathered", compute * whole, "weights that are whole at once, at most"), sent]
     if division.kind == "fsdp":
         whole = compute * (weights.outside + 2 * weights.layer)
-        return [Part("gathered", whole, "two layers, and what is outside of layers, whole")]
-    return [Part("buffers", 4 * weights.trained if division.processes > 1 else 0, "gradients that DDP averages")]
+        return [MemoryItem("gathered", whole, "two layers, and what is outside of layers, whole")]
+    return [MemoryItem("buffers", 4 * weights.trained if division.processes > 1 else 0, "gradients that DDP averages")]
 
 
 def _share(whole: int, division: Division, *kinds: str) -> int:
@@ -178,7 +201,7 @@ def _named(size: int) -> str:
     return "bfloat16" if size == 2 else "float32"
 
 
-def weights_of(model: nn.Module, *, double: bool) -> Weights:
+def weights_of(model: nn.Module, *, double: bool) -> WeightCounts:
     """The weights of a model that is ready to train.
 
     Args:
@@ -197,10 +220,10 @@ def weights_of(model: nn.Module, *, double: bool) -> Weights:
             frozen, frozen_bytes = frozen + count, parameter.element_size()
         else:
             quantized += count
-    return Weights(trained, frozen, frozen_bytes, quantized, double, layer, outside)
+    return WeightCounts(trained, frozen, frozen_bytes, quantized, double, layer, outside)
 
 
-def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> Weights:
+def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> WeightCounts:
     """The weights that a run trains, from a model of the right shapes that nothing was done to.
 
     Args:

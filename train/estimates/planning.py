@@ -13,13 +13,12 @@ from reflectune.core.durable import read_json
 from reflectune.models.features.tower import refuse_features
 from reflectune.models.processing.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.estimates.activations import Batch
+from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
 from reflectune.train.estimates.config import ARCHITECTURE, EstimateConfig
 from reflectune.train.estimates.forecast import Forecast, passing
 from reflectune.train.estimates.hours import long_question, time_line
-from reflectune.train.estimates.memory import GIB, in_words, planned_weights, table
-from reflectune.train.runs.launch import Division
+from reflectune.train.estimates.memory import GIB, Division, in_words, planned_weights, table
 
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""
@@ -81,13 +80,13 @@ def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes:
     return (config.image_tokens or image_tokens(model, config.max_pixels)) * width * count * size
 
 
-def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
+def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> BatchSize:
     """A batch of questions that each have all their branches."""
     image = config.image_tokens or image_tokens(model, config.max_pixels)
     branches = branches_of(config)
     tree = image + QUESTION_TOKENS + branches * config.branch_tokens
     patches = image_patches(model, image)
-    one = Batch(tree, tree, branches * config.branch_supervised, patches, 1)
+    one = BatchSize(tree, tree, branches * config.branch_supervised, patches, 1)
     return one.times(config.per_device_train_batch_size)
 
 

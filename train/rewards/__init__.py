@@ -1,1 +1,1 @@
-"""Training by reward: gates and answers with GRPO."""
+"""Training by reward: the gates of a checkpoint, and its answers by GRPO."""

@@ -1,1 +1,1 @@
-"""One skeleton of training: launch, model, data, train, save."""
+"""A training run: its launch, its trainer, and the skeleton that every training shares."""

@@ -1,4 +1,4 @@
-"""Validation that reads answers: those of a sample, decoded greedily from the passage that holds them."""
+"""Validation by answers: those of a sample, decoded greedily from the passage that holds them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.metrics.official import evqa
-from reflectune.metrics.official import infoseek
+from reflectune.metrics.official import evqa, infoseek
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
@@ -19,22 +18,22 @@ from reflectune.models.schemes.base import AskedAnswer, Scheme
 from reflectune.models.schemes.examples import TrainingExample
 
 MAX_NEW_TOKENS = 32
-"""Where an answer stops that does not end."""
+"""Longest answer in tokens."""
 
 
 class AnswerReader:
-    """Scores greedy answers with the model that is being trained, sharing the work among processes.
+    """Scores greedy answers of the model in training, sharing the work among processes.
 
-    Every reading takes the same sample, and reads image and question once. The scheme words the request (`Scheme.ask`).
-    Answers in sentences (style `free`) are not compared.
+    Every reading takes the same sample. The scheme words the request (`Scheme.ask`). Answers in sentences (style
+    `free`) are not compared.
 
     Args:
         loaded: The model, with or without adapters.
         examples: The validation data.
-        roots: The folders that its image paths may lead into; relative ones start at the first.
+        roots: Folders that its image paths may lead into; relative ones start at the first.
         count: Questions in the sample; fewer if there are fewer with an answer.
-        seed: Of the sample.
-        batch_size: Questions that are read together.
+        seed: Seed of the sample.
+        batch_size: Questions read together.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class AnswerReader:
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
     def read(self, rank: int, processes: int) -> list[bool]:
-        """Whether each answer of this process's share is right; the share is every `processes`-th of the sample."""
+        """Return for each answer of this process's share (every `processes`-th of the sample) if it is right."""
         engine = self._engine
         self._loaded.model.eval()
         share = self.sample[rank::processes]
@@ -64,16 +63,16 @@ class AnswerReader:
 
     @functools.cached_property
     def _engine(self) -> PrefixEngine:
-        """Made at the first reading, when training has taken its memory: a GPU's budget is found by a trial then."""
+        """The engine, made at the first reading: by then training has its memory, and a GPU's budget is found by trial."""
         return PrefixEngine(self._loaded)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
         prompts = [self._ask(example) for example in examples]
-        prefixes = engine.read([each.prefix for each in prompts])
-        branches = engine.branch(prefixes, [[each.branch] for each in prompts])
+        prefixes = engine.read([prompt.prefix for prompt in prompts])
+        branches = engine.branch(prefixes, [[prompt.branch] for prompt in prompts])
         right = [False] * len(prompts)
-        for role in sorted({each.role for each in prompts}):
-            rows = [i for i, each in enumerate(prompts) if each.role == role]
+        for role in sorted({prompt.role for prompt in prompts}):
+            rows = [i for i, prompt in enumerate(prompts) if prompt.role == role]
             forced = [engine.renderer.token_id(role)] if role else []
             generations = engine.generate(branches, [(i, 0) for i in rows], forced, MAX_NEW_TOKENS)
             for i, generation in zip(rows, generations, strict=True):
@@ -90,7 +89,7 @@ class AnswerReader:
 
 
 def has_answer(example: TrainingExample, scheme: Scheme) -> bool:
-    """Whether an example has an answer in words to compare with; one in sentences can't be compared."""
+    """Return True if an example has an answer to compare with; one in sentences can't be compared."""
     return example.style != "free" and scheme.has_answer(example)
 
 
@@ -104,9 +103,9 @@ def check_answers(examples: Sequence[TrainingExample], scheme: Scheme, path: Pat
 
 
 def is_right(renderer: Renderer, generation: Generation, answer: str) -> bool:
-    """Exact match after InfoSeek's normalisation; of several answers joined by `&&`, E-VQA's overlap of lists.
+    """Compare by exact match after InfoSeek's normalisation, or by E-VQA's overlap of lists for answers joined by `&&`.
 
-    Both are what an evaluation scores such questions by.
+    An evaluation scores such questions by the same two.
     """
     text = renderer.strip(generation.text)
     if "&&" in answer and any(map(evqa.preprocess_answer, answer.split("&&"))):

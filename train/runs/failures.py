@@ -1,4 +1,4 @@
-"""A step that fails says on which examples, and one that ran out of memory says what to change and by how much."""
+"""Errors of a training step name its examples, and running out of memory says which settings take less."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from reflectune.models.attention.pictures import without_repeats
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.attention.tree_mask import STRIDE
-from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.activations import Batch
+from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.advice import suggestions
+from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import forecast, memory_of, patches
 from reflectune.train.estimates.memory import in_words, total
+from reflectune.train.runs.launch import division
 from reflectune.train.settings.training import TrainingConfig
 
 _FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
-_NO_BATCH = Batch(tokens=0, longest=0, supervised=0, patches=0, trees=0)
+_NO_BATCH = BatchSize(tokens=0, longest=0, supervised=0, patches=0, trees=0)
 _SHOWN = 8
 """Examples that a message names."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a step reads: its number, and a batch of the collator."""
+class FailingBatch:
+    """A batch of the collator, at the step that failed on it."""
 
     step: int
     inputs: Mapping[str, Any]
@@ -46,11 +47,11 @@ class Reading:
         tokens = self.inputs["input_ids"].numel()
         return f"step {self.step}, on the examples {', '.join(examples[:_SHOWN])}{more} ({tokens:,} tokens)"
 
-    def batch(self, patch_size: int) -> Batch:
-        """How large it is."""
+    def size(self, patch_size: int) -> BatchSize:
+        """Count its tokens, patches and trees."""
         segments: Tensor = self.inputs["attention_mask"].flatten()
         _, lengths = (segments // STRIDE).unique(return_counts=True)
-        return Batch(
+        return BatchSize(
             tokens=len(segments),
             longest=int(lengths.max()),
             supervised=int((self.inputs["labels"][:, 1:] != IGNORE).sum()),
@@ -62,14 +63,14 @@ class Reading:
 class StepOutOfMemoryError(RuntimeError):
     """Memory ran out while a batch was read."""
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(f"out of memory at {reading.words}")
-        self.reading = reading
+    def __init__(self, batch: FailingBatch) -> None:
+        super().__init__(f"out of memory at {batch.words}")
+        self.batch = batch
 
 
 @contextmanager
-def naming(reading: Reading) -> Iterator[None]:
-    """A block whose errors name the examples that were read, unless they name what they are about.
+def naming(batch: FailingBatch) -> Iterator[None]:
+    """Name the batch's examples in errors that this block raises.
 
     Raises:
         UserError: The model refuses its inputs (ValueError).
@@ -78,22 +79,22 @@ def naming(reading: Reading) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, OSError):  # these name what they are about
+    except (UserError, OSError):  # these name their subject
         raise
     except ValueError as error:
         raise UserError(
-            f"the model refuses {reading.words}: {error}; look into these examples, and whether the processor is this "
+            f"the model refuses {batch.words}: {error}; look into these examples, and whether the processor is this "
             "model's own"
         ) from error
     except Exception as error:
         if is_out_of_memory(error):
-            raise StepOutOfMemoryError(reading) from error
-        raise RuntimeError(f"failed at {reading.words}: {error}") from error
+            raise StepOutOfMemoryError(batch) from error
+        raise RuntimeError(f"failed at {batch.words}: {error}") from error
 
 
 @contextmanager
 def plain_worker_errors() -> Iterator[None]:
-    """A block in which a `UserError` of a DataLoader's worker loses the worker's traceback."""
+    """Strip the worker's traceback from a `UserError` that a DataLoader's worker raises in this block."""
     try:
         yield
     except UserError as error:
@@ -105,13 +106,13 @@ def plain_worker_errors() -> Iterator[None]:
 
 @contextmanager
 def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments, why_fixed: str) -> Iterator[None]:
-    """A block in which running out of memory is an error that says what to change.
+    """Turn running out of memory in this block into an error that says which settings to change.
 
     Args:
-        config: The run's.
-        model: Its model, not wrapped.
-        args: The trainer's.
-        why_fixed: Why the run can't go on with its global batch divided otherwise; "" if it can.
+        config: Settings of the run.
+        model: The model, not wrapped.
+        args: Arguments of the trainer.
+        why_fixed: The reason why the global batch can't be divided differently; "" if it can.
 
     Raises:
         UserError: Memory ran out.
@@ -121,25 +122,25 @@ def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments, 
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        reading = error.reading if isinstance(error, StepOutOfMemoryError) else None
-        raise UserError(_advice(config, model, reading, args, why_fixed)) from error
+        batch = error.batch if isinstance(error, StepOutOfMemoryError) else None
+        raise UserError(_advice(config, model, batch, args, why_fixed)) from error
 
 
 def _advice(
-    config: TrainingConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments, why_fixed: str
+    config: TrainingConfig, model: nn.Module, batch: FailingBatch | None, args: TrainingArguments, why_fixed: str
 ) -> str:
     device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
-    if reading is None:
-        where, batch = "between batches (moving the model, or stepping its weights)", _NO_BATCH
+    if batch is None:
+        where, size = "between batches (moving the model, or stepping its weights)", _NO_BATCH
     else:
-        where, batch = f"at {reading.words}", reading.batch(patch_size)
-    predicted = forecast(config, model, batch, device, args.world_size)
+        where, size = f"at {batch.words}", batch.size(patch_size)
+    predicted = forecast(config, model, size, device, division(os.environ, args.world_size))
     available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
     ways = "\n  ".join(suggestions(config, model, predicted, available))
     return (
         f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
-        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. What takes less:\n  {ways}\n"
-        f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run goes on from "
-        "it; other changes need another `output_dir`"
+        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. These take less:\n  {ways}\n"
+        f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run resumes "
+        "from it; other changes need another `output_dir`"
     )

@@ -1,9 +1,8 @@
-"""How this process was started: joins the others, and refuses a launch that would do less than it was asked for."""
+"""The launch of a run: join its processes, and refuse a launch that would do less than it was asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,30 +16,14 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import MPI_SIZES
 from reflectune.models.loading import ADAPTER_FILE
-from reflectune.train.runs.checkpoints import records_of
+from reflectune.train.checkpoints.records import records_of
+from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 
 
-@dataclass(frozen=True)
-class Division:
-    """Among how many processes a run is divided, and what of it.
-
-    Attributes:
-        kind: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for nothing; see `sharding`.
-        processes: How many there are.
-        offloads_optimizer: Whether gradients and optimiser states lie in the memory of the CPU.
-        offloads_weights: Whether weights do.
-    """
-
-    kind: str
-    processes: int
-    offloads_optimizer: bool = False
-    offloads_weights: bool = False
-
-
 def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) -> None:
-    """Raise a `UserError` if what `accelerate launch` was asked for cannot be done, or would silently not be done."""
+    """Raise a `UserError` if the launch asks for something that can't be done, or silently wouldn't be done."""
     _refuse_lonely(environment)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("`device` is cuda, and this machine shows no CUDA device; leave `device` out, or set it to cpu")
@@ -56,16 +39,16 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
     if kind == "fsdp" and _is_true(environment, "FSDP_CPU_RAM_EFFICIENT_LOADING"):
         raise UserError(
             "`fsdp_cpu_ram_efficient_loading: true` has the first process hold the whole model; set it to false in the "
-            "launch's config: here each process maps the weights' file, and holds its own part alone"
+            "launch's config: here each process maps the weights' file, and holds its own shard alone"
         )
     if kind == "fsdp" and environment.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT").upper() != "FULL_STATE_DICT":
         raise UserError(
-            "this launch saves FSDP's parts alone, and training would end without a checkpoint that can be loaded; set "
+            "this launch saves FSDP's shards alone, and training would end without a checkpoint that can be loaded; set "
             "`fsdp_state_dict_type: FULL_STATE_DICT` in its config, as in configs/accelerate/fsdp2.yaml"
         )
     if kind == "zero3" and not _gathers_weights(environment):
         raise UserError(
-            "this launch saves ZeRO-3's parts alone, and training would end without a checkpoint that can be loaded; "
+            "this launch saves ZeRO-3's shards alone, and training would end without a checkpoint that can be loaded; "
             "set `zero3_save_16bit_model: true` in its config, as in configs/accelerate/zero3.yaml, or in DeepSpeed's "
             "own file `stage3_gather_16bit_weights_on_model_save: true`"
         )
@@ -91,36 +74,50 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
         )
 
 
+def refuse_sharded_weights(work: str, kind: str) -> None:
+    """Raise a `UserError` if a method needs the whole weights in each process, and the launch shards them.
+
+    Args:
+        work: The method's work that needs them, e.g. `replies are sampled`; "" if there is none.
+        kind: From `sharding`.
+    """
+    if work and kind in ("zero3", "fsdp"):
+        raise UserError(
+            f"{work} with the whole model, which {kind} divides among processes; launch with "
+            "configs/accelerate/zero2.yaml or multi_gpu.yaml"
+        )
+
+
 def sharding(environment: Mapping[str, str]) -> str:
-    """What the launcher was told to divide among the processes: `zero2`, `zero3`, `fsdp`, or "" for nothing (DDP)."""
+    """Return the kind of sharding of the launch: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for none (DDP)."""
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return f"zero{_zero_stage(environment)}"
     return "fsdp" if _is_true(environment, "ACCELERATE_USE_FSDP") else ""
 
 
 def division(environment: Mapping[str, str], processes: int) -> Division:
-    """What of a run is divided among its processes, and what lies in the memory of the CPU."""
+    """Return how the launch divides a run among its processes, and what it offloads to the CPU's memory."""
     kind = sharding(environment)
     if kind == "fsdp":
         everything = _is_true(environment, "FSDP_OFFLOAD_PARAMS")
         return Division(kind, processes, everything, everything)
     optimizer, weights = (
-        kind.startswith("zero") and _is_offloaded(environment, what) for what in ("optimizer", "param")
+        kind.startswith("zero") and _is_offloaded(environment, part) for part in ("optimizer", "param")
     )
     return Division(kind, processes, optimizer, weights)
 
 
-def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Where to train, as arguments of `TrainingArguments`.
+def placement(device: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `TrainingArguments` that choose the device.
 
-    On a machine without an accelerator accelerate (1.15) divides nothing: DeepSpeed fails or finds no back end, and
-    under FSDP each process trains alone, without a word. So there the processes meet over gloo, and FSDP is told that
-    it runs on several devices. That is how both are tested; it has no other use.
+    On a machine without an accelerator accelerate (1.15) shards nothing: DeepSpeed fails or finds no back end, and
+    under FSDP each process silently trains alone. There the processes meet over gloo, and FSDP takes them for several
+    devices. Only tests use that.
     """
     kind = sharding(environment)
     has_accelerator = torch.accelerator.is_available()
     if not kind or has_accelerator:
-        return {"use_cpu": config.device == "cpu" or not has_accelerator}
+        return {"use_cpu": device == "cpu" or not has_accelerator}
     if not PartialState._shared_state:
         state = PartialState(backend="gloo")
         if kind == "fsdp":
@@ -131,17 +128,17 @@ def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[st
 def refuse_unshared(output_dir: str, args: TrainingArguments) -> None:
     """Raise a `UserError` in every process if they don't all find the same checkpoints in `output_dir`.
 
-    Each decides by what it finds whether the run is finished and where it goes on. Two that decide otherwise would wait
-    for each other without end.
+    Each process decides by itself if the run is finished and where it resumes. If two decided differently, both would
+    wait forever.
 
     Args:
-        output_dir: The run's.
-        args: The trainer's, which have joined the processes.
+        output_dir: Folder of the run.
+        args: Arguments of the trainer, which have joined the processes.
     """
     if args.world_size == 1:
         return
     views: list[dict[str, str]] = gather_object([records_of(output_dir)])
-    other = next((place for place, view in enumerate(views) if view != views[0]), None)
+    other = next((rank for rank, view in enumerate(views) if view != views[0]), None)
     if other is not None:
         raise UserError(
             f"process 0 finds {_in_words(views[0])} in {output_dir}, and process {other} {_in_words(views[other])}; "
@@ -150,7 +147,7 @@ def refuse_unshared(output_dir: str, args: TrainingArguments) -> None:
 
 
 def keep_to_one_gpu(args: TrainingArguments) -> None:
-    """Have a process use the GPU that it computes on alone, whatever others it sees. Changes the arguments in place.
+    """Let a process use one GPU, however many it sees. Changes the arguments in place.
 
     The stock trainer takes all GPUs that a lone process sees: it multiplies the batch by their number, and wraps the
     model in `nn.DataParallel`, whose scatter would cut a packed row of trees into pieces.
@@ -160,7 +157,7 @@ def keep_to_one_gpu(args: TrainingArguments) -> None:
 
 
 def idle_gpus(args: TrainingArguments) -> str:
-    """Which GPU a lone process uses where it sees several, and how to use all, in one line; "" if none is left idle."""
+    """Return a line about the GPUs that a lone process leaves idle, and how to use all; "" if none is idle."""
     visible = torch.cuda.device_count()
     if args.world_size > 1 or args.device.type == "cpu" or visible < 2:
         return ""
@@ -171,7 +168,7 @@ def idle_gpus(args: TrainingArguments) -> str:
 
 
 def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
-    """Raise a `UserError` if fewer processes train together than were started, or nothing is divided that should be."""
+    """Raise a `UserError` if fewer processes train together than were started, or sharding isn't on that should be."""
     started, joined = int(environment.get("WORLD_SIZE", 1)), trainer.args.world_size
     if joined != started:
         raise UserError(
@@ -189,7 +186,7 @@ def _in_words(records: Mapping[str, str]) -> str:
 
 
 def _refuse_lonely(environment: Mapping[str, str]) -> None:
-    """`accelerate launch --cpu --num_processes 2` names a meeting point and no world (1.15): one process starts."""
+    """Raise a `UserError` after `accelerate launch --cpu --num_processes 2`, which starts one process (1.15)."""
     on_cpu = _is_true(environment, "ACCELERATE_USE_CPU")
     mpi = any(name in environment for name in MPI_SIZES)
     if on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi:
@@ -207,21 +204,21 @@ def _zero_stage(environment: Mapping[str, str]) -> int:
 
 
 def _gathers_weights(environment: Mapping[str, str]) -> bool:
-    """Whether ZeRO-3 has the first process write whole weights; neither accelerate nor DeepSpeed does so unasked."""
+    """Return True if ZeRO-3 lets the first process write whole weights, which is off by default."""
     settings = _own_settings(environment)
     asked = "auto" if settings is None else settings.get("stage3_gather_16bit_weights_on_model_save", False)
     return _is_true(environment, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL") if asked == "auto" else bool(asked)
 
 
-def _is_offloaded(environment: Mapping[str, str], what: str) -> bool:
+def _is_offloaded(environment: Mapping[str, str], part: str) -> bool:
     settings = _own_settings(environment)
     if settings is not None:
-        return settings.get(f"offload_{what}", {}).get("device", "none") != "none"
-    return environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE", "none") != "none"
+        return settings.get(f"offload_{part}", {}).get("device", "none") != "none"
+    return environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_DEVICE", "none") != "none"
 
 
 def _own_settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """ZeRO's settings in DeepSpeed's own file where the launch names one, as accelerate reads it."""
+    """Read ZeRO's settings from DeepSpeed's own file; None if the launch names none."""
     file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file == "none":
         return None

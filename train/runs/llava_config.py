@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import OutputFolder
 from reflectune.core.paths import is_occupied
+from reflectune.core.values import OutputFolder
 from reflectune.models.names import ModelName
 
 RECORD = "assembled.json"
@@ -18,9 +18,11 @@ class AssembleConfig(Settings):
     """Join a language model, a vision tower and a projector into a LLaVA."""
 
     language: ModelName = setting(
-        "", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5", needed="")
+        "", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5", needed=""
+    )
     vision: ModelName = setting(
-        "", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336", needed="")
+        "", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336", needed=""
+    )
     projector: str = setting(
         "", "the pre-trained projector's file, mm_projector.bin or safetensors; empty starts an untrained one, scaled"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,20 +20,20 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.settings.sft import SftConfig
 from reflectune.train.data.examples import EncodedExamples, load_examples
+from reflectune.train.data.mixture import Part
 from reflectune.train.runs.answers import check_answers
-from reflectune.train.settings.validation import ANSWERS
+from reflectune.train.settings.validation import ANSWERS, ValidationConfig
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One gate that was read.
+class GateReading:
+    """The value of one gate.
 
     Attributes:
         gate: Its name in the scheme.
         probability: Of the positive token, in the softmax over the gate's two tokens.
-        positive: Whether the positive token is the label.
+        positive: True if the positive token is the label.
     """
 
     gate: str
@@ -41,27 +42,34 @@ class Reading:
 
 
 @dataclass
-class Sums:
+class WeightedLoss:
     """The weighted negative log-likelihood of the supervised tokens, and their weight."""
 
     loss: float = 0.0
     weight: float = 0.0
 
 
-def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Roots] | None:
-    """The validation data and the folders of its images, if there is any; checked as the training data is."""
-    if not config.eval_data:
+def load_validation(
+    validation: ValidationConfig, part: Part, scheme: str
+) -> tuple[Sequence[TrainingExample], Roots] | None:
+    """Read the validation data and check it as training data is checked; None if there is none.
+
+    Args:
+        validation: The metric that chooses the weights, and the number of answers to read.
+        part: The data.
+        scheme: Name of the scheme.
+    """
+    if not validation.eval_data:
         return None
-    examples, roots = load_examples(config.eval_part(), config.scheme)
-    scheme = find_scheme(config.scheme)
-    check_metric(config.best_metric, examples, scheme, config.eval_part().file)
-    if config.eval_answers:
-        check_answers(examples, scheme, config.eval_part().file)
+    examples, roots = load_examples(part, scheme)
+    check_metric(validation.best_metric, examples, find_scheme(scheme), part.file)
+    if validation.eval_answers:
+        check_answers(examples, find_scheme(scheme), part.file)
     return examples, roots
 
 
 def gate_truths(examples: Iterable[TrainingExample], scheme: Scheme) -> dict[str, set[bool]]:
-    """The labels that occur at each gate of some examples, by the gate's name."""
+    """Return the labels that occur at each gate, by the gate's name."""
     truths: dict[str, set[bool]] = {gate.name: set() for gate in scheme.gates}
     for example in examples:
         for gate in scheme.gates:
@@ -69,14 +77,14 @@ def gate_truths(examples: Iterable[TrainingExample], scheme: Scheme) -> dict[str
     return truths
 
 
-def check_metric(metric: str, examples: Sequence[TrainingExample], scheme: Scheme, path: Any) -> None:
-    """Raise a `UserError` if validation data cannot give the metric that the best checkpoint is chosen by."""
+def check_metric(metric: str, examples: Sequence[TrainingExample], scheme: Scheme, path: Path) -> None:
+    """Raise a `UserError` if validation data can't give the metric that chooses the weights."""
     gate = metric.split("_")[0]
     labels = gate_truths(examples, scheme).get(gate, set())
     needed = 2 if metric.endswith("_auroc") else 1
     if metric not in ("", "loss", ANSWERS) and len(labels) < needed:
-        what = f"only {labels.pop()} labels" if labels else "no label"
-        raise UserError(f"`best_metric: {metric}` cannot be computed: {path} has {what} for the gate `{gate}`")
+        found = f"only {labels.pop()} labels" if labels else "no label"
+        raise UserError(f"`best_metric: {metric}` cannot be computed: {path} has {found} for the gate `{gate}`")
 
 
 class GateReader:
@@ -85,7 +93,7 @@ class GateReader:
     Args:
         dataset: The examples.
         collator: Makes a batch of them.
-        renderer: Of the model, with its scheme.
+        renderer: The model's, with its scheme.
         batch_size: Examples a batch.
     """
 
@@ -105,23 +113,23 @@ class GateReader:
 
     def read(
         self, model: nn.Module, prepare: Callable[[dict[str, Any]], dict[str, Any]], rank: int, processes: int
-    ) -> tuple[list[Reading], Sums]:
+    ) -> tuple[list[GateReading], WeightedLoss]:
         """Read this process's share of the data: every `processes`-th example.
 
-        Each process makes the same number of forward passes, which weights that are divided among them need; one
-        that has run out reads its first batch again and doesn't count it.
+        Each process makes the same number of forward passes, as sharded weights need. One without a batch left reads
+        its first batch again and doesn't count it.
 
         Args:
             model: The model, perhaps wrapped, in evaluation mode.
-            prepare: Moves a batch to where the model is.
-            rank: This process's number.
-            processes: How many there are.
+            prepare: Moves a batch to the model's device.
+            rank: Number of this process.
+            processes: Number of processes.
         """
-        readings: list[Reading] = []
-        sums = Sums()
+        readings: list[GateReading] = []
+        total = WeightedLoss()
         share = range(rank, len(self.dataset), processes)
-        most = -(-len(self.dataset) // processes)
-        for start in range(0, most, self._batch_size):
+        longest_share = -(-len(self.dataset) // processes)
+        for start in range(0, longest_share, self._batch_size):
             batch_indices = share[start : start + self._batch_size]
             batch = self._collator([self.dataset[i] for i in batch_indices or [rank % len(self.dataset)]])
             for name in ("sample_ids", "tokens"):
@@ -129,42 +137,42 @@ class GateReader:
             batch_readings, loss, weight = self._read_batch(model, prepare(batch))
             if batch_indices:
                 readings += batch_readings
-                sums = Sums(sums.loss + loss, sums.weight + weight)
-        return readings, sums
+                total = WeightedLoss(total.loss + loss, total.weight + weight)
+        return readings, total
 
     @torch.no_grad()
-    def _read_batch(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Reading], float, float]:
+    def _read_batch(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[GateReading], float, float]:
         labels, weights = batch.pop("labels"), batch.pop("weights")
         first = first_gates(
             batch["input_ids"], labels, self._image_token, [i for _, *ids in self._gates[:1] for i in ids]
         )
         targets = labels[:, 1:] != IGNORE  # position i predicts label i + 1
         logits = model(**batch, logits_to_keep=F.pad(targets, (0, 1)), use_cache=False).logits.float()
-        wanted, kept = labels[:, 1:][targets], weights[:, 1:][targets]  # (supervised tokens,), as logits' rows
-        losses = F.cross_entropy(logits, wanted, reduction="none") * kept
+        tokens, token_weights = labels[:, 1:][targets], weights[:, 1:][targets]  # (supervised tokens,), as logits' rows
+        losses = F.cross_entropy(logits, tokens, reduction="none") * token_weights
         readings = []
         for name, positive, negative in self._gates:
-            rows = (wanted == positive) | (wanted == negative)
-            if name == self._gates[0][0]:  # once for a question, however many rounds its conversation has
+            rows = (tokens == positive) | (tokens == negative)
+            if name == self._gates[0][0]:  # one gate a question, in a conversation of any length
                 rows &= first[:, 1:][targets]
             probabilities = logits[rows][:, [positive, negative]].softmax(-1)[:, 0]
-            truths = wanted[rows] == positive
-            readings += [Reading(name, p, t) for p, t in zip(probabilities.tolist(), truths.tolist(), strict=True)]
-        return readings, float(losses.sum()), float(kept.sum())
+            truths = tokens[rows] == positive
+            readings += [GateReading(name, p, t) for p, t in zip(probabilities.tolist(), truths.tolist(), strict=True)]
+        return readings, float(losses.sum()), float(token_weights.sum())
 
 
 def first_gates(ids: Tensor, labels: Tensor, image_token: int, gate_tokens: Sequence[int]) -> Tensor:
-    """Where the first label of these gates stands in each question.
+    """Mark the first label of these gates in each question.
 
     Args:
         ids: Token ids of packed questions, shape (rows, tokens); a question has one run of image tokens, before its
             labels.
-        labels: Theirs.
+        labels: Their labels.
         image_token: The id of an image's placeholder.
         gate_tokens: The ids of a gate's two tokens.
 
     Returns:
-        True there, shape (rows, tokens).
+        True at these labels, shape (rows, tokens).
     """
     is_image = ids == image_token
     before = torch.cat([torch.zeros_like(is_image[:, :1]), is_image[:, :-1]], dim=1)
@@ -175,10 +183,10 @@ def first_gates(ids: Tensor, labels: Tensor, image_token: int, gate_tokens: Sequ
     return first
 
 
-def gate_metrics(readings: Iterable[Reading], sums: Sums) -> dict[str, float]:
-    """`loss`, and for each gate that was read its accuracy, AUROC (if both labels occur) and calibration error."""
-    metrics: dict[str, float] = {"loss": sums.loss / sums.weight}
-    by_gate: dict[str, list[Reading]] = defaultdict(list)
+def gate_metrics(readings: Iterable[GateReading], total: WeightedLoss) -> dict[str, float]:
+    """Compute `loss`, and of each gate accuracy, AUROC (if both labels occur) and calibration error."""
+    metrics: dict[str, float] = {"loss": total.loss / total.weight}
+    by_gate: dict[str, list[GateReading]] = defaultdict(list)
     for reading in readings:
         by_gate[reading.gate].append(reading)
     for gate, gate_readings in sorted(by_gate.items()):

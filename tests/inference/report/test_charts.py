@@ -58,8 +58,8 @@ def test_ret_should_look_up_what_its_labels_call_wrong(make) -> None:
             "closed_book": {f"q00{i}": make.trace(i, "closed_book", answer) for i, answer in enumerate(answers)},
             "reflection": {f"q00{i}": make.trace(i, "reflection", "", gate=0.1 + 0.8 * i) for i in range(2)},
         }
-        figures = charts(questions, traces, gamma=0.5, measure=Measure("vqa")).split("</figure>")
-        return next(figure for figure in figures if "RET against" in figure)
+        drawn_charts = charts(questions, traces, gamma=0.5, measure=Measure("vqa")).split("</figure>")
+        return next(figure for figure in drawn_charts if "RET against" in figure)
 
     assert drawn("fir", "elm") == drawn("oak", "ash") != drawn("ash", "ash")
 

@@ -22,13 +22,12 @@ def test_a_search_says_whether_it_found_an_entry_that_is_asked_about() -> None:
     assert shown[2]["missing"] == {"texts": "timed out"}
 
 
-def test_of_many_endings_the_commonest_are_named() -> None:
-    first = {"ended": {"queries repeat": 5, **{f"identified {name}": 1 for name in "abcdef"}}}
-    second = {"ended": {"queries repeat": 2, "identified a": 1}}
-    assert endings([first, second]).startswith("queries repeat: 7, identified a: 2, ")
-    assert endings([first, second]).endswith(", 1 other reasons: 1")
-    assert endings([{"ended": {f"identified {n}": 1 for n in range(21)}}]) == "21 different reasons"
-    assert endings([second]) == "queries repeat: 2, identified a: 1"
+def test_of_many_endings_the_most_common_are_named() -> None:
+    many = {"ended": {"queries repeat": 5, "identified a": 2, **{f"identified {name}": 1 for name in "bcdefg"}}}
+    assert endings(many).startswith("queries repeat: 5, identified a: 2, ")
+    assert endings(many).endswith(", 2 other reasons: 2")
+    assert endings({"ended": {f"identified {n}": 1 for n in range(21)}}) == "21 different reasons"
+    assert endings({"ended": {"queries repeat": 2, "identified a": 1}}) == "queries repeat: 2, identified a: 1"
 
 
 def test_only_what_iterates_has_a_table_of_iterations() -> None:

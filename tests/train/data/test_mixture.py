@@ -17,7 +17,7 @@ from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.data.examples import load_training_data
 from reflectune.train.data.mixture import Mixture, Part
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 
 

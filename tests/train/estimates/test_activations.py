@@ -20,11 +20,12 @@ from reflectune.models.attention.positions import inner_model
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, EncodedExample, load_examples
 from reflectune.train.estimates import forecast as forecasting
-from reflectune.train.estimates.activations import Activations, Batch, activations
+from reflectune.train.estimates.activations import Activations, BatchSize, activations
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import Forecast, forecast, largest_batch
-from reflectune.train.estimates.memory import total
-from reflectune.train.runs.fine_tune import encoded_examples, prepare_model
+from reflectune.train.estimates.memory import Division, total
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
 
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def prepared(
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
         patch_size = Architecture.of(loaded.model.config).patch_size
-        return model, batch, forecast(config, model, largest_batch(examples, 4, patch_size), CPU, 1)
+        return model, batch, forecast(config, model, largest_batch(examples, 4, patch_size), CPU, Division("", 1))
 
     return build
 
@@ -198,7 +199,7 @@ def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(
     _, _, predicted = prepared("llava", freeze_vision=True)
     architecture, batch = predicted.architecture, predicted.batch
 
-    def kept(batch: Batch = batch, **changes: Any) -> Activations:
+    def kept(batch: BatchSize = batch, **changes: Any) -> Activations:
         return activations(architecture, batch, replace(predicted.passing, **changes))
 
     again = kept(checkpointing=True)

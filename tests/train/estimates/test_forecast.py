@@ -9,8 +9,9 @@ from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, load_examples
 from reflectune.train.estimates.forecast import largest_batch, patches, seconds_of_batch
-from reflectune.train.runs.failures import Reading
-from reflectune.train.runs.fine_tune import encoded_examples, prepare_model
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.runs.failures import FailingBatch
+from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
 
 
@@ -69,7 +70,7 @@ def test_a_batch_counted_from_examples_is_the_one_that_a_step_reads(prepared: Ca
 
     inputs = Collator(model)(longest)
 
-    assert largest_batch(sample, 6, patch_size=16) == Reading(1, inputs).batch(patch_size=16)
+    assert largest_batch(sample, 6, patch_size=16) == FailingBatch(1, inputs).size(patch_size=16)
 
 
 def test_patches_of_pictures_of_each_layout() -> None:

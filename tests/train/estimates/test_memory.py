@@ -13,8 +13,9 @@ from reflectune.train.estimates.activations import Activations
 from reflectune.train.estimates.memory import (
     GIB,
     NEW_TOKENS,
-    Part,
-    Weights,
+    Division,
+    MemoryItem,
+    WeightCounts,
     four_bits,
     memory,
     planned_weights,
@@ -22,16 +23,16 @@ from reflectune.train.estimates.memory import (
     total,
     weights_of,
 )
-from reflectune.train.runs.fine_tune import prepare_model
-from reflectune.train.runs.launch import Division, division
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.runs.launch import division
 from reflectune.train.settings.sft import SftConfig
 
 BILLION = 10**9
-FULL = Weights(7 * BILLION, 0, 4, 0, False, 2 * 10**8, BILLION)
+FULL = WeightCounts(7 * BILLION, 0, 4, 0, False, 2 * 10**8, BILLION)
 NOTHING = Activations(0, 0, 0)
 
 
-def held(weights: Weights, kind: str, processes: int, compute: int = 2, **offload: bool) -> dict[str, int]:
+def held(weights: WeightCounts, kind: str, processes: int, compute: int = 2, **offload: bool) -> dict[str, int]:
     """Bytes by name, those of one name together."""
     bytes_by_name: dict[str, int] = {}
     for part in memory(weights, NOTHING, Division(kind, processes, **offload), compute, accelerator=False):
@@ -143,7 +144,7 @@ def test_four_bits_take_what_bitsandbytes_holds(base_model: Callable[..., Path])
 
 
 def test_the_table_says_whether_it_fits() -> None:
-    parts = [Part("weights", 20 * GIB, "that train"), Part("moments", 5 * GIB, "AdamW's")]
+    parts = [MemoryItem("weights", 20 * GIB, "that train"), MemoryItem("moments", 5 * GIB, "AdamW's")]
 
     assert total(parts) == 25 * GIB
     assert table(parts, 24 * GIB)[-1].split() == "sum 25.0 GiB does not fit into 24.0 GiB".split()

@@ -1,5 +1,5 @@
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
-from reflectune.train.estimates.preview import marked
+from reflectune.train.runs.preview import marked
 
 
 class Letters:

@@ -6,7 +6,7 @@ import torch
 from transformers import get_scheduler
 
 from reflectune.models.loading import load
-from reflectune.train.estimates.preview import longest_travel, travel_line
+from reflectune.train.runs.preview import longest_travel, travel_line
 from reflectune.train.settings.sft import SftConfig
 
 

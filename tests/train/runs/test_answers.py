@@ -14,18 +14,19 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage
+from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import Loaded, load
-from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.settings.sft import SftConfig
+from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs import answers
 from reflectune.train.runs.answers import AnswerReader, check_answers, has_answer, is_right
-from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.settings.sft import SftConfig
 
 FAMILIES: list[Family] = ["llava", "qwen2_vl"]
 OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]

@@ -13,13 +13,13 @@ from transformers import LlavaProcessor
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
-from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.examples.miniature.models.architecture import Family
+from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.settings.sft import SftConfig
-from reflectune.train.runs.fine_tune import fine_tune
+from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
-from reflectune.train.runs.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.settings.sft import SftConfig
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_out_of_memory_says_whether_a_smaller_batch_goes_on_from_the_checkpoint(
         with pytest.raises(UserError) as raised:
             fine_tune(run())
     assert ("alone changed, or with a smaller batch and more accumulation, the run" in str(raised.value)) == resumes
-    assert ("`gradient_checkpointing` alone changed, the run goes on" in str(raised.value)) != resumes
+    assert ("`gradient_checkpointing` alone changed, the run resumes" in str(raised.value)) != resumes
 
     smaller = run(per_device_train_batch_size=2, gradient_accumulation_steps=2)
     if not resumes:

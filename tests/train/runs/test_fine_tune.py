@@ -12,13 +12,13 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
 from reflectune.core.errors import UserError
-from reflectune.models.loading import load
 from reflectune.examples.miniature.models.architecture import Family
+from reflectune.models.loading import load
+from reflectune.train.checkpoints.merging import merge, plan_merge
+from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.runs.fine_tune import fine_tune, total_steps
-from reflectune.train.runs.checkpoints import RECORD, checkpoint_folders
-from reflectune.train.runs.merging import merge
-from reflectune.train.runs.merging import plan as merge_plan
 
 METHODS = ("full", "lora")
 
@@ -86,7 +86,7 @@ def test_a_run_whose_last_checkpoint_was_cut_goes_on_from_the_one_before(
 
     printed = capsys.readouterr()
     assert f"checkpoint-6: {name} has" in printed.out + printed.err
-    assert "going on from the checkpoint before" in printed.out + printed.err
+    assert "resuming from the checkpoint before" in printed.out + printed.err
     assert_equal_weights(expected, resumed.output_dir)
     assert losses(expected) == losses(resumed.output_dir)
 
@@ -153,7 +153,7 @@ def test_a_scheme_without_tokens_is_trained_and_loaded(
     assert moved
     assert method == "full" or all("_proj" in name for name in moved)
     if method != "full":
-        merge(run.output_dir, tmp_path / "merged", merge_plan(run.output_dir))
+        merge(run.output_dir, tmp_path / "merged", plan_merge(run.output_dir))
         merged = load(str(tmp_path / "merged")).model.state_dict()
         assert all(torch.equal(weight, merged[name]) for name, weight in loaded.model.state_dict().items())
 
@@ -414,10 +414,8 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
 
 
 def test_steps_count_short_batches_too() -> None:
-    config = SftConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2, epochs=2)
-
-    assert total_steps(config, examples=25, processes=1) == 2 * 4  # 7 batches, 4 steps an epoch
-    assert total_steps(config, examples=25, processes=2) == 2 * 2
+    assert GlobalBatch(4, 2, 1).steps(25, epochs=2) == 2 * 4  # 7 batches, 4 steps an epoch
+    assert GlobalBatch(4, 2, 2).steps(25, epochs=2) == 2 * 2
 
 
 def repository() -> Path:

@@ -1,7 +1,6 @@
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +14,21 @@ from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import ADAPTER_FILE
-from reflectune.train.rewards.answer_config import AnswerGrpoConfig
-from reflectune.train.rewards.answer_run import grpo_arguments
-from reflectune.train.settings.sft import SftConfig
+from reflectune.train.checkpoints.records import mark_whole, records_of
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.runs.fine_tune import global_batch, training_arguments
-from reflectune.train.runs.checkpoints import mark_whole, records_of
+from reflectune.train.rewards.answers.config import AnswerGrpoConfig
+from reflectune.train.rewards.answers.run import grpo_arguments
+from reflectune.train.runs.arguments import common_arguments, global_batch
 from reflectune.train.runs.launch import (
     check_engaged,
     idle_gpus,
+    keep_to_one_gpu,
     placement,
     refuse_bad_launch,
     refuse_unshared,
     sharding,
 )
+from reflectune.train.settings.sft import SftConfig
 
 PARTS_OF_ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_3 = PARTS_OF_ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}
@@ -279,7 +279,7 @@ def test_a_machine_without_an_accelerator_trains_on_the_cpu(
 ) -> None:
     """Said to transformers too, which refuses bfloat16 otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
-    assert placement(SftConfig(device=device), {}) == {"use_cpu": on_cpu}
+    assert placement(device, {}) == {"use_cpu": on_cpu}
 
 
 @pytest.fixture
@@ -299,7 +299,10 @@ def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp
     }
     assert TrainingArguments(**batch).n_gpu == 4
 
-    for args in (training_arguments(SftConfig(**batch)), grpo_arguments(AnswerGrpoConfig(**batch))):
+    answers = AnswerGrpoConfig(**batch)
+    stock = TrainingArguments(**common_arguments(SftConfig(**batch)))
+    for args in (stock, grpo_arguments(answers, common_arguments(answers))):
+        keep_to_one_gpu(args)
         assert args.n_gpu == 1
         assert args.parallel_mode == ParallelMode.NOT_PARALLEL
         assert global_batch(args) == GlobalBatch(8, 2, 1)

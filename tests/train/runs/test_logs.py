@@ -18,9 +18,9 @@ from reflectune.core.errors import UserError
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.settings.sft import SftConfig
-from reflectune.train.runs.fine_tune import encoded_examples, fine_tune
 from reflectune.train.runs.logs import LOG_FILE
+from reflectune.train.runs.supervised import encoded_examples, fine_tune
+from reflectune.train.settings.sft import SftConfig
 
 CLOCK = ("tokens_per_second", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 

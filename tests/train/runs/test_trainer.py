@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
 from reflectune.models.loading import Loaded, load
-from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.train.settings.sft import SftConfig
-from reflectune.train.runs.checkpointed import checkpoint_bytes, load_weights
-from reflectune.train.runs.fine_tune import fine_tune, prepare_model
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.rewards.gates.trainer import GateTrainer
+from reflectune.train.runs.checkpointed_trainer import checkpoint_bytes, load_weights
+from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer, supervised_weight
-from reflectune.train.rewards.gate_trainer import GateTrainer
+from reflectune.train.settings.sft import SftConfig
 
 
 def row_losses(loaded: Loaded, row: Tree) -> list[float]:

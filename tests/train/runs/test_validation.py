@@ -16,21 +16,21 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import FollowUp
+from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.loading import load
-from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedExample, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.train.settings.sft import SftConfig
+from reflectune.train.checkpoints.records import BEST, checkpoint_folders, is_patience_exhausted
 from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.runs import trainer as trainer_module
-from reflectune.train.runs.fine_tune import fine_tune
-from reflectune.train.runs.validation import GateReader, Reading, Sums, check_metric, gate_metrics
-from reflectune.train.runs.checkpoints import BEST, checkpoint_folders, is_patience_exhausted
+from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.runs.validation import GateReader, GateReading, WeightedLoss, check_metric, gate_metrics
+from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.validation import greater_is_better, metric_names
 
 
@@ -57,7 +57,7 @@ def reader(loaded: Any, examples: Any, root: Path, *, batch_size: int = 3, share
     return GateReader(data, collator, renderer, batch_size)
 
 
-def read(made: GateReader, model: Any, rank: int = 0, processes: int = 1) -> tuple[list[Reading], Sums]:
+def read(made: GateReader, model: Any, rank: int = 0, processes: int = 1) -> tuple[list[GateReading], WeightedLoss]:
     return made.read(model.eval(), lambda batch: batch, rank, processes)
 
 
@@ -104,7 +104,7 @@ def test_batches_processes_and_trees_read_the_same(
     expected = gate_metrics(whole, sums)
     parts = [read(reader(loaded, examples[:23], root), loaded.model, rank, 5) for rank in range(5)]
     fewer = gate_metrics(*read(reader(loaded, examples[:23], root), loaded.model))
-    joined = Sums(sum(part.loss for _, part in parts), sum(part.weight for _, part in parts))
+    joined = WeightedLoss(sum(part.loss for _, part in parts), sum(part.weight for _, part in parts))
 
     assert gate_metrics([r for readings, _ in parts for r in readings], joined) == pytest.approx(fewer, abs=1e-5)
     rows = read(reader(loaded, examples, root, share_prefix=False), loaded.model)
@@ -175,8 +175,10 @@ def test_both_schemes_name_their_gates(base_model: Callable[..., Path], prompted
 
 
 def test_metrics_have_their_closed_forms() -> None:
-    readings = [Reading("relevance", p, truth) for p, truth in ((0.9, True), (0.6, False), (0.4, True), (0.1, False))]
-    metrics = gate_metrics([*readings, Reading("retrieve", 0.75, True)], Sums(loss=3.0, weight=2.0))
+    readings = [
+        GateReading("relevance", p, truth) for p, truth in ((0.9, True), (0.6, False), (0.4, True), (0.1, False))
+    ]
+    metrics = gate_metrics([*readings, GateReading("retrieve", 0.75, True)], WeightedLoss(loss=3.0, weight=2.0))
 
     assert metrics["loss"] == 1.5
     assert metrics["relevance_accuracy"] == 0.5
@@ -301,22 +303,22 @@ def test_a_metric_that_the_data_cannot_give_is_refused_before_training(
     with pytest.raises(UserError, match=r"`best_metric: retrieve_auroc` cannot be computed: .* only True labels"):
         fine_tune(run)
     assert not Path(run.output_dir).exists()
-    check_metric("relevance_auroc", examples, MR2AG, "x")
-    check_metric("loss", examples, MR2AG, "x")
+    check_metric("relevance_auroc", examples, MR2AG, Path("x"))
+    check_metric("loss", examples, MR2AG, Path("x"))
 
 
 def test_prompted_examples_are_checked_too(prompted_folder: Path) -> None:
     examples: list[PromptedExample] = list(read_examples(prompted_folder / "train.parquet", PromptedExample))
     rng = random.Random(0)
     rng.shuffle(examples)
-    check_metric("srt_auroc", examples, MMKB_RAG, "x")
+    check_metric("srt_auroc", examples, MMKB_RAG, Path("x"))
     bare = [
         PromptedExample(e.id, e.image, e.question, tuple(b for b in e.branches if b.prompt == "ret")) for e in examples
     ]
     write_examples(prompted_folder / "val.parquet", bare)
 
     with pytest.raises(UserError, match="has no label for the gate `srt`"):
-        check_metric("srt_accuracy", bare, MMKB_RAG, "x")
+        check_metric("srt_accuracy", bare, MMKB_RAG, Path("x"))
 
 
 @pytest.mark.parametrize(

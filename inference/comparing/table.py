@@ -1,0 +1,130 @@
+"""Scores and costs of pipelines over several evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.inference.comparing.config import CompareConfig
+from reflectune.inference.scoring.evaluation import BEST_BASELINE
+from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
+from reflectune.metrics.reporting.breakdown import OVERALL
+
+Record = dict[str, Any]
+Metrics = Mapping[str, Any]
+
+ORACLE = "oracle"
+"""Part of the names of pipelines that are given the entry or passage that others have to find."""
+
+
+def read_metrics(config: CompareConfig) -> dict[str, Metrics]:
+    """Return the content of each evaluation's metrics.json, by folder."""
+    return {name: read_json(Path(name, "metrics.json"), "the metrics of an evaluation") for name in config.evaluations}
+
+
+def compared(metrics: Mapping[str, Metrics]) -> Record:
+    """Return the table of a comparison, the content of compare.json.
+
+    Args:
+        metrics: Content of metrics.json, by evaluation.
+
+    Returns:
+        `metric`, `evaluations` (names), `best_baselines` (one per evaluation), `question_sets` (count), and by pipeline
+        in `pipelines`: `score`, `columns` and `lead` over the evaluation's best baseline (lists, one item for each
+        evaluation that ran it), `standing`, `costs` (means), `budget` (values by key), `unasked` (question sets that it
+        was not asked) and `on_front` (by kind of cost).
+
+    Raises:
+        UserError: The evaluations are scored by different metrics.
+    """
+    contents = [_with_noise_named(content) for content in metrics.values()]
+    kinds = {content["metric"]["name"] for content in contents}
+    if len(kinds) > 1:
+        raise UserError(f"the evaluations are scored by {' and '.join(sorted(kinds))}; compare those of one metric")
+    names = dict.fromkeys(name for content in contents for name in content["pipelines"] if name != BEST_BASELINE)
+    pipelines = {name: _pipeline(name, contents) for name in names}
+    for name, row in pipelines.items():
+        row["on_front"] = {cost: _is_on_front(name, pipelines, cost) for cost in COSTS}
+    return {
+        "metric": contents[0]["metric"],
+        "evaluations": list(metrics),
+        "question_sets": len(_question_sets(contents)),
+        "best_baselines": [content[BEST_BASELINE] for content in contents],
+        "pipelines": pipelines,
+    }
+
+
+def mean_score(scores: Sequence[Mapping[str, float] | None]) -> float | None:
+    """Return the mean over evaluations that have a score."""
+    known = [score["value"] for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
+def standing(leads: Sequence[Mapping[str, Any] | None]) -> str:
+    """Return how a pipeline compares with the best baseline by the paired intervals of all evaluations, "" without any.
+
+    It is ahead if each interval is above 0, and behind if each is below.
+    """
+    known = [lead for lead in leads if lead is not None]
+    ahead, behind = sum(lead["low"] > 0 for lead in known), sum(lead["high"] < 0 for lead in known)
+    if known and len(known) in (ahead, behind):
+        return f"{'ahead' if ahead else 'behind'} in {len(known)} of {len(known)}"
+    return f"ties ({ahead} ahead, {behind} behind of {len(known)})" if known else ""
+
+
+def _with_noise_named(content: Metrics) -> Metrics:
+    """Rename pipelines that read irrelevant passages, so that they are not averaged with those that did not."""
+    named = {name: f"{name}, noise {count}" for name, count in content.get("noise", {}).items()}
+    named |= {f"{name} - {BEST_BASELINE}": f"{new} - {BEST_BASELINE}" for name, new in named.items()}
+    renamed = {
+        part: {named.get(name, name): value for name, value in content.get(part, {}).items()}
+        for part in ("pipelines", "comparisons", "costs", "budgets")
+    }
+    return {**content, **renamed}
+
+
+def _pipeline(name: str, evaluations: Sequence[Metrics]) -> Record:
+    ran = [content for content in evaluations if name in content["pipelines"]]
+    leads = [content["comparisons"].get(f"{name} - {BEST_BASELINE}") for content in ran]
+    budgets = [content["budgets"][name] for content in ran if name in content["budgets"]]
+    columns = [column for column in evaluations[0]["metric"]["columns"] if column != OVERALL]
+    return {
+        "score": [_headline(content["pipelines"][name]) for content in ran],
+        "columns": {column: [content["pipelines"][name].get(column) for content in ran] for column in columns},
+        "lead": leads,
+        "standing": standing(leads),
+        "costs": {cost: mean_if_all([content["costs"][name].get(cost) for content in ran]) for cost in COSTS},
+        "budget": {key: sorted({budget[key] for budget in budgets}) for key in (budgets[0] if budgets else ())},
+        "unasked": len(_question_sets(evaluations)) - len(_question_sets(ran)),
+    }
+
+
+def _question_sets(evaluations: Sequence[Metrics]) -> set[str]:
+    """Return the fingerprints of the different sets of questions."""
+    return {content.get("questions", "") for content in evaluations}
+
+
+def _headline(table: Metrics) -> Metrics | None:
+    """Return the overall score; the score of InfoSeek's one half if only that was asked."""
+    scores = (table.get(OVERALL), *(score for column, score in table.items() if column != "by_type"))
+    return next((score for score in scores if score is not None), None)
+
+
+def _is_on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool | None:
+    """Return True if no other pipeline is at least as good and as cheap, and better in one.
+
+    Oracles and pipelines that were asked a part of the questions do not count: None.
+    """
+    points = {
+        other: (row["costs"][cost], score)
+        for other, row in pipelines.items()
+        if ORACLE not in other and not row["unasked"] and row["costs"][cost] is not None
+        if (score := mean_score(row["score"])) is not None
+    }
+    if name not in points:
+        return None
+    own = points[name]
+    return not any(price <= own[0] and value >= own[1] and (price, value) != own for price, value in points.values())

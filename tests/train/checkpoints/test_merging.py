@@ -1,0 +1,152 @@
+"""Merged, adapted and reloaded: the same function, for both families, tied and untied, padded and not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.architecture import Family, build_model
+from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.checkpoints.merging import merge, plan_merge
+from reflectune.train.merge import MergeConfig
+from reflectune.train.model.parameters import add_adapters
+from reflectune.train.settings.sft import SftConfig
+
+CASES = [
+    pytest.param(family, tie, padding, id=f"{family}-{'tied' if tie else 'untied'}-{'padded' if padding else 'tight'}")
+    for family in ("llava", "qwen2_vl")
+    for tie in (False, True)
+    for padding in (0, 64)
+]
+
+
+@torch.no_grad()
+def logits(loaded: Loaded, model: torch.nn.Module) -> Tensor:
+    """What a model says of a picture, a question and both gates, read plainly."""
+    rendered = loaded.renderer.prefix("When was it founded?", Image.new("RGB", (64, 64), "green"))
+    ids = torch.tensor([[*rendered.ids, *loaded.renderer.token_ids.values(), 20]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+    return model(**inputs).logits
+
+
+def adapter(base: Path, folder: Path) -> tuple[Loaded, Tensor]:
+    """Write an adapter whose every weight has moved; what it says before it is written."""
+    loaded = load(str(base), scheme="mr2ag", seed=5)
+    ids = loaded.renderer.token_ids.values()
+    model = add_adapters(loaded.model, ids, rank=4, alpha=8, dropout=0.0, targets=SftConfig().lora_targets).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    save_checkpoint(folder, model, loaded.processor, MR2AG, {"base_model": str(base), "seed": 5})
+    return loaded, logits(loaded, model)
+
+
+@pytest.mark.parametrize(("family", "tie", "padding"), CASES)
+def test_merged_is_the_adapter_is_the_reloaded(
+    family: Family, tie: bool, padding: int, base_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = base_model(family, tie=tie)
+    if padding:
+        tokenizer = load(str(base)).processor.tokenizer
+        rows = len(tokenizer) + padding
+        build_model(family, tokenizer, size="test", tie_word_embeddings=tie, vocab_size=rows).save_pretrained(base)
+    loaded, expected = adapter(base, tmp_path / "adapter")
+
+    merge(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter"))
+
+    plain: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
+    ours = load(str(tmp_path / "merged"), scheme="mr2ag")
+    for model in (load(str(tmp_path / "adapter")).model, ours.model, plain):
+        torch.testing.assert_close(logits(loaded, model), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits(loaded, ours.model), logits(loaded, plain))
+    assert (plain.get_output_embeddings().weight is plain.get_input_embeddings().weight) == tie
+    assert len(plain.get_input_embeddings().weight) == (rows if padding else len(ours.processor.tokenizer))
+    assert not list((tmp_path / "merged").glob("adapter*"))
+    assert not list(tmp_path.glob(".*partial"))
+    info = read_info(tmp_path / "merged")
+    assert (info["kind"], info["base_model"]) == ("full", str(base))
+    assert info["merged_from"] == str(tmp_path / "adapter")
+
+
+def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    loaded, _ = adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter")
+    record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
+    (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(record))
+
+    merge(tmp_path / "adapter", tmp_path / "merged", planned := plan_merge(tmp_path / "adapter"))
+
+    assert "4-bit weights" in planned.remark
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
+    assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert torch.equal(logits(loaded, plain), logits(loaded, load(str(tmp_path / "adapter")).model))
+
+
+def test_the_precision_is_the_bases_own_unless_asked_for(base_model: Callable[..., Path], tmp_path: Path) -> None:
+    base = base_model("llava")
+    adapter(base, tmp_path / "adapter")
+    load(str(base)).model.bfloat16().save_pretrained(base)
+
+    assert plan_merge(tmp_path / "adapter").dtype == "bfloat16"
+    merge(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter", "float16"))
+
+    config = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert config["dtype"] == "float16"
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged")
+    assert {parameter.dtype for parameter in plain.parameters()} == {torch.float16}
+
+
+def test_what_cannot_be_merged_is_said_at_once(tmp_path: Path) -> None:
+    MR2AG.save(tmp_path)
+
+    with pytest.raises(UserError) as caught:
+        parse_config(MergeConfig, argv=["--checkpoint", str(tmp_path), "--output", str(tmp_path)])
+
+    assert "holds a full checkpoint already" in str(caught.value)
+    assert "is there already; choose another folder" in str(caught.value)
+    with pytest.raises(UserError, match="llava holds no adapter"):
+        parse_config(MergeConfig, argv=["--checkpoint", "miniature/llava", "--output", str(tmp_path / "merged")])
+
+
+def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr("reflectune.train.merge.shipped_folder", {"pocket/plain": tmp_path}.get)
+    config = parse_config(MergeConfig, argv=["--checkpoint", "pocket/plain", "--output", str(tmp_path / "merged")])
+
+    assert config.folder == tmp_path
+
+
+@pytest.mark.slow
+def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
+    base_model: Callable[..., Path], tmp_path: Path, start_program: Callable[..., Any]
+) -> None:
+    base = base_model("llava")
+    adapter(base, tmp_path / "adapter")
+    command = ["-m", "reflectune.train.merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]
+
+    done = start_program([*command, str(tmp_path / "merged")])
+    assert done.wait() == 0, done.stderr
+    assert load(str(tmp_path / "merged")).is_tuned
+    again = start_program([*command, str(tmp_path / "merged")])
+    assert (again.wait(), "nothing to do" in again.stdout) == (0, True), again.stderr
+    refused = start_program([*command, str(tmp_path / "merged"), "--dtype", "bfloat16"])
+    assert refused.wait() == 2
+    assert "is there already, and of another merge; choose another folder" in refused.stderr
+    base.rename(tmp_path / "moved")
+    gone = start_program([*command, str(tmp_path / "other")])
+    assert gone.wait() == 2
+    assert f"error: no model at {base}" in gone.stderr
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,197 @@
+"""A finished checkpoint's card, and its upload to a server that speaks the Hub's protocol on this machine."""
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import yaml
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.checkpoints.model_card import front_matter, validation_metrics
+from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.settings.sft import SftConfig
+
+
+@dataclass
+class Hub:
+    """What a server was sent."""
+
+    url: str = ""
+    is_private: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)
+    refuses: bool = False
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The part of the Hub's protocol by which a repository is made and small files are committed."""
+    state = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            path = self.path.split("?")[0]
+            if state.refuses:
+                return self.reply({"error": "this token may not write"}, 403)
+            if path == "/api/repos/create":
+                state.is_private = json.loads(body).get("private", json.loads(body).get("visibility") == "private")
+                return self.reply({"url": f"{state.url}/owner/name"})
+            if path == "/api/validate-yaml":
+                return self.reply({"errors": [], "warnings": []})
+            if path == "/api/models/owner/name/preupload/main":
+                wanted = [{"path": f["path"], "uploadMode": "regular"} for f in json.loads(body)["files"]]
+                return self.reply({"files": [{**f, "shouldIgnore": False} for f in wanted]})
+            assert path == "/api/models/owner/name/commit/main", path
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    state.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            return self.reply({"commitUrl": f"{state.url}/owner/name/commit/1", "commitOid": "1"})
+
+        def do_GET(self) -> None:
+            self.reply({"id": "owner/name", "sha": "0", "siblings": []})
+
+        def reply(self, content: Any, status: int = 200) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        state.url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", state.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        yield state
+        server.shutdown()
+
+
+@pytest.fixture
+def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+    def build(**changes: Any) -> SftConfig:
+        values: dict[str, Any] = {
+            "model": str(base_model("llava")),
+            "train_data": str(data_folder),
+            "output_dir": str(tmp_path / "out"),
+            "device": "cpu",
+            "per_device_train_batch_size": 4,
+            "max_steps": 2,
+            "save_steps": 1,
+            "licence": "apache-2.0",
+        }
+        return SftConfig(**{**values, **changes})
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        pytest.param("full", "model", marks=pytest.mark.slow),
+        ("lora", "adapter_model"),
+    ],
+)
+def test_a_finished_checkpoint_is_uploaded_with_all_that_loads_it(
+    hub: Hub, config: Callable[..., SftConfig], method: str, weights: str, tmp_path: Path, capsys: Any
+) -> None:
+    run = config(method=method, push_to_hub="owner/name")
+    fine_tune(run)
+
+    layout = {f"{weights}.safetensors", "README.md", "scheme.json", "reflectune.json", "tokenizer.json"}
+    layout.add("adapter_config.json" if method == "lora" else "config.json")
+    assert layout <= set(hub.files)
+    assert not [name for name in hub.files if "checkpoint" in name or name in ("run.json", "trainer_state.json")]
+    assert hub.is_private
+    assert f"uploaded: {hub.url}/owner/name/commit/1" in capsys.readouterr().out
+    for name, content in hub.files.items():
+        path = tmp_path / "downloaded" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    assert load(str(tmp_path / "downloaded")).fingerprint == load(run.output_dir).fingerprint
+
+
+def test_a_failed_upload_says_how_to_go_on_and_the_same_command_uploads(
+    hub: Hub, config: Callable[..., SftConfig]
+) -> None:
+    run = config(push_to_hub="owner/name", hub_private=False)
+    hub.refuses = True
+    with pytest.raises(UserError, match=r"checkpoint is finished, in (.|\n)*403(.|\n)*hf upload owner/name") as raised:
+        fine_tune(run)
+    assert "--private" not in str(raised.value)
+    trained = Path(run.output_dir, "model.safetensors").stat().st_mtime_ns
+
+    hub.refuses = False
+    fine_tune(run)
+
+    assert "model.safetensors" in hub.files
+    assert not hub.is_private
+    assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == trained
+
+
+def test_what_an_upload_needs_is_asked_for_before_training(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert config(push_to_hub="owner/name").problems() == [
+        "`push_to_hub` needs the Hub, and $HF_HUB_OFFLINE is set; unset it"
+    ]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    first, second = config(push_to_hub="my model").problems()
+    assert first == "`push_to_hub` must be owner/name, found my model"
+    assert "`hf auth login`" in second
+    assert config().problems() == []
+
+
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+def test_a_checkpoint_has_a_card(config: Callable[..., SftConfig], data_folder: Path, method: str) -> None:
+    (data_folder / "val.parquet").write_bytes((data_folder / "train.parquet").read_bytes())
+    run = config(method=method, eval_data=str(data_folder), eval_steps=1, best_metric="loss")
+    fine_tune(run)
+
+    _, front, body = Path(run.output_dir, "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    meta = yaml.safe_load(front)
+    assert meta["license"] == "apache-2.0"
+    assert meta["library_name"] == ("transformers" if method == "full" else "peft")
+    assert "base_model" not in meta  # it is a folder here, which the Hub does not know
+    assert "24 questions (18 with retrieval, 6 without retrieval), 43 branches" in body
+    settings = json.loads(Path(run.output_dir, "reflectune.json").read_text())["training"]
+    assert f"| data's fingerprint | {settings['data_fingerprint']} |" in body
+    assert all(f"| `{token}` |" in body for token in MR2AG.tokens.values())
+    assert re.search(r"\| relevance_auroc \| [01]\.\d{4} \|", body)
+    assert "\n| lora_r |" in body or method == "full"
+
+
+def test_a_hub_model_is_named_as_the_base() -> None:
+    header = front_matter("", "llava-hf/llava-1.5-7b-hf", method="full", scheme="mr2ag")
+
+    assert header["base_model"] == "llava-hf/llava-1.5-7b-hf"
+
+
+def test_the_cards_metrics_are_those_of_the_weights_step() -> None:
+    history = [
+        {"step": 1, "loss": 3.0},
+        {"step": 1, "eval_loss": 2.0},
+        {"step": 2, "eval_loss": 4.0},
+        {"step": 2, "loss": 1.0},
+    ]
+
+    assert validation_metrics(history, 1) == {"loss": 2.0}
+    assert validation_metrics(history, 2) == {"loss": 4.0}
+    assert validation_metrics(history[:1], 1) == {}

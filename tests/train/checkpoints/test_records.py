@@ -1,0 +1,166 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from reflectune.core.errors import UserError
+from reflectune.train.checkpoints.records import (
+    RECORD,
+    checkpoint_folders,
+    is_finished,
+    keep_newest,
+    last_whole_checkpoint,
+    mark_checkpoint_whole,
+    mark_whole,
+    recorded_settings,
+    refuse_occupied,
+)
+
+SETTINGS = {"learning_rate": 1e-4, "seed": 0, "report": ["a"]}
+
+
+def checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
+    folder = run / f"checkpoint-{step}"
+    folder.mkdir()
+    save_file({"weight": torch.arange(500.0)}, folder / "model.safetensors")
+    if whole:
+        torch.save({"step": step, "moments": torch.arange(500.0)}, folder / "optimizer.pt")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
+        mark_checkpoint_whole(folder, SETTINGS, step)
+    return folder
+
+
+def test_the_newest_whole_checkpoint_is_found_by_its_number(tmp_path: Path) -> None:
+    for step in (5, 9, 10):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 11, whole=False)
+    (tmp_path / "checkpoint-best").mkdir()
+
+    assert last_whole_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-10"
+
+
+def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> None:
+    assert last_whole_checkpoint(tmp_path / "new", SETTINGS) is None
+    assert not is_finished(tmp_path / "new", SETTINGS)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_settings_are_refused_by_name(tmp_path: Path, finished: bool) -> None:
+    if finished:
+        mark_whole(tmp_path, SETTINGS, 20)
+    else:
+        checkpoint(tmp_path, 5)
+    look = is_finished if finished else last_whole_checkpoint
+
+    with pytest.raises(UserError, match=r"`seed` is 1, was 0\. Restore"):
+        look(tmp_path, {**SETTINGS, "seed": 1})
+
+
+def test_a_finished_run_is_recognised(tmp_path: Path) -> None:
+    mark_whole(tmp_path, SETTINGS, 20)
+
+    assert is_finished(tmp_path, SETTINGS)
+
+
+def test_only_the_newest_whole_checkpoints_are_kept(tmp_path: Path) -> None:
+    for step, whole in ((2, True), (3, False), (4, True), (10, True), (11, False)):
+        checkpoint(tmp_path, step, whole=whole)
+
+    keep_newest(tmp_path, 2)
+
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == [
+        "checkpoint-4",
+        "checkpoint-10",
+        "checkpoint-11",
+    ]
+
+
+def test_nothing_is_deleted_before_there_are_enough(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 2)
+
+    keep_newest(tmp_path, 2)
+
+    assert (tmp_path / "checkpoint-2" / RECORD).is_file()
+
+
+def test_without_resume_an_occupied_folder_is_refused(tmp_path: Path) -> None:
+    refuse_occupied(tmp_path)
+    checkpoint(tmp_path, 3)
+
+    with pytest.raises(UserError, match="checkpoint-3 holds a run already"):
+        refuse_occupied(tmp_path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def zero(path: Path) -> None:
+    """As a crash of the machine may leave a file: as long as it was, and empty."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    f"{name} {how.__name__}": (name, how)
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json", RECORD)
+    for how in (cut, zero)
+}
+DAMAGES |= {f"{name} gone": (name, Path.unlink) for name in ("model.safetensors", "optimizer.pt", "trainer_state.json")}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_one_line(tmp_path: Path, damage: str) -> None:
+    name, spoil = DAMAGES[damage]
+    for step in (5, 9, 10):
+        checkpoint(tmp_path, step)
+    spoil(tmp_path / "checkpoint-10" / name)
+    for _ in range(2):
+        said: list[str] = []
+        assert last_whole_checkpoint(tmp_path, SETTINGS, say=said.append) == tmp_path / "checkpoint-9"
+        (line,) = said
+        assert line.startswith(f"{tmp_path}/checkpoint-10: {name} ")
+        assert line.endswith(f": resuming from the checkpoint before, {tmp_path}/checkpoint-9")
+        assert "\n" not in line
+
+    spoil(tmp_path / "checkpoint-9" / name)
+    spoil(tmp_path / "checkpoint-5" / name)
+    with pytest.raises(UserError, match=rf"checkpoint-5: {name} .*; there is no whole checkpoint before it") as caught:
+        last_whole_checkpoint(tmp_path, SETTINGS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_checkpoint_is_discarded_by_the_process_that_saves(tmp_path: Path) -> None:
+    for step in (5, 9, 10):
+        checkpoint(tmp_path, step)
+    cut(tmp_path / "checkpoint-10/optimizer.pt")
+    said: list[str] = []
+
+    assert last_whole_checkpoint(tmp_path, SETTINGS, discard=True, say=said.append) == tmp_path / "checkpoint-9"
+    assert len(said) == 1
+    assert not (tmp_path / "checkpoint-10" / RECORD).exists()
+    assert last_whole_checkpoint(tmp_path, SETTINGS, say=said.append) == tmp_path / "checkpoint-9"
+    assert len(said) == 1
+
+    mark_whole(checkpoint(tmp_path, 11), SETTINGS, 11)
+    keep_newest(tmp_path, 2)
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == [f"checkpoint-{n}" for n in (9, 10, 11)]
+
+
+def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path) -> None:
+    for step in (5, 9):
+        checkpoint(tmp_path, step)
+    path = tmp_path / "checkpoint-9/optimizer.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    assert last_whole_checkpoint(tmp_path, SETTINGS, say=lambda line: None) == tmp_path / "checkpoint-5"
+
+
+def test_a_damaged_record_is_passed_over_for_the_settings_too(tmp_path: Path) -> None:
+    for step in (5, 9):
+        checkpoint(tmp_path, step)
+    cut(tmp_path / "checkpoint-9" / RECORD)
+    assert recorded_settings(tmp_path) == SETTINGS

@@ -1,0 +1,291 @@
+"""Training from cached features of a frozen vision tower equals training with the tower, which then isn't run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from transformers import TrainingArguments
+from transformers.models.clip.modeling_clip import CLIPVisionModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models.architecture import FAMILIES, Family
+from reflectune.models.attention.collation import loss_terms
+from reflectune.models.loading import Loaded, load
+from reflectune.train.data.examples import Collator, TrainingData, load_training_data
+from reflectune.train.model.features import cache_features
+from reflectune.train.model.loading import prepare_model
+from reflectune.train.runs.arguments import common_arguments
+from reflectune.train.runs.supervised import encoded_examples, fine_tune
+from reflectune.train.settings.sft import SftConfig
+
+TOWERS: dict[Family, Any] = {"llava": CLIPVisionModel, "qwen2_vl": Qwen2VisionTransformerPretrainedModel}
+FROZEN: dict[Family, list[str]] = {"llava": ["projector"], "qwen2_vl": ["language_model"]}
+
+
+@pytest.fixture
+def captions(config: Callable[..., SftConfig], plain_folder: Path, tmp_path: Path) -> Callable[..., SftConfig]:
+    """Makes the settings of a short run on plain data with a frozen vision tower, from cached features."""
+
+    def build(out: str = "out", family: Family = "llava", **changes: Any) -> SftConfig:
+        values = {"scheme": "plain", "train_data": str(plain_folder), "train_towers": FROZEN[family]}
+        return config(out, family, **{**values, "cache_features": str(tmp_path / "features"), **changes})
+
+    return build
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pictures that vision towers read, one number a pass."""
+    read: list[int] = []
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(self: nn.Module, pixels: Any = None, *args: Any, **kwargs: Any) -> Any:
+            pixels = kwargs.pop("pixel_values", kwargs.pop("hidden_states", pixels))
+            read.append(len(kwargs.get("grid_thw", pixels)))
+            return original(self, pixels, *args, **kwargs)
+
+        return forward
+
+    for tower in TOWERS.values():
+        monkeypatch.setattr(tower, "forward", counted(tower.forward))
+    return read
+
+
+def files(run: SftConfig) -> dict[str, int]:
+    """The files of the cache, and when they were written."""
+    return {str(path): path.stat().st_mtime_ns for path in Path(run.cache_features).rglob("*") if path.is_file()}
+
+
+def fill_cache(run: SftConfig, loaded: Loaded, data: TrainingData) -> None:
+    """Cache the features of the data, as a run does before it trains."""
+    args = TrainingArguments(**common_arguments(run))
+    pictures = [(data.examples, data.image_roots)]
+    cache_features(run, loaded, pictures, args, trained_towers=run.trained_towers, autocast=run.dtype)
+
+
+def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
+    """Loss and gradients of a batch, and the batch."""
+    loaded = load(run.model, scheme=run.scheme)
+    data = load_training_data(run.parts(), run.scheme)
+    if run.cache_features:
+        fill_cache(run, loaded, data)
+    model = prepare_model(loaded, run)
+    dataset = encoded_examples(data.examples, data.image_roots, loaded, run)
+    batch = Collator(loaded.model)([dataset[index] for index in range(examples)])
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    loss, weight = loss_terms(model, tensors)
+    (loss / weight).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach() / weight, gradients, batch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tree", [True, False], ids=["shared prefixes", "separate rows"])
+def test_loss_and_gradients_are_those_of_the_uncached_run(
+    captions: Callable[..., SftConfig], family: Family, tree: bool
+) -> None:
+    run = captions(family=family, tree=tree)
+    loss, gradients, batch = first_step(replace(run, cache_features=""))
+    cached_loss, cached_gradients, cached_batch = first_step(run)
+
+    assert "pixel_values" in batch
+    assert "pixel_values" not in cached_batch
+    torch.testing.assert_close(cached_loss, loss, rtol=1e-6, atol=1e-6)
+    assert cached_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_stage_2_reads_features_before_a_projector_that_trains_beside_adapters(
+    captions: Callable[..., SftConfig],
+) -> None:
+    run = captions(method="lora", train_towers=["projector", "language_model"])
+    loss, gradients, _ = first_step(replace(run, cache_features=""))
+    cached_loss, cached_gradients, _ = first_step(run)
+
+    torch.testing.assert_close(cached_loss, loss, rtol=1e-6, atol=1e-6)
+    assert any("multi_modal_projector" in name for name in gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_picture_is_read_once_and_none_while_training(
+    captions: Callable[..., SftConfig], family: Family, passes: list[int]
+) -> None:
+    fine_tune(captions("one", family))
+    assert passes == [1, 1, 1]  # three colours, of 24 questions in eight steps of four
+
+    written = files(captions())
+    fine_tune(captions("two", family))
+    assert passes == [1, 1, 1]
+    assert files(captions()) == written
+    assert len(written) == 3
+
+
+def test_validation_of_gates_and_answers_reads_from_the_cache_too(
+    captions: Callable[..., SftConfig], plain_folder: Path, passes: list[int], history: Callable[..., Any]
+) -> None:
+    run = captions(eval_data=str(plain_folder), eval_split="train", eval_steps=4, eval_answers=4)
+    fine_tune(run)
+
+    assert passes == [1, 1, 1]
+    assert all("eval_answer_exact_match" in row for row in history(run.output_dir) if "eval_loss" in row)
+
+
+def test_an_interrupted_run_ends_with_the_straight_runs_weights(
+    captions: Callable[..., SftConfig],
+    assert_equal_weights: Callable[..., None],
+    interrupted: Callable[..., None],
+) -> None:
+    fine_tune(captions("straight"))
+
+    interrupted(captions("resumed"), 5)
+    fine_tune(captions("resumed"))
+
+    assert_equal_weights(captions("straight").output_dir, captions("resumed").output_dir)
+
+
+def test_a_run_may_go_on_without_its_cache(
+    captions: Callable[..., SftConfig], interrupted: Callable[..., None], losses: Callable[..., list[float]]
+) -> None:
+    fine_tune(captions("straight"))
+
+    interrupted(captions("resumed"), 5)
+    fine_tune(captions("resumed", cache_features=""))
+
+    straight, resumed = (losses(captions(out).output_dir) for out in ("straight", "resumed"))
+    assert resumed == pytest.approx(straight, abs=1e-4)
+
+
+def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_does_not(
+    captions: Callable[..., SftConfig], passes: list[int], tmp_path: Path
+) -> None:
+    first = captions("first", max_steps=1)
+    fine_tune(first)
+    fine_tune(captions("second", model=first.output_dir, max_steps=1))
+    assert len(passes) == 3
+
+    other = load(first.model)
+    with torch.no_grad():
+        next(other.model.model.vision_tower.parameters()).add_(1e-3)
+    other.model.save_pretrained(tmp_path / "other")
+    other.processor.save_pretrained(tmp_path / "other")
+    fine_tune(captions("third", model=str(tmp_path / "other"), max_steps=1))
+    assert len(passes) == 6
+
+
+def test_a_changed_picture_is_read_anew(
+    captions: Callable[..., SftConfig], passes: list[int], data_folder: Path
+) -> None:
+    fine_tune(captions("one", max_steps=1))
+    Image.new("RGB", (70, 64), (1, 2, 3)).save(data_folder / "images" / "red.png")
+
+    fine_tune(captions("two", max_steps=1))
+
+    assert len(passes) == 4
+
+
+def test_two_processes_share_the_reading_and_train_as_one(
+    captions: Callable[..., SftConfig],
+    finish: Callable[..., None],
+    weights: Callable[..., dict[str, torch.Tensor]],
+) -> None:
+    one, two = captions("one"), captions("two", per_device_train_batch_size=2)
+    finish(two, processes=2)
+    written = files(one)
+    fine_tune(one)
+
+    assert files(one) == written
+    assert len(written) == 3
+    first, second = weights(one.output_dir), weights(two.output_dir)
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=0, atol=1e-4)
+
+
+def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(
+    captions: Callable[..., SftConfig], start: Callable[..., Any], data_folder: Path
+) -> None:
+    rows = captions(family="llava", size="base", max_steps=1)
+    process = start(rows)
+    while not any(path.name[0] != "." for path in Path(rows.cache_features).rglob("*.safetensors")):
+        assert process.poll() is None, process.stderr
+        time.sleep(0.001)
+    process.kill()
+
+    fine_tune(rows)
+
+    names = [Path(path).name for path in files(rows) if not path.endswith(".lock")]
+    whole = [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
+    assert len(whole) == 3
+
+
+def test_kept_in_half_precision_they_take_half_the_room_and_the_run_records_it(
+    captions: Callable[..., SftConfig], losses: Callable[..., list[float]]
+) -> None:
+    exact, half = captions("exact"), captions("half", cache_dtype="bfloat16")
+    fine_tune(exact)
+    before = set(files(exact))
+    fine_tune(half)
+
+    sizes = [Path(path).stat().st_size for path in (*sorted(before)[:1], *sorted(set(files(half)) - before)[:1])]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert losses(half.output_dir) == pytest.approx(losses(exact.output_dir), rel=0.02)
+    assert half.run_settings()["cache_dtype"] == "bfloat16"
+    assert not {"cache_dtype", "cache_features"} & set(exact.run_settings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train_towers": []}, "`cache_features` needs a vision tower that stays as it is, and it trains"),
+        ({"cache_features": "", "cache_dtype": "float16"}, "`cache_dtype` needs `cache_features`"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused(
+    captions: Callable[..., SftConfig], changes: dict[str, Any], said: str
+) -> None:
+    assert any(said in issue for issue in captions(**changes).problems())
+    assert captions(train_towers=[], freeze_vision=True).problems() == []
+
+
+def test_a_projector_inside_of_its_tower_can_not_train_from_cached_features(
+    captions: Callable[..., SftConfig],
+) -> None:
+    with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
+        fine_tune(captions(family="qwen2_vl", train_towers=["projector"]))
+
+
+def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions: Callable[..., SftConfig]) -> None:
+    run = captions()
+    loaded: Loaded = load(run.model, scheme=run.scheme)
+    data = load_training_data(run.parts(), run.scheme)
+    fill_cache(run, loaded, data)
+    dataset = encoded_examples(data.examples, data.image_roots, loaded, run)
+    paths = [Path(path) for path in files(run)]
+
+    for path in paths:
+        path.write_bytes(b"half")
+    with pytest.raises(UserError, match=r"training example k0 .*safetensors is damaged .*; delete it"):
+        dataset[0]
+    for path in paths:
+        path.unlink()
+    with pytest.raises(UserError, match=r"training example k0 .* the features of its picture are not in"):
+        dataset[0]
+
+
+def test_a_dry_run_fills_nothing(captions: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    run = captions(dry_run=True)
+    fine_tune(run)
+
+    assert "features: those of 3 pictures would be kept in" in capsys.readouterr().out
+    assert not Path(run.cache_features).exists()

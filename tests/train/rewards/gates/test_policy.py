@@ -1,0 +1,173 @@
+import math
+
+import pytest
+import torch
+
+from reflectune.train.rewards.gates.policy import (
+    EPSILON,
+    PolicyLoss,
+    advantages,
+    divergence,
+    expected_rewards,
+    gate_losses,
+    outcome_probabilities,
+)
+
+LOG_ODDS = torch.tensor([-6.0, -0.5, 0.0, 1.5, 7.0], dtype=torch.float64)
+REFERENCE = torch.tensor([-5.0, 0.5, 0.3, 1.5, 9.0], dtype=torch.float64)
+REWARDS = torch.tensor([[1.0, 0.0], [0.4, 1.0], [0.7, 0.7], [-0.2, 0.0], [0.8, 1.0]], dtype=torch.float64)
+
+
+def test_probabilities_are_the_softmax_of_two_logits() -> None:
+    logits = torch.tensor([[2.0, -1.0], [0.3, 4.0]])
+
+    probabilities = outcome_probabilities(logits[:, 0] - logits[:, 1])
+
+    torch.testing.assert_close(probabilities, logits.softmax(-1))
+
+
+def test_the_loss_is_its_closed_form() -> None:
+    """π = 3/4 with rewards 1 and 0 expects 3/4; the divergence from 1/2 is log 2 less the entropy."""
+    log_odds, reference = torch.tensor([math.log(3.0)]), torch.zeros(1)
+    rewards = torch.tensor([[1.0, 0.0]])
+    probabilities = outcome_probabilities(log_odds)
+
+    raw = advantages(probabilities, rewards, scaled=False)
+    group = advantages(probabilities, rewards, scaled=True)
+    loss = gate_losses(log_odds, reference, rewards, beta=2.0)
+
+    kl = math.log(2.0) + 0.75 * math.log(0.75) + 0.25 * math.log(0.25)
+    assert expected_rewards(probabilities, rewards).item() == pytest.approx(0.75)
+    assert raw.tolist() == [pytest.approx([0.25, -0.75])]
+    assert group.tolist() == [
+        pytest.approx([0.25 / (math.sqrt(3 / 16) + EPSILON), -0.75 / (math.sqrt(3 / 16) + EPSILON)])
+    ]
+    assert divergence(log_odds, reference).item() == pytest.approx(kl)
+    assert loss.item() == pytest.approx(2 * kl)  # advantages have the expectation 0
+
+
+def test_the_expected_rewards_gradient_is_that_of_the_expected_reward_and_the_divergence() -> None:
+    """Finite differences of -E_π[R] + β KL, where nothing is a constant."""
+
+    def value(log_odds: torch.Tensor) -> torch.Tensor:
+        return 0.3 * divergence(log_odds, REFERENCE) - expected_rewards(outcome_probabilities(log_odds), REWARDS)
+
+    step = 1e-6
+    expected = (value(LOG_ODDS + step) - value(LOG_ODDS - step)) / (2 * step)
+    log_odds = LOG_ODDS.clone().requires_grad_(True)
+    gate_losses(log_odds, REFERENCE, REWARDS, beta=0.3).sum().backward()
+
+    torch.testing.assert_close(log_odds.grad, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_group_gradient_is_that_of_grpos_surrogate() -> None:
+    """Finite differences of -Σ π_a(z) A_a, with the advantages held still; and its closed form, -√(π(1-π))·sign."""
+    fixed = advantages(outcome_probabilities(LOG_ODDS), REWARDS, scaled=True)
+
+    def value(log_odds: torch.Tensor) -> torch.Tensor:
+        return -(outcome_probabilities(log_odds) * fixed).sum(-1)
+
+    step = 1e-6
+    expected = (value(LOG_ODDS + step) - value(LOG_ODDS - step)) / (2 * step)
+    log_odds = LOG_ODDS.clone().requires_grad_(True)
+    gate_losses(log_odds, REFERENCE, REWARDS, beta=0.0, kind="grpo").sum().backward()
+
+    torch.testing.assert_close(log_odds.grad, expected, rtol=1e-5, atol=1e-9)
+    spread = outcome_probabilities(LOG_ODDS).prod(-1).sqrt()
+    closed = -spread * (REWARDS[:, 0] - REWARDS[:, 1]).sign()
+    torch.testing.assert_close(log_odds.grad, closed, rtol=0.02, atol=1e-9)  # but for EPSILON
+
+
+def test_the_regressions_gradient_is_that_of_weighted_log_probabilities() -> None:
+    """Finite differences of -Σ_a (R_a - min R) log π_a + β KL; it does not vanish where a gate is sure and wrong."""
+
+    def value(log_odds: torch.Tensor) -> torch.Tensor:
+        above = REWARDS - REWARDS.amin(-1, keepdim=True)
+        return 0.3 * divergence(log_odds, REFERENCE) - (above * outcome_probabilities(log_odds).log()).sum(-1)
+
+    step = 1e-6
+    expected = (value(LOG_ODDS + step) - value(LOG_ODDS - step)) / (2 * step)
+    log_odds = LOG_ODDS.clone().requires_grad_(True)
+    gate_losses(log_odds, REFERENCE, REWARDS, beta=0.3, kind="regression").sum().backward()
+
+    torch.testing.assert_close(log_odds.grad, expected, rtol=1e-5, atol=1e-8)
+
+    sure_and_wrong = torch.tensor([-12.0], requires_grad=True)
+    gate_losses(sure_and_wrong, torch.zeros(1), REWARDS[:1].float(), beta=0.0, kind="regression").sum().backward()
+    assert sure_and_wrong.grad is not None
+    assert sure_and_wrong.grad.item() == pytest.approx(-1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("gained", [0.1, 0.3])
+def test_of_questions_that_it_cannot_tell_apart_the_regression_prefers_the_better_expectation(gained: float) -> None:
+    """Retrieving gains a little on three questions and loses much on one: what counts is the sum, as for the reward."""
+    rewards = torch.tensor([[gained, 0.0]] * 3 + [[0.0, 0.6]])
+    log_odds = torch.zeros(1, requires_grad=True)
+    optimiser = torch.optim.SGD([log_odds], lr=0.5)
+    for _ in range(500):
+        optimiser.zero_grad()
+        gate_losses(log_odds.expand(4), torch.zeros(4), rewards, beta=0.0, kind="regression").sum().backward()
+        optimiser.step()
+
+    assert (log_odds.item() > 0) == (3 * gained > 0.6)
+
+
+def test_group_advantages_are_the_limit_of_a_large_drawn_group() -> None:
+    """What TRL computes of completions that were drawn: rewards less their mean, over their standard deviation."""
+    generator = torch.Generator().manual_seed(0)
+    probability, rewards = 0.2, torch.tensor([0.6, 1.0])
+    drawn = rewards[(torch.rand(200_000, generator=generator) >= probability).long()]
+
+    group_advantages = advantages(torch.tensor([[probability, 1 - probability]]), rewards[None], scaled=True)[0]
+
+    for outcome in (0, 1):
+        expected = (rewards[outcome] - drawn.mean()) / (drawn.std() + EPSILON)
+        assert group_advantages[outcome].item() == pytest.approx(expected.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["expected", "grpo", "regression"])
+def test_a_gate_whose_outcomes_are_worth_the_same_is_left_alone(kind: PolicyLoss) -> None:
+    log_odds = torch.zeros(1, requires_grad=True)
+
+    gate_losses(log_odds, torch.zeros(1), torch.tensor([[0.7, 0.7]]), beta=0.1, kind=kind).sum().backward()
+
+    assert log_odds.grad is not None
+    assert log_odds.grad.item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_divergence_is_not_negative_and_nothing_at_the_reference() -> None:
+    assert (divergence(LOG_ODDS, REFERENCE) >= 0).all()
+    torch.testing.assert_close(divergence(LOG_ODDS, LOG_ODDS), torch.zeros_like(LOG_ODDS))
+
+
+@pytest.mark.parametrize("far", [30.0, 80.0])
+def test_gates_that_are_sure_have_finite_losses(far: float) -> None:
+    log_odds = torch.tensor([far, -far], requires_grad=True)
+
+    loss = gate_losses(log_odds, -log_odds.detach(), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), beta=0.1, kind="grpo")
+    loss.sum().backward()
+
+    assert torch.isfinite(loss).all()
+    assert log_odds.grad is not None
+    assert torch.isfinite(log_odds.grad).all()
+
+
+@pytest.mark.parametrize("kind", ["expected", "grpo", "regression"])
+def test_a_divergence_with_weight_holds_the_gate_near_the_reference(kind: PolicyLoss) -> None:
+    """Where the gradient ends: for `expected`, log-odds move by the rewards' difference over β."""
+    reached = {}
+    for beta in (0.5, 5.0):
+        log_odds = torch.tensor([0.4], requires_grad=True)
+        optimiser = torch.optim.SGD([log_odds], lr=1.0)
+        for _ in range(3000):
+            optimiser.zero_grad()
+            gate_losses(
+                log_odds, torch.tensor([0.4]), torch.tensor([[1.0, 0.0]]), beta=beta, kind=kind
+            ).sum().backward()
+            optimiser.step()
+        reached[beta] = log_odds.item() - 0.4
+
+    assert 0 < reached[5.0] < reached[0.5]
+    if kind == "expected":
+        assert reached[0.5] == pytest.approx(1 / 0.5, rel=1e-3)
+        assert reached[5.0] == pytest.approx(1 / 5.0, rel=1e-3)

@@ -1,0 +1,1 @@
+"""Checkpoints of a training: found again, merged, assembled from published parts, and uploaded."""

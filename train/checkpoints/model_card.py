@@ -1,0 +1,193 @@
+"""The card of a checkpoint, README.md, and its upload to the Hub."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+
+from reflectune.core.durable import write_atomically
+from reflectune.core.errors import UserError
+from reflectune.models.loading import Loaded, resolve
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import TrainingExample
+from reflectune.train.checkpoints.records import RECORD
+from reflectune.train.settings.saving import PublishingConfig
+
+_SHOWN = (
+    "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler warmup "
+    "weight_decay epochs max_steps per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
+)
+"""Settings that the card shows; all are in reflectune.json."""
+_OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")
+"""Files of the run that are not part of the model."""
+
+
+def write_card(
+    folder: str | Path,
+    *,
+    publishing: PublishingConfig,
+    loaded: Loaded,
+    data: str,
+    settings: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    step: int,
+) -> None:
+    """Write README.md into a checkpoint's folder.
+
+    Args:
+        folder: Folder of the checkpoint.
+        publishing: The repository, and the licence.
+        loaded: The base model, and the scheme.
+        data: Description of the training data.
+        settings: Everything that determines the weights.
+        history: The trainer's log.
+        step: Step of the weights in the folder.
+    """
+    assert loaded.scheme is not None  # it was loaded with one
+    scheme, base, method = loaded.scheme, loaded.name, settings["method"]
+    name = publishing.push_to_hub or Path(folder).resolve().name
+    made = {
+        "base model": base if _is_on_hub(base) else f"{Path(base).name} (a folder)",
+        "base model's fingerprint": settings["model_fingerprint"],
+        "method": method,
+        "scheme": scheme.name,
+        "training data": data,
+        "data's fingerprint": settings["data_fingerprint"],
+        "steps": f"{step:,}",
+        "licence": publishing.licence or "not given: those of the base model and the data hold",
+    }
+    tokens = {f"`{scheme.tokens[role]}`": words for role, words in scheme.descriptions.items()}
+    parts = [
+        "---",
+        yaml.safe_dump(
+            front_matter(publishing.licence, base, method=method, scheme=scheme.name),
+            sort_keys=False,
+            allow_unicode=True,
+        ).rstrip(),
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"Answers questions about a picture, and says in tokens whether it needs to look something up and whether a "
+        f"passage is evidence: {scheme.title}, fine-tuned by reflectune.",
+        "",
+        *_table(("made from", ""), made),
+        *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
+        *_table(("reflection token", "its row began as the mean of"), tokens),
+        *_metrics(history, step),
+        "## How to load it",
+        "",
+        "```python",
+        *_loading(method),
+        "```",
+        "",
+        "Tokens and prompts are in `scheme.json`; what it was trained with, in `reflectune.json`. Decode with",
+        "`skip_special_tokens=False`: reflection tokens are special tokens.",
+        "",
+    ]
+    write_atomically(Path(folder, "README.md"), "\n".join(parts))
+
+
+def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
+    """Count the questions by kind, and their branches."""
+    kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(scheme.kind, examples)).items()))
+    return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
+
+
+def front_matter(licence: str, base: str, *, method: str, scheme: str) -> dict[str, Any]:
+    """Return the metadata that the Hub reads from a card; a base model that is a folder is left out."""
+    return {
+        **({"base_model": base} if _is_on_hub(base) else {}),
+        **({"license": licence} if licence else {}),
+        "library_name": "transformers" if method == "full" else "peft",
+        "pipeline_tag": "image-text-to-text",
+        "tags": ["reflection-tokens", "retrieval-augmented-generation", "reflectune", scheme],
+    }
+
+
+def validation_metrics(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
+    """Return the metrics of the last validation up to a step; empty if there was none."""
+    metrics: dict[str, float] = {}
+    for row in history:
+        if row["step"] <= step and any(name.startswith("eval_") for name in row):
+            metrics = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
+    return metrics
+
+
+def _is_on_hub(base: str) -> bool:
+    return isinstance(resolve(base), str)
+
+
+def _metrics(history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
+    metrics = validation_metrics(history, step)
+    return _table(("validation", ""), {name: f"{value:.4f}" for name, value in metrics.items()}) if metrics else []
+
+
+def _loading(method: str) -> list[str]:
+    if method == "full":
+        return [
+            "from transformers import AutoModelForImageTextToText, AutoProcessor",
+            "",
+            'model = AutoModelForImageTextToText.from_pretrained("THIS")',
+            'processor = AutoProcessor.from_pretrained("THIS")',
+        ]
+    return [
+        "from reflectune.models.loading import load",
+        "",
+        "# adds the tokens' rows to the base model, then merges the adapter",
+        'loaded = load("THIS")',
+        "model, processor = loaded.model, loaded.processor",
+    ]
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
+    return [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
+
+
+def publish(folder: str | Path, publishing: PublishingConfig, args: TrainingArguments) -> None:
+    """Upload the finished checkpoint of a run, if the settings name a repository."""
+    if publishing.push_to_hub and args.should_save:
+        print(f"uploaded: {upload(folder, publishing.push_to_hub, private=publishing.hub_private)}", flush=True)
+
+
+def upload(folder: str | Path, repository: str, *, private: bool) -> str:
+    """Upload a checkpoint's own files, without those of earlier steps and the run's record.
+
+    Args:
+        folder: Folder of the checkpoint.
+        repository: `owner/name`; created if it doesn't exist.
+        private: Make a new repository private.
+
+    Returns:
+        URL of the commit.
+
+    Raises:
+        UserError: The upload failed; the message has the command that uploads by hand.
+    """
+    from huggingface_hub import HfApi
+
+    files = sorted(path.name for path in Path(folder).iterdir() if path.is_file() and path.name not in _OWN)
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=[re.sub(r"([\[*?])", r"[\1]", name) for name in files],
+            commit_message="Upload a checkpoint of reflectune",
+        )
+    except Exception as error:  # whatever it is, the checkpoint is finished, and the upload can be repeated
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"the checkpoint is finished, in {folder}, but it could not be uploaded to {repository}: {reason}\n"
+            f"give the same command again, or upload it by hand:\n  hf upload {repository} {folder} "
+            f"{' '.join(f'--exclude {pattern!r}' for pattern in ('*/*', *_OWN))}{' --private' if private else ''}"
+        ) from error
+    return str(done.commit_url)

@@ -1,0 +1,73 @@
+"""Cache the features of a frozen vision tower for every picture of the data, before training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accelerate import PartialState
+from transformers import TrainingArguments
+
+from reflectune.core.paths import Roots
+from reflectune.core.resumable import Processes
+from reflectune.models.features.config import FeatureKeys
+from reflectune.models.features.filling import Picture, fill, open_cache, use_cache
+from reflectune.models.features.tower import refuse_features
+from reflectune.models.loading import Loaded
+from reflectune.models.schemes.examples import TrainingExample
+
+DataWithRoots = tuple[Sequence[TrainingExample], Roots]
+"""Examples, and the folders that their image paths may lead into."""
+
+
+def cache_features(
+    features: FeatureKeys,
+    loaded: Loaded,
+    data: Sequence[DataWithRoots],
+    args: TrainingArguments,
+    *,
+    trained_towers: frozenset[str],
+    autocast: str,
+    dry_run: bool = False,
+) -> None:
+    """Fill the cache with the data's pictures, and let the model read from it. A dry run fills nothing.
+
+    Args:
+        features: Where features are cached.
+        loaded: The model, before it gets adapters.
+        data: Training and validation data.
+        args: The trainer's.
+        trained_towers: Parts of the model that train.
+        autocast: Precision of the forward pass.
+        dry_run: Only print the number of pictures.
+
+    Raises:
+        UserError: The model's features can't be cached, a picture is bad, or the disk is full.
+    """
+    refuse_features(loaded.model, trained_towers)
+    needed = pictures(data)
+    is_first = args.process_index == 0
+    if dry_run:
+        if is_first:
+            print(f"features: those of {len(needed):,} pictures would be kept in {features.cache_features}", flush=True)
+        return
+    cache = open_cache(features.cache_features, loaded, autocast=autocast, dtype=features.cache_dtype)
+    fill(
+        cache,
+        loaded,
+        needed,
+        device=args.device,
+        autocast=autocast,
+        processes=Processes(args.process_index, args.world_size, PartialState().wait_for_everyone),
+        say=lambda line: print(line, flush=True) if is_first else None,
+    )
+    use_cache(cache, loaded)
+
+
+def pictures(data: Sequence[DataWithRoots]) -> list[Picture]:
+    """Return the pictures of the data, each path once, in order of their first appearance."""
+    by_path: dict[tuple[str, str], Picture] = {}
+    for examples, roots in data:
+        for example in examples:
+            picture = Picture(example.image, roots, f"training example {example.id}")
+            by_path.setdefault((example.image, str(roots)), picture)
+    return list(by_path.values())

@@ -1,0 +1,134 @@
+"""Load the model that a training starts from: a base model, or the checkpoint of an earlier stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, set_seed
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info
+from reflectune.models.processing.reading import check_reading
+from reflectune.models.schemes.registry import load_scheme
+from reflectune.models.weights.adapters import load_adapter
+from reflectune.models.weights.quantization import Quantization
+from reflectune.train.model.parameters import (
+    add_adapters,
+    freeze_all_but,
+    freeze_unread,
+    keep_trained_weights_in_fp32,
+    projector_modules,
+)
+from reflectune.train.settings.model import AdapterConfig
+from reflectune.train.settings.training import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The division of the weights among the processes of a launch.
+
+    Attributes:
+        kind: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for DDP or a lone process.
+        from_file: True if each process reads its own shard from the weights' file (see `reflectune.train.runs.fsdp`).
+    """
+
+    kind: str = ""
+    from_file: bool = False
+
+
+UNSHARDED = Sharding()
+
+
+def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding = UNSHARDED) -> Loaded:
+    """Load the model to train. Trained weights are kept in fp32, frozen ones in half precision or in four bits.
+
+    A full checkpoint holds all weights, so its frozen ones keep the precision of their file, or fp32.
+    """
+    if config.method == "qlora":
+        return load(
+            config.model,
+            scheme=config.scheme,
+            seed=config.seed,
+            quantization=Quantization(config.dtype, config.double_quantization),
+            device=str(device),
+            images=config.image_settings(),
+        )
+    is_full = config.method == "full"
+    keeps_half = bool(config.train_towers) and is_stored_in(config.model, config.dtype)
+    return load(
+        config.model,
+        scheme=config.scheme,
+        dtype="float32" if is_full and not keeps_half else config.dtype,
+        device=str(device) if is_full and sharding.kind not in ("zero3", "fsdp") else "cpu",
+        seed=config.seed,
+        images=config.image_settings(),
+        cast=not sharding.from_file,
+    )
+
+
+def load_tuned(
+    config: TrainingConfig, device: torch.device, sharding: Sharding = UNSHARDED
+) -> tuple[Loaded, PeftModel | None]:
+    """Load a fine-tuned checkpoint to train further, and its adapter if training continues it.
+
+    `method: full` trains all weights, with an adapter merged into them. `lora` and `qlora` continue the checkpoint's
+    adapter, so the result is an adapter of the same base; on a full checkpoint they add a new adapter.
+
+    Raises:
+        UserError: The model is not fine-tuned, has another scheme, or is an adapter of the other method.
+    """
+    folder = Path(config.model)
+    if config.method == "full" or not (folder / ADAPTER_FILE).is_file():
+        loaded = load_base(config, device, sharding)
+        if not loaded.is_tuned:
+            raise UserError(f"`model`: {config.model} is not fine-tuned; give a checkpoint that train/sft.py wrote")
+        return loaded, None
+    info = read_info(folder)
+    own_method = "qlora" if info.get("quantization") else "lora"
+    if own_method != config.method:
+        raise UserError(f"{folder} was trained with `method: {own_method}`; use that, or `method: full`")
+    if (scheme := load_scheme(folder).name) != config.scheme:
+        raise UserError(f"{folder} was trained with scheme {scheme}, and `scheme` is {config.scheme}")
+    base = config.model_copy(update={"model": str(info["base_model"]), "seed": int(info["seed"])})
+    loaded = load_base(base, device, sharding)
+    check_reading(folder, loaded.processor, load_scheme(folder))
+    adapted = load_adapter(loaded.model, folder, is_trainable=True)
+    keep_trained_weights_in_fp32(adapted)
+    files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]
+    return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()
+
+
+def prepare_model(
+    loaded: Loaded, adapters: AdapterConfig, *, seed: int = 0, sharding: Sharding = UNSHARDED
+) -> PreTrainedModel | PeftModel:
+    """Return the model in training mode, with everything frozen that the settings leave out, or with new adapters.
+
+    Args:
+        loaded: From `load_base`.
+        adapters: Which weights train.
+        seed: Seed of the adapters' random start.
+        sharding: How the launch divides the weights.
+    """
+    model: PreTrainedModel | PeftModel = loaded.model
+    set_seed(seed)
+    if adapters.method == "full":
+        freeze_all_but(model, adapters.trained_towers)
+    else:
+        model = add_adapters(
+            loaded.model,
+            loaded.renderer.token_ids.values(),
+            rank=adapters.lora_r,
+            alpha=adapters.lora_alpha,
+            dropout=adapters.lora_dropout,
+            targets=adapters.lora_targets,
+            whole=projector_modules(loaded.model) if "projector" in adapters.trained_towers else (),
+        )
+    if sharding.kind == "fsdp":
+        freeze_unread(model)
+    if not sharding.from_file:
+        keep_trained_weights_in_fp32(model)
+    return model.train()

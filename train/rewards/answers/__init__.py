@@ -1,0 +1,1 @@
+"""Training a checkpoint's answers by TRL's GRPO."""

@@ -1,0 +1,205 @@
+"""Train the answers of a checkpoint by GRPO: read its prompts, sample replies, reward the right ones."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from transformers import TrainingArguments
+from trl import GRPOConfig
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.paths import Roots
+from reflectune.core.types import Question
+from reflectune.formats.dataset import Dataset
+from reflectune.metrics.scoring.registry import Worth
+from reflectune.models.attention.positions import Positions
+from reflectune.models.loading import Loaded
+from reflectune.models.schemes.examples import PromptedExample
+from reflectune.train.data.examples import load_examples
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.model.parameters import parameter_table
+from reflectune.train.rewards.answers.config import AnswerGrpoConfig
+from reflectune.train.rewards.answers.prompts import PromptProcessor, PromptRenderer, rows_of
+from reflectune.train.rewards.answers.rewards import reward_functions
+from reflectune.train.rewards.answers.trainer import AnswerTrainer
+from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.skeleton import Method, run
+
+
+def train_answers(
+    config: AnswerGrpoConfig,
+    dataset: Dataset,
+    hashes: Mapping[str, str],
+    correctness: Worth,
+    read_answer: Callable[[str], str],
+) -> None:
+    """Train answers, and write the checkpoint into `output_dir`; resume from the last checkpoint there.
+
+    Args:
+        config: Settings of the run.
+        dataset: The data set with the prompts' questions.
+        hashes: Hashes of the inputs of rewards, next to the settings.
+        correctness: Scores an answer by the data set's metric.
+        read_answer: Reads the answer from a reply, as the pipeline does.
+    """
+    run(config, AnswerTraining(config, dataset, hashes, correctness, read_answer))
+
+
+class AnswerTraining(Method):
+    """Training of answers by GRPO; see `train_answers`."""
+
+    needs_tuned = True
+    whole_model_for = "replies are sampled"
+    fixes_processes = "replies are sampled, and each process draws random numbers of its own"
+
+    def __init__(
+        self,
+        config: AnswerGrpoConfig,
+        dataset: Dataset,
+        hashes: Mapping[str, str],
+        correctness: Worth,
+        read_answer: Callable[[str], str],
+    ) -> None:
+        self._config, self._dataset, self._hashes = config, dataset, hashes
+        self._correctness, self._read_answer = correctness, read_answer
+
+    def load_data(self) -> None:
+        """Read the prompts and their questions."""
+        self._examples, self._roots, self._questions = load_prompts(self._config, self._dataset)
+
+    def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
+        """Make TRL's arguments."""
+        args = grpo_arguments(self._config, common)
+        refuse_too_few(len(self._examples), args)
+        return args
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of prompts, questions and the inputs of rewards."""
+        return {
+            **self._hashes,
+            "data_fingerprint": file_fingerprint(self._config.part.file),
+            "questions_fingerprint": self._dataset.fingerprint,
+        }
+
+    def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
+        """Describe the prompts, the rewards and the steps."""
+        config, prompts = self._config, len(self._examples)
+        assert isinstance(args, GRPOConfig)  # from `arguments`
+        return "\n".join(
+            [
+                f"{prompts:,} prompts of {config.split}, {config.generations} replies each, of at most "
+                f"{config.max_new_tokens} tokens",
+                f"reward: {config.accuracy_reward:g} x right by {config.metric} + {config.format_reward:g} x in the "
+                "format",
+                parameter_table(model),
+                f"steps: {steps_of(config, prompts, args):,}, a checkpoint every {config.save_steps:,}, into "
+                f"{config.output_dir}",
+            ]
+        )
+
+    def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> AnswerTrainer:
+        """Make TRL's trainer with our prompts, rewards and checkpoints."""
+        return AnswerTrainer(
+            run,
+            rows_of(self._examples),
+            prompt_processor(self._config, self._examples, self._roots, loaded),
+            reward_functions(self._questions, self._correctness, self._read_answer),
+        )
+
+    def data_summary(self) -> str:
+        """Count the prompts and their replies."""
+        config = self._config
+        return f"{len(self._examples):,} prompts of {config.split}, {config.generations} replies each, by TRL's GRPO"
+
+
+def load_prompts(
+    config: AnswerGrpoConfig, dataset: Dataset
+) -> tuple[list[PromptedExample], Roots, dict[str, Question]]:
+    """Read the prompts in an order drawn by seed, the folders of their images, and their questions by id.
+
+    Raises:
+        UserError: A row isn't a prompt of a pipeline, or its question isn't in the data set.
+    """
+    examples, roots = load_examples(config.part, config.scheme)
+    questions = {question.id: question for question in dataset.stream(config.split)}
+    prompts = [example for example in examples if isinstance(example, PromptedExample)]
+    if bare := [example.id for example in prompts if not example.template or example.branch_documents]:
+        raise UserError(
+            f"`train_data`: {config.part.file} has rows that are not prompts for an answer, the first one {bare[0]}; "
+            "write it with write_lessons and `stage: grpo`"
+        )
+    if unknown := [example.id for example in prompts if example.id not in questions]:
+        raise UserError(
+            f"`train_data`: {config.part.file} has {len(unknown)} prompts about no question of {config.split} in "
+            f"{config.dataset}, the first one {unknown[0]}; name their data set, and `split`"
+        )
+    drawn = random.Random(config.seed).sample(prompts, len(prompts))[: config.limit]
+    return drawn, roots, {example.id: questions[example.id] for example in drawn}
+
+
+def grpo_arguments(config: AnswerGrpoConfig, common: Mapping[str, Any]) -> GRPOConfig:
+    """Make TRL's arguments of those that all trainings share.
+
+    Raises:
+        UserError: The replies of an optimiser step are not whole groups.
+    """
+    try:
+        return GRPOConfig(
+            **common,
+            beta=0.0,  # no KL term, as published
+            disable_dropout=True,  # so that replies are scored by the model that sampled them
+            num_generations=config.generations,
+            max_completion_length=config.max_new_tokens,
+            temperature=config.temperature,
+            loss_type=config.policy_loss,
+            reward_weights=[config.accuracy_reward, config.format_reward],
+        )
+    except ValueError as error:
+        raise UserError(
+            f"TRL refuses the batch: {error}. The replies of a step, `per_device_train_batch_size` x "
+            f"`gradient_accumulation_steps` x processes, are a multiple of `generations`, {config.generations}"
+        ) from error
+
+
+def prompts_of_a_step(args: GRPOConfig) -> int:
+    """Return the prompts that an optimiser step reads over all processes, each with all its replies."""
+    # TRL fills in the first, and refuses incomplete groups
+    assert args.generation_batch_size is not None
+    assert args.num_generations is not None
+    return args.generation_batch_size // args.num_generations
+
+
+def refuse_too_few(prompts: int, args: GRPOConfig) -> None:
+    """Raise a `UserError` if there are fewer prompts than an optimiser step reads.
+
+    TRL's sampler drops an incomplete step at the end of an epoch, so that such a run would take no step at all.
+    """
+    if prompts < (needed := prompts_of_a_step(args)):
+        raise UserError(
+            f"{prompts} prompts, and a step reads {needed}: `per_device_train_batch_size` "
+            f"{args.per_device_train_batch_size} x `gradient_accumulation_steps` {args.gradient_accumulation_steps} x "
+            f"{args.world_size} process(es) / `generations` {args.num_generations}. Lower the batch, or give more "
+            "prompts"
+        )
+
+
+def steps_of(config: AnswerGrpoConfig, prompts: int, args: GRPOConfig) -> int:
+    """Return the optimiser steps of the whole run; an epoch drops the prompts at its end that fill no step."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return math.ceil(config.epochs * (prompts // prompts_of_a_step(args)))
+
+
+def prompt_processor(
+    config: AnswerGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
+) -> PromptProcessor:
+    """Make the processor that renders prompts for TRL."""
+    longest = loaded.model.config.get_text_config().max_position_embeddings
+    room = min(config.max_tokens or longest, longest) - config.max_new_tokens
+    prompts = PromptRenderer(examples, loaded.renderer, roots, room)
+    return PromptProcessor(loaded.renderer, prompts.rendered, is_typed=Positions(loaded.model).is_3d)

@@ -1,0 +1,100 @@
+"""TRL's GRPO trainer with our prompts, rewards and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+
+from reflectune.core.errors import UserError
+from reflectune.train.data.order import FollowEpochs
+from reflectune.train.rewards.answers.prompts import PromptProcessor
+from reflectune.train.rewards.answers.rewards import Reward
+from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
+from reflectune.train.runs.logs import LogFile
+
+
+class PromptOrder(Sampler[int]):
+    """TRL's order of the prompts, each as often as it has replies, as a pure function of its seed and the epoch.
+
+    TRL's sampler (1.16) continues one generator through all epochs, so that a resumed run would begin with the first
+    epoch's order. Here the shuffles of earlier epochs are drawn again. Can go once TRL's sampler follows epochs.
+
+    Args:
+        sampler: TRL's, which shuffles.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        super().__init__()
+        self._sampler, self._epoch = sampler, 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration gives."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self._sampler.generator.manual_seed(self._sampler.seed)
+        for _ in range(self._epoch):
+            torch.randperm(self._sampler.num_samples, generator=generator)
+        yield from self._sampler
+
+
+class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
+    """Trains answers by GRPO; sampling, advantages, loss and the order of the prompts are TRL's.
+
+    Args:
+        run: The model, TRL's arguments, and how checkpoints are written.
+        rows: Rows of TRL's data set; see `rows_of`.
+        processor: Renders their prompts.
+        rewards: In the order of `args.reward_weights`.
+    """
+
+    def __init__(
+        self, run: Run, rows: Sequence[Mapping[str, Any]], processor: PromptProcessor, rewards: Sequence[Reward]
+    ) -> None:
+        GRPOTrainer.__init__(
+            self,
+            run.model,
+            [*rewards],
+            run.args,
+            Dataset.from_list([dict(row) for row in rows]),
+            processing_class=processor,
+            callbacks=[LogFile()],
+        )
+        self._order = PromptOrder(GRPOTrainer._get_train_sampler(self))
+        self.add_callback(FollowEpochs(self._order))
+        self.keep_checkpoints(run)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Return TRL's loss.
+
+        Raises:
+            UserError: It is not finite.
+        """
+        loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"the loss became {loss.item()} at step {self.state.global_step + 1}; lower `learning_rate`. The last "
+                "checkpoint is kept"
+            )
+        return loss
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the checkpoint's card is ours, and is written at the end."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
+        return self._order

@@ -1,0 +1,1 @@
+"""Training a checkpoint's gates by the rewards of their two outcomes."""

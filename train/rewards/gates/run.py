@@ -1,0 +1,161 @@
+"""Train the gates of a checkpoint by reward: measure the rewards, then move the gates towards the better outcome."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from transformers import TrainingArguments
+
+from reflectune.core.types import Question
+from reflectune.data_builders.probing.questions import select_questions
+from reflectune.formats.dataset import Dataset
+from reflectune.models.loading import Loaded
+from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
+from reflectune.train.data.examples import Collator
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.model.parameters import parameter_table
+from reflectune.train.rewards.gates.config import GateConfig
+from reflectune.train.rewards.gates.trainer import GateTrainer, Objective
+from reflectune.train.rewards.gates.trees import Costs, GateExample, GateExamples, rewards_of
+from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.skeleton import Method, run, say
+
+Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
+"""Makes the function that answers the questions with a model."""
+
+
+def train_gates(config: GateConfig, dataset: Dataset, hashes: Mapping[str, str], measuring: Measuring) -> None:
+    """Train gates, and write the checkpoint into `output_dir`; resume from the last checkpoint there.
+
+    Args:
+        config: Settings of the run.
+        dataset: The data set with the questions.
+        hashes: Hashes of the inputs of rewards, next to the settings and the checkpoint.
+        measuring: Has the questions answered without and with retrieval.
+    """
+    run(config, GateTraining(config, dataset, hashes, measuring))
+
+
+class GateTraining(Method):
+    """Training of gates by reward; see `train_gates`."""
+
+    needs_tuned = True
+    whole_model_for = "rewards are measured"
+
+    def __init__(self, config: GateConfig, dataset: Dataset, hashes: Mapping[str, str], measuring: Measuring) -> None:
+        self._config, self._dataset, self._hashes, self._measuring = config, dataset, hashes, measuring
+
+    def load_data(self) -> None:
+        """Draw the questions."""
+        self._questions = chosen_questions(self._config, self._dataset)
+
+    def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
+        """Make transformers' arguments."""
+        return TrainingArguments(**common)
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of the data set and of the inputs of rewards."""
+        return {**self._hashes, "data_fingerprint": self._dataset.fingerprint}
+
+    def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
+        """Measure the first round of rewards."""
+        if self._config.dry_run:
+            return
+        if self._config.method != "qlora":
+            whole: nn.Module = loaded.model
+            whole.to(args.device)
+        self._measure = self._measuring(loaded, self._dataset, self._questions)
+        self._outcomes = self._measure(0)
+        say(args, reward_summary(self._outcomes, self._config))
+
+    def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
+        """Describe the questions, the rounds of measuring and the steps."""
+        config, questions = self._config, self._questions
+        steps = config.max_steps or batch.steps(len(questions), config.epochs)
+        rounds = 1 + (steps - 1) // config.refresh_steps if config.refresh_steps else 1
+        return "\n".join(
+            [
+                f"{len(questions):,} questions of {config.split} ({_kinds(questions)})",
+                f"each answered without and with retrieval, {rounds} time(s), kept in {config.rewards_folder()}",
+                parameter_table(model),
+                f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
+            ]
+        )
+
+    def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> GateTrainer:
+        """Make the trainer of gates."""
+        config = self._config
+        examples = [
+            GateExample(question, tuple(each.passage for each in outcome.passages), outcome.anchor, config.hold)
+            for question, outcome in zip(self._questions, self._outcomes, strict=True)
+        ]
+        longest = loaded.model.config.get_text_config().max_position_embeddings
+        encoded = GateExamples(
+            examples,
+            loaded.renderer,
+            self._dataset.image_roots,
+            max_tokens=min(config.max_tokens or longest, longest),
+            cache_bytes=config.cache_mib * 2**20,
+        )
+        order = TrainingOrder(
+            [example.length for example in examples],
+            [example.kind for example in examples],
+            batch_size=batch.size,
+            seed=config.seed,
+            group_by_length=config.group_by_length,
+            multiple_of=batch.at_a_time,
+        )
+        return GateTrainer(
+            run,
+            encoded,
+            Collator(loaded.model),
+            order,
+            projector_learning_rate=config.projector_learning_rate,
+            objective=objective(config, loaded),
+            first=self._outcomes,
+            measure=self._measure,
+            refresh_steps=config.refresh_steps,
+        )
+
+    def data_summary(self) -> str:
+        """Count the questions by kind."""
+        questions = self._questions
+        return f"{len(questions):,} questions ({_kinds(questions)}), each answered without and with retrieval"
+
+
+def chosen_questions(config: GateConfig, dataset: Dataset) -> list[Question]:
+    """Return the questions to train on, in an order drawn by seed."""
+    drawn = select_questions(dataset, config.split, limit=config.limit, seed=config.seed)
+    visual = [question.id for question in drawn if question.is_knowledge_based is False]
+    left_out = set(visual[config.visual_limit :]) if config.visual_limit is not None else set()
+    return [question for question in drawn if question.id not in left_out]
+
+
+def objective(config: GateConfig, loaded: Loaded) -> Objective:
+    """Return the objective of the settings, with the model's token ids."""
+    ids = loaded.renderer.token_ids
+    pairs = (ids["retrieve"], ids["no_retrieve"]), (ids["relevant"], ids["irrelevant"])
+    costs = Costs(config.retrieval_cost, config.keeping_cost)
+    return Objective(costs, config.beta, config.hold, config.policy_loss, pairs)
+
+
+def reward_summary(outcomes: Sequence[GateOutcome], config: GateConfig) -> str:
+    """Describe mean rewards before training: of always retrieving, never retrieving, and each question's better way."""
+    costs = Costs(config.retrieval_cost, config.keeping_cost)
+    both = [rewards_of(outcome, costs).rewards[0] for outcome in outcomes]
+    retrieved, direct = (sum(rewards[side] for rewards in both) / len(both) for side in (0, 1))
+    best = sum(map(max, both)) / len(both)
+    better = sum(yes > no for yes, no in both)
+    return (
+        f"rewards of {len(both):,} questions at λ = {config.retrieval_cost:g}: always retrieving {retrieved:.3f}, "
+        f"never {direct:.3f}, the better each time {best:.3f} (retrieving for {better:,})"
+    )
+
+
+def _kinds(questions: Sequence[Question]) -> str:
+    kinds = Counter(GateExample(question).kind for question in questions)
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())

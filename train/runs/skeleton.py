@@ -1,0 +1,216 @@
+"""The skeleton of every training: launch → model → data → train → save."""
+
+from __future__ import annotations
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import logging
+
+from reflectune.models.loading import Loaded, save_checkpoint
+from reflectune.train.checkpoints.model_card import publish, write_card
+from reflectune.train.checkpoints.records import (
+    end_with_best,
+    has_stopped_early,
+    is_finished,
+    last_whole_checkpoint,
+    mark_whole,
+    recorded_settings,
+    refuse_occupied,
+)
+from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.model.loading import Sharding, load_base, load_tuned, prepare_model
+from reflectune.train.model.parameters import parameter_table
+from reflectune.train.runs.arguments import common_arguments, global_batch
+from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
+from reflectune.train.runs.failures import advising
+from reflectune.train.runs.fsdp import shard
+from reflectune.train.runs.launch import (
+    check_engaged,
+    idle_gpus,
+    keep_to_one_gpu,
+    refuse_bad_launch,
+    refuse_sharded_weights,
+    refuse_unshared,
+    sharding,
+)
+from reflectune.train.runs.logs import track_as_one_run, write_log
+from reflectune.train.settings.training import TrainingConfig
+
+
+class Method(ABC):
+    """The parts in which trainings differ. `run` calls the functions in the order in which they stand here."""
+
+    needs_tuned = False
+    """True if training continues a fine-tuned checkpoint."""
+    whole_model_for = ""
+    """The work that needs the whole weights in each process, for an error under ZeRO-3 and FSDP; "" if there is none."""
+    reads_whole_model = False
+    """True if a part of the model is run before training begins, so that FSDP can't shard it from its file."""
+    fixes_processes = ""
+    """The reason why a run can't continue with another number of processes; "" if that depends on the model."""
+
+    @abstractmethod
+    def load_data(self) -> None:
+        """Read and check the data. No process waits for another yet, and no model is loaded."""
+
+    @abstractmethod
+    def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
+        """Make the trainer's arguments of those that all trainings share; this joins the processes of the launch."""
+
+    @abstractmethod
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of the inputs that determine the weights, next to the settings and the model."""
+
+    def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:  # noqa: B027  most do nothing
+        """Do the work that needs the model before it gets adapters. A dry run does it too."""
+
+    @abstractmethod
+    def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
+        """Describe the run, for a dry run."""
+
+    @abstractmethod
+    def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> CheckpointedTrainer:
+        """Make the trainer."""
+
+    @abstractmethod
+    def data_summary(self) -> str:
+        """Describe the training data in one line, for the model card."""
+
+
+def run(config: TrainingConfig, method: Method) -> None:
+    """Train and write the checkpoint into `output_dir`; resume from the last checkpoint there."""
+    kind = sharding(os.environ)
+    refuse_bad_launch(config, os.environ)
+    refuse_sharded_weights(method.whole_model_for, kind)
+    method.load_data()
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
+    args = method.arguments(common_arguments(config))
+    keep_to_one_gpu(args)
+    refuse_unshared(config.output_dir, args)
+    say(args, idle_gpus(args))
+    divided = Sharding(kind, from_file=kind == "fsdp" and not (config.dry_run or method.reads_whole_model))
+    loaded, adapted = _load(config, method, args, divided)
+    batch = global_batch(args)
+    fixed = method.fixes_processes or why_fixed(loaded.model, config.adapters_dropout, kind)
+    settings = {
+        **config.run_settings(),
+        **method.fingerprints(),
+        "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
+        "sharding": kind,
+        **batch.settings(fixed),
+    }
+    if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
+        return
+    method.before_training(loaded, args)
+    model = adapted.train() if adapted else prepare_model(loaded, config, seed=config.seed, sharding=divided)
+    if config.dry_run:
+        say(args, method.preview(model, loaded, args, batch))
+        return
+    say(args, parameter_table(model))
+    save = functools.partial(save_model, loaded=loaded, settings=settings)
+    with advising(config, model, args, fixed):
+        trainer = method.trainer(Run(model, args, save, settings), loaded, batch)
+        card = functools.partial(
+            write_card, publishing=config, loaded=loaded, data=method.data_summary(), settings=settings
+        )
+        train(trainer, card)
+    publish(config.output_dir, config, args)
+
+
+def _load(
+    config: TrainingConfig, method: Method, args: TrainingArguments, divided: Sharding
+) -> tuple[Loaded, PeftModel | None]:
+    if method.needs_tuned:
+        return load_tuned(config, args.device, divided)
+    return load_base(config, args.device, divided), None
+
+
+def is_trained_already(
+    config: TrainingConfig, args: TrainingArguments, batch: GlobalBatch, why_fixed: str, settings: Mapping[str, Any]
+) -> bool:
+    """Return True if `output_dir` holds the final checkpoint of this run, which is then published.
+
+    Raises:
+        UserError: The folder holds another run, or one with another global batch.
+    """
+    folder = config.output_dir
+    if not config.resume:
+        refuse_occupied(folder)
+    refuse_other_batch(folder, recorded_settings(folder), batch, why_fixed)
+    if not is_finished(folder, settings):
+        return False
+    say(args, f"nothing to do: {folder} holds this run's final checkpoint")
+    publish(folder, config, args)
+    return True
+
+
+def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None:
+    """Take the remaining steps, then write the final checkpoint with the last weights or the best, and its card."""
+    args, settings = trainer.args, trainer.settings
+    output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
+    check_engaged(trainer, os.environ)
+    shard(trainer)
+    checkpoint = last_whole_checkpoint(output_dir, settings, discard=args.should_save, say=lambda text: say(args, text))
+    if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    else:
+        if checkpoint:
+            say(args, f"resuming from {checkpoint}")
+        track_as_one_run(trainer)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if not best_metric:
+        trainer.save_model(str(output_dir))
+    elif args.should_save:
+        end_with_best(output_dir)
+        say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
+    trainer.save_state()
+    if args.should_save:
+        write_log(output_dir, trainer.state.log_history)
+        last = trainer.state.best_global_step if best_metric else None
+        write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
+        mark_whole(output_dir, settings, trainer.state.global_step)
+    # a process that fails makes the launcher end the others, which must not be writing then
+    trainer.accelerator.wait_for_everyone()
+
+
+def save_model(
+    folder: Path,
+    model: PreTrainedModel | PeftModel,
+    state_dict: Mapping[str, Tensor] | None,
+    *,
+    loaded: Loaded,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint that `reflectune.models.loading.load`, transformers and peft load.
+
+    Args:
+        folder: Folder to write.
+        model: The model, not wrapped.
+        state_dict: Its weights, if they are sharded and were gathered.
+        loaded: Its processor and scheme, and its base.
+        settings: Everything that determines the weights.
+    """
+    # A folder's whole path: an adapter is loaded onto its base from any working directory.
+    base = str(Path(loaded.name).resolve()) if Path(loaded.name).is_dir() else loaded.name
+    quantization = asdict(loaded.quantization) if loaded.quantization else None
+    info = {"base_model": base, "seed": settings["seed"], "quantization": quantization, "training": dict(settings)}
+    assert loaded.scheme is not None  # it was loaded with one
+    save_checkpoint(folder, model, loaded.processor, loaded.scheme, info, state_dict=state_dict)
+
+
+def say(args: TrainingArguments, text: str) -> None:
+    """Print a text in the first process, unless it is empty."""
+    if text and args.process_index == 0:
+        print(text, flush=True)

@@ -1,0 +1,132 @@
+"""Supervised fine-tuning on reflection data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from transformers import TrainingArguments
+
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.paths import Roots
+from reflectune.models.loading import Loaded
+from reflectune.models.schemes.examples import TrainingExample
+from reflectune.train.checkpoints.model_card import data_in_words
+from reflectune.train.data.examples import Collator, EncodedExamples, load_training_data
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.data.mixture import mixture_lines
+from reflectune.train.data.order import TrainingOrder, training_order
+from reflectune.train.model.features import cache_features
+from reflectune.train.runs.answers import AnswerReader
+from reflectune.train.runs.arguments import validation_arguments
+from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.preview import describe
+from reflectune.train.runs.skeleton import Method, run
+from reflectune.train.runs.trainer import ReflectionTrainer
+from reflectune.train.runs.validation import GateReader, load_validation
+from reflectune.train.settings.sft import SftConfig
+
+
+def fine_tune(config: SftConfig) -> None:
+    """Fine-tune a model, and write the checkpoint into `output_dir`; resume from the last checkpoint there."""
+    run(config, SupervisedFineTuning(config))
+
+
+class SupervisedFineTuning(Method):
+    """Fine-tuning on reflection data.
+
+    Args:
+        config: Settings of the run.
+    """
+
+    def __init__(self, config: SftConfig) -> None:
+        self._config = config
+        self.reads_whole_model = bool(config.cache_features)
+
+    def load_data(self) -> None:
+        """Read the training and validation data, and check every row."""
+        config = self._config
+        self._data = load_training_data(config.parts(), config.scheme)
+        self._validation = load_validation(config, config.eval_part(), config.scheme)
+
+    def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
+        """Make transformers' arguments."""
+        return TrainingArguments(**common, **validation_arguments(self._config))
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of the training data, and of the validation data if it chooses the weights."""
+        config = self._config
+        return {
+            "data_fingerprint": [[file_fingerprint(part.file), part.weight] for part in config.parts()],
+            "eval_fingerprint": file_fingerprint(config.eval_part().file) if config.best_metric else "",
+        }
+
+    def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
+        """Cache the features of the data's pictures, if the config says so."""
+        config, data = self._config, self._data
+        if config.cache_features:
+            cache_features(
+                config,
+                loaded,
+                [(data.examples, data.image_roots), *([self._validation] if self._validation else [])],
+                args,
+                trained_towers=config.trained_towers,
+                autocast=config.dtype,
+                dry_run=config.dry_run,
+            )
+
+    def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
+        """Describe data, memory, time and an example of each kind."""
+        config, data = self._config, self._data
+        steps = config.max_steps or batch.steps(self._order(batch).examples, config.epochs)
+        dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
+        mixture = mixture_lines(config.parts(), [count for count, _ in data.parts])
+        return "\n".join([*mixture, describe(config, model, dataset, loaded.renderer, steps, args)])
+
+    def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> ReflectionTrainer:
+        """Make the trainer, with readers of the validation data."""
+        config, data = self._config, self._data
+        collator, batch_size = Collator(loaded.model), config.per_device_train_batch_size
+        gates = answers = None
+        if self._validation:
+            held_out = encoded_examples(*self._validation, loaded, config)
+            gates = GateReader(held_out, collator, loaded.renderer, batch_size)
+        if self._validation and config.eval_answers:
+            answers = AnswerReader(
+                loaded, *self._validation, count=config.eval_answers, seed=config.seed, batch_size=batch_size
+            )
+        return ReflectionTrainer(
+            run,
+            encoded_examples(data.examples, data.image_roots, loaded, config),
+            collator,
+            self._order(batch),
+            projector_learning_rate=config.projector_learning_rate,
+            gates=gates,
+            answers=answers,
+            patience=config.early_stopping_patience,
+        )
+
+    def data_summary(self) -> str:
+        """Count the questions by kind, and their branches."""
+        return data_in_words(self._data.examples, self._data.scheme)
+
+    def _order(self, batch: GlobalBatch) -> TrainingOrder:
+        config = self._config
+        return training_order(self._data, batch, seed=config.seed, group_by_length=config.group_by_length)
+
+
+def encoded_examples(
+    examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig
+) -> EncodedExamples:
+    """Return the examples as token trees, encoded when they are asked for."""
+    longest = loaded.model.config.get_text_config().max_position_embeddings
+    return EncodedExamples(
+        examples,
+        loaded.renderer,
+        roots,
+        share_prefix=config.tree,
+        max_tokens=min(config.max_tokens or longest, longest),
+        cache_bytes=config.cache_mib * 2**20,
+        answer_weight=config.answer_weight,
+    )
