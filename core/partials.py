@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from reflectune.core.locking import beside, is_held
+from reflectune.core.locking import hidden_sibling, is_held
 
 _ENDING, _LOCK = ".partial", ".lock"
 
@@ -28,7 +28,7 @@ def partial_path(path: str | Path, *, common: bool = False) -> Path:
         path: Its place.
         common: Whether several processes write it together; else each has its own.
     """
-    return beside(Path(path), "partial" if common else f"{os.getpid()}.partial")
+    return hidden_sibling(Path(path), "partial" if common else f"{os.getpid()}.partial")
 
 
 def half_downloaded(path: Path) -> Path | None:
@@ -61,7 +61,7 @@ def replacing(folder: str | Path) -> Iterator[Path]:
     next call. To be called by a process that holds the folder (see `reflectune.core.locking`).
     """
     folder = Path(folder)
-    partial, old = partial_path(folder, common=True), beside(folder, "old")
+    partial, old = partial_path(folder, common=True), hidden_sibling(folder, "old")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(partial, ignore_errors=True)
     if old.exists() and not folder.exists():
@@ -86,7 +86,7 @@ def remove_partials(place: str | Path) -> None:
     Partial files below a folder stay if another process holds the lock beside them.
     """
     place = Path(place)
-    partial_name = re.compile(re.escape(beside(place, "").name) + r"(\d+\.)?partial")
+    partial_name = re.compile(re.escape(hidden_sibling(place, "").name) + r"(\d+\.)?partial")
     for name in os.listdir(place.parent) if place.parent.is_dir() else ():
         if partial_name.fullmatch(name):
             _remove(place.parent / name)

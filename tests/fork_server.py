@@ -163,11 +163,21 @@ def forking(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
 def run_script(*arguments: str) -> None:
     """`python [-u] script …`, as one of a launch's processes."""
     script, *rest = [argument for argument in arguments if argument != "-u"]
+    end, process = os._exit, os.getpid()
+
+    def return_to_launcher(status: int) -> None:
+        if os.getpid() != process:
+            end(status)  # a worker of this process
+        sys.exit(status)  # torchrun waits for what a forked process returns
+
+    os._exit = return_to_launcher  # type: ignore[assignment]
     try:
         run_path(script, *rest)
-    except SystemExit as end:
-        if end.code:
+    except SystemExit as ending:
+        if ending.code:
             raise
+    finally:
+        os._exit = end
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def test_a_launch_says_nothing_in_a_log(tmp_path: Path, settings: str) -> None:
     script.write_text("print('ran')\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = ["-m", "accelerate.commands.launch", "--config_file", f"{ROOT}/configs/accelerate/{settings}.yaml"]
+    command += ["--main_process_port", "0"]  # a free one: another program may have 29500
 
     done = subprocess.run(
         [sys.executable, *command, str(script)], capture_output=True, text=True, check=True, env=environment

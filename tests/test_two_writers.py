@@ -15,20 +15,20 @@ from reflectune.core.locking import lock_path
 
 ROOT = Path(__file__).parents[1]
 READING = {
-    *(f"inference.{name}" for name in ("answer", "estimate", "show_trace", "visual_benchmarks")),
+    *(f"inference.{name}" for name in ("answer", "show_trace", "visual_benchmarks")),
     "train.estimate",
 }
 """Commands that write nothing."""
-WAITING = {"models.pocket.fetch"}
+WAITING = {"examples.pocket.fetch"}
 """Commands that write into the user's cache alone, where the second one waits and finds the work done."""
 
 DATASET = "--dataset dataset"
 INDEX = "--index index"
 WRITING = {
-    "data_builders.build_gallery": "--output OUT",
+    "examples.pocket.build_gallery": "--output OUT",
     "data_builders.build_mr2ag": f"{DATASET} {INDEX} --output OUT",
     "data_builders.build_plain": f"{DATASET} {INDEX} --reflection reflection --output OUT",
-    "data_builders.build_world": "--output OUT",
+    "examples.miniature.build_world": "--output OUT",
     "data_builders.convert": "--config convert.yaml --output OUT",
     "data_builders.convert_lens": f"--lens file {DATASET} --output OUT",
     "data_builders.derive_labels": f"{DATASET} --probes probes --output OUT",
@@ -40,16 +40,16 @@ WRITING = {
     "inference.recall": f"{DATASET} {INDEX} --output OUT",
     "inference.reproduce": "--config steps.yaml --output OUT",
     "inference.sweep": f"--config sweep.yaml {DATASET} {INDEX} --model model --base_model model --output OUT",
-    "inference.tables": "--output OUT",
+    "examples.miniature.papers_tables": "--output OUT",
     "inference.write_lessons": f"{DATASET} {INDEX} --base_model model --output OUT",
     "metrics.convert_bem": "--variables file --vocabulary file --examples file --output OUT",
     "metrics.score": f"--predictions file {DATASET} --output OUT",
     "metrics.submission": f"--predictions file {DATASET} --output OUT",
-    "models.miniature.pretrain": "--output OUT",
-    "models.pocket.pack": "--checkpoint model --output OUT",
+    "examples.miniature.pretrain": "--output OUT",
+    "examples.pocket.pack": "--checkpoint model --output OUT",
     "retrieval.build_index": "--knowledge knowledge --output OUT",
     "retrieval.build_text_index": "--knowledge knowledge --output OUT",
-    "retrieval.fit_title_map": "--pictures file --knowledge knowledge --output OUT.safetensors",
+    "examples.pocket.fit_title_map": "--pictures file --knowledge knowledge --output OUT.safetensors",
     "train.assemble_llava": "--language language --vision vision --output OUT",
     "train.grpo": f"{DATASET} {INDEX} --model model --base_model model --scheme mr2ag --output_dir OUT",
     "train.merge": "--checkpoint model --output OUT",
@@ -164,14 +164,14 @@ def parsed(word: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 @pytest.mark.parametrize("library", ["fcntl", "filelock", "msvcrt"])
-def test_locks_are_taken_in_one_module(library: str) -> None:
+def test_locks_are_taken_by_filelock_alone(library: str) -> None:
     taking = {
         name
         for name, node in parsed(library)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         and library in {getattr(node, "module", None), *(alias.name for alias in node.names)}
     }
-    assert taking == ({"core/locking.py"} if library == "fcntl" else set())
+    assert taking == ({"core/locking.py", "core/outputs.py"} if library == "filelock" else set())
 
 
 def test_partial_files_are_named_in_one_module() -> None:

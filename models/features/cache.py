@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.core.locking import lock_path, take
+from reflectune.core.locking import lock_path, remove, take
 from reflectune.core.partials import remove_partials
 from reflectune.models.attention.pictures import FEATURES, content_key
 
@@ -90,16 +90,17 @@ class FeatureCache:
         """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
+        was_left = lock_path(path).exists()  # by a process that was killed, or that has it now
         lock = take(lock_path(path), wait=wait)
         if lock is None:
             yield False
             return
         try:
-            if lock.was_left:
+            if was_left:
                 remove_partials(path)
             yield True
         finally:
-            lock.release(remove=True)  # one who waits for it looks again whether the features are there
+            remove(lock)  # a process that waits looks again whether the features are there
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the processor made of a picture, with its features in the place of its pixels."""

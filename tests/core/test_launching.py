@@ -1,50 +1,36 @@
-"""A process of a launch ends with its launcher; any other outlives whoever started it."""
-
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-
-import psutil
 import pytest
 
-WORKER = """
-import sys, time
-from pathlib import Path
-from reflectune.core.errors import entry_point
-
-@entry_point
-def main():
-    Path(sys.argv[1]).touch()
-    time.sleep(60)
-
-main()
-"""
-LAUNCHER = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stderr=open(sys.argv[3], "w"))
-print(child.pid, flush=True)
-time.sleep(60)
-"""
+from reflectune.core.launching import alone, launched, rank, spreading_problem
 
 
-@pytest.mark.parametrize("launched", [True, False])
-def test_a_process_whose_launcher_is_killed_ends_too(tmp_path: Path, launched: bool) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
-    environment |= {"TORCHELASTIC_RUN_ID": "none"} if launched else {}
-    began, told = tmp_path / "began", tmp_path / "told.txt"
-    command = [sys.executable, "-c", LAUNCHER, WORKER, str(began), str(told)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as launcher:
-        assert launcher.stdout is not None
-        worker = psutil.Process(int(launcher.stdout.readline()))
-        while not began.exists():
-            time.sleep(0.05)
-        launcher.kill()
-    _, alive = psutil.wait_procs([worker], timeout=10 if launched else 2)
-    for process in alive:
-        process.kill()
-    assert bool(alive) is not launched
-    assert ("is gone; run the same command again" in told.read_text()) is launched
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, (1, 2)),
+    ],
+)
+def test_a_process_knows_its_number_and_the_launchs_size(
+    environment: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (rank(), launched()) == expected
+
+
+def test_a_model_is_spread_over_gpus_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spreading_problem("auto") == ""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert spreading_problem(None) == ""
+    assert "this launch has 2" in spreading_problem("auto")
+
+
+def test_a_command_outside_the_launch_gets_none_of_its_variables() -> None:
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
+    launch = {"RANK": "0", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "TORCHELASTIC_RUN_ID": "none"}
+    assert alone({**kept, **launch}) == kept

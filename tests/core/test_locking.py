@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.locking import is_held, lock_path, locked, take
+from reflectune.core.locking import is_held, lock_path, locked, remove, take
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -40,18 +38,26 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
 print(worker.pid, flush=True)
 time.sleep(60)
 """
+WAITING = """
+import sys
+from reflectune.core.locking import take
+print("waiting", flush=True)
+lock = take(sys.argv[1], wait=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program with arguments and waits for its first line, which becomes its `said`."""
+    """Starts a program with arguments and waits for its first line, which becomes its `output`."""
     started: list[Any] = []
 
     def run(program: str, *arguments: str) -> Any:
         command = [sys.executable, "-c", program, *arguments]
         process: Any = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
-        process.said = process.stdout.readline().strip()
+        process.output = process.stdout.readline().strip()
         return process
 
     yield run
@@ -63,15 +69,15 @@ def start() -> Iterator[Start]:
 
 def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "lock"
+    path.write_text("content")
     other = start(HOLDING, str(path))
     assert take(path) is None
     assert is_held(path)
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert not is_held(path)
-    lock = take(path)
-    assert lock is not None
-    assert lock.was_left
+    assert take(path) is not None
+    assert path.read_text() == "content"
 
 
 @pytest.mark.parametrize("program", [FORKING, EXECUTING])
@@ -82,57 +88,50 @@ def test_a_worker_that_outlives_its_parent_holds_nothing(program: str, tmp_path:
     parent.kill()
     parent.wait()
     try:
-        os.kill(int(parent.said), 0)  # it lives
+        os.kill(int(parent.output), 0)  # it lives
         assert not is_held(path)
     finally:
-        os.kill(int(parent.said), signal.SIGKILL)
+        os.kill(int(parent.output), signal.SIGKILL)
 
 
 def test_a_forked_workers_end_takes_nothing_from_its_parent(tmp_path: Path) -> None:
-    lock = take(tmp_path / "lock")
+    path = tmp_path / "lock"
+    lock = take(path)
     assert lock is not None
     worker = os.fork()
     if worker == 0:
-        lock.release(remove=True)
+        remove(lock)
         os._exit(0)
     os.waitpid(worker, 0)
-    assert is_held(tmp_path / "lock")
-    lock.release(remove=True)
-    lock.release(remove=True)
+    assert is_held(path)
+    remove(lock)
+    remove(lock)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_file_that_was_deleted_meanwhile_is_not_taken_for_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between opening the file and locking it, its holder deletes it and a third process makes a new one."""
-    path, flock, first = tmp_path / "lock", fcntl.flock, [True]
-
-    def late(file: Any, mode: int) -> None:
-        if first.pop() if first else False:
-            path.unlink()
-            path.write_text("new")
-        flock(file, mode)
-
-    monkeypatch.setattr(fcntl, "flock", late)
+def test_a_process_that_waits_locks_the_file_that_is_there(tmp_path: Path, start: Start) -> None:
+    """The holder deletes the file that the other process waits for."""
+    path = tmp_path / "lock"
     lock = take(path)
     assert lock is not None
-    assert lock.read() == b"new"
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "waiting\n"
+        remove(lock)
+        assert waiting.stdout.readline() == "held\n"
+        assert is_held(path)
+        waiting.kill()
 
 
-def test_shared_locks_are_many_and_the_last_one_takes_the_file_away(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    first = take(path)
-    assert first is not None
-    assert take(path, shared=True) is None
-    assert first.share()
-    second = take(path, shared=True)
-    assert second is not None
-    assert take(path) is None
-    first.release(remove=True)
-    assert path.exists()
-    second.release(remove=True)
-    assert not path.exists()
+def test_a_link_locks_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    lock = take(tmp_path / "link")
+    assert lock is not None
+    assert take(tmp_path / "file") is None
 
 
 def test_two_processes_take_turns(tmp_path: Path) -> None:
@@ -154,32 +153,14 @@ def test_two_processes_take_turns(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_file_system_without_locks_is_said_once(tmp_path: Path) -> None:
+def test_a_file_system_without_locks_gives_one_warning(tmp_path: Path) -> None:
     program = (
         "import errno, fcntl, pathlib, sys\nfrom reflectune.core.locking import is_held, take\n"
         "def flock(file, mode):\n    raise OSError(errno.ENOLCK, 'No locks available')\n"
         "fcntl.flock = flock\nfolder = pathlib.Path(sys.argv[1])\n"
-        "for name in ('one', 'two'):\n    take(folder / name).release(remove=True)\n"
+        "for name in ('one', 'two'):\n    assert take(folder / name) is not None\n"
         "assert not is_held(folder / 'one')\n"
     )
-    said = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert said.stderr.count("\n") == 1
-    assert f"{tmp_path} is on a file system without locks (No locks available)" in said.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_users_lock_file_is_locked_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, opened = tmp_path / "lock", os.open
-    path.write_text("theirs")
-
-    def refuse(name: Any, flags: int, *mode: int) -> int:
-        if flags & os.O_RDWR:
-            raise PermissionError(errno.EACCES, "Permission denied", name)
-        return opened(name, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    lock = take(path)
-    assert lock is not None
-    lock.append(b"mine")
-    assert is_held(path)
-    assert lock.read() == b"theirs"
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ended.stderr.count("\n") == 1
+    assert f"{tmp_path} is on a file system without locks (No locks available)" in ended.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.locking import lock_path, take
+from reflectune.core.locking import lock_path, remove, take
 from reflectune.core.partials import remove_partials, replacing, writing
 
 
@@ -110,7 +110,7 @@ def test_what_another_process_writes_within_an_output_stays(tmp_path: Path) -> N
     assert partial.exists()
     assert within.exists()
 
-    lock.release(remove=True)
+    remove(lock)
     remove_partials(tmp_path / "out")
     assert names(inner) == []
     assert names(tmp_path / "out") == ["inner"]
