@@ -45,7 +45,8 @@ def schema_of(kind: type) -> pa.Schema:
 
 def to_row(value: Any) -> dict[str, Any]:
     """A dataclass as plain values, for JSON and Parquet."""
-    return dataclasses.asdict(value)
+    row: dict[str, Any] = _adapter(type(value)).dump_python(value)  # type: ignore[arg-type]  # a type is hashable
+    return row
 
 
 def from_row(kind: type[Value], row: Mapping[str, Any]) -> Value:
@@ -75,7 +76,7 @@ def _column(hint: Any) -> pa.DataType:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return pa.string()
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+    if origin is tuple and len({*inner} - {Ellipsis}) == 1:
         return pa.list_(_column(inner[0]))
     if origin is Mapping and inner[0] is str:
         return pa.map_(pa.string(), _column(inner[1]))

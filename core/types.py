@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 AnswerType = Literal["string", "time", "numerical", "multi_answer", "free_form"]
+Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "rouge_l"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+"""Names of the metrics that score an answer; `metrics.scoring.registry` computes them."""
 AnswerStyle = Literal["short", "list", "free"]
 """How an answer is to be written: a word or phrase, several of them joined by `&&`, or as the model likes."""
 

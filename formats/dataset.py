@@ -1,13 +1,12 @@
-"""A data set folder: questions by split, images, a knowledge base, and the manifest that says what they are.
+"""A data set folder: questions by split, images, a knowledge base, and a manifest.
 
-A split is one file, `questions/SPLIT.parquet`, or a folder of parts, `questions/SPLIT/part-*.parquet`. Where the
-manifest has an `image_root`, image paths start there, else at the folder itself; where it has a `knowledge_root`, the
-knowledge base is there, else in the folder `knowledge`.
+A split is one file, `questions/SPLIT.parquet`, or a folder of parts, `questions/SPLIT/part-*.parquet`. Image paths
+start at the manifest's `image_root`, else at the folder itself. The knowledge base lies in the manifest's
+`knowledge_root`, else in the folder `knowledge`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,44 +20,26 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file, resolve_below
-from reflectune.core.types import Evidence, FollowUp, Question
+from reflectune.core.rows import from_row, schema_of, to_row
+from reflectune.core.types import METRICS, Metric, Question
 from reflectune.core.values import short
-from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.parts import is_in_part
 from reflectune.formats.questions import malformed
-from reflectune.metrics.scoring.registry import METRICS, Metric, find_metric_name
 
 MANIFEST = "dataset.json"
 PROBES, LOOK_ALIKES = "probes.jsonl", "look_alikes.json"
-"""What a data set may bring for measuring relevance: passages of its own, and which entries are alike."""
-_SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("image", pa.string()),
-        ("text", pa.string()),
-        ("answers", pa.list_(pa.string())),
-        ("range", pa.list_(pa.float64())),
-        ("answer_type", pa.string()),
-        ("split", pa.string()),
-        ("requires_retrieval", pa.bool_()),
-        ("entity_ids", pa.list_(pa.string())),
-        ("evidence", pa.list_(pa.struct([("entry_id", pa.string()), ("section", pa.int64())]))),
-        ("meta", pa.string()),
-        ("follow_ups", pa.list_(pa.struct([("question", pa.string()), ("answer", pa.string())]))),
-    ]
-)
-_LATER = frozenset({"follow_ups"})
-"""Columns that older data sets lack; their questions have the field's default."""
+"""Optional files of a data set that measure relevance: passages of its own, and look-alikes of each entry."""
+_PARTS = "*/part-*.parquet"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set folder. Nothing is read before it is asked for.
+    """A data set folder, read on demand.
 
     Attributes:
         root: The folder.
-        part: Of its questions those in this part alone, e.g. `1/2` (`is_in_part`); "": all.
+        part: Restricts the questions to this part, e.g. `1/2` (`is_in_part`); "" for all.
     """
 
     root: Path
@@ -71,22 +52,30 @@ class Dataset:
 
     @cached_property
     def image_roots(self) -> tuple[Path, ...]:
-        """The folders that its image paths may lead into; relative ones start at the first."""
+        """The folders that may hold its images. Relative paths start at the first."""
         return image_roots(self.root)
 
     @property
     def metric(self) -> Metric:
-        """The metric that the data set is scored by; UserError if it can't be told."""
-        return metric_of(self.manifest, self.root / MANIFEST)
+        """The metric of the data set; UserError if the manifest names none or an unknown one."""
+        metric = self.manifest.get("metric")
+        if metric not in METRICS:
+            found = "has no `metric`" if metric is None else f"has the unknown `metric` {short(str(metric))}"
+            raise UserError(
+                f"{self.root / MANIFEST} {found}: it was written by another version, or its reader is not of one set; "
+                f"convert it again, or set `metric` to one of {', '.join(METRICS)}"
+            )
+        name: Metric = metric
+        return name
 
     @property
     def fingerprint(self) -> str:
-        """What the whole data set's content hashes to, as its builder wrote it down."""
+        """The hash of the whole data set's content that its builder wrote down."""
         return str(self.manifest["fingerprint"])
 
     @property
     def knowledge_folder(self) -> Path:
-        """Where its knowledge base is: as the manifest says, else the folder `knowledge/`. It need not exist."""
+        """The folder of its knowledge base, which need not exist."""
         return self.root / self.manifest.get("knowledge_root", "knowledge")
 
     @cached_property
@@ -95,21 +84,18 @@ class Dataset:
         return KnowledgeBase(self.knowledge_folder)
 
     def questions(self, split: str) -> list[Question]:
-        """The questions of a split, in the order of the file."""
+        """Read the questions of a split, in the order of the file."""
         return list(self.stream(split))
 
     def stream(self, split: str) -> Iterator[Question]:
-        """The questions of a split one after the other; memory holds a few thousand."""
+        """Yield the questions of a split; memory holds a few thousand."""
         return (question for question in stream_questions(self.root, split) if is_in_part(question, self.part))
 
 
 def image_roots(folder: str | Path) -> tuple[Path, ...]:
-    """The folders that a data set's image paths may lead into: its own, and the `image_root` that its manifest names.
+    """Return the folders that may hold the images of a data set: its own, and the manifest's `image_root`.
 
-    Relative paths start at the first.
-
-    Args:
-        folder: The data set; one without a manifest has its own folder alone.
+    Relative paths start at the first. A folder without a manifest has only its own.
     """
     manifest = load_manifest(folder) if Path(folder, MANIFEST).is_file() else {}
     named = manifest.get("image_root", "")
@@ -128,20 +114,20 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
         raise UserError(f"{Path(folder) / MANIFEST} has no `fingerprint`; build the data set again")
     for split, kinds in manifest.get("counts", {}).items():
         if not isinstance(kinds, dict) or not all(isinstance(count, int) for count in kinds.values()):
-            raise UserError(f"{Path(folder) / MANIFEST}: `counts` of {split} are no numbers; build the data set again")
+            raise UserError(f"{Path(folder) / MANIFEST}: `counts` of {split} are not numbers; build the data set again")
     return manifest
 
 
 def companion(folder: Path, manifest: Mapping[str, Any], name: str) -> Path | None:
-    """A file beside a data set's questions; None if it has none of that name.
+    """Return the path of an optional file of a data set; None if it has none of that name.
 
     Args:
-        folder: The data set's.
-        manifest: The content of dataset.json; under `files` it may say what files hash to.
-        name: The file's.
+        folder: Folder of the data set.
+        manifest: The content of dataset.json; `files` may hold hashes of files.
+        name: Name of the file.
 
     Raises:
-        UserError: The file is missing or another one than the manifest says.
+        UserError: The file is missing or differs from the manifest's hash.
     """
     path, expected = folder / name, manifest.get("files", {}).get(name)
     if expected is not None and (not path.is_file() or file_fingerprint(path) != expected):
@@ -151,14 +137,14 @@ def companion(folder: Path, manifest: Mapping[str, Any], name: str) -> Path | No
 
 
 def built_manifest(folder: Path, settings: str) -> dict[str, Any] | None:
-    """The manifest of a data set that was built into a folder by these settings; None if there is none yet.
+    """Return the manifest of a data set that these settings built into a folder; None if there is none yet.
 
     Args:
-        folder: The data set's.
-        settings: The hash that its manifest has under `settings`.
+        folder: Folder of the data set.
+        settings: Hash that the manifest holds under `settings`.
 
     Raises:
-        UserError: The folder holds another data set.
+        UserError: The folder holds a different data set.
     """
     if not (folder / MANIFEST).exists():
         return None
@@ -167,33 +153,6 @@ def built_manifest(folder: Path, settings: str) -> dict[str, Any] | None:
         name = manifest.get("name", "without a name")
         raise UserError(f"{folder} holds another data set ({name}); choose another output folder")
     return manifest
-
-
-def metric_of(manifest: Mapping[str, Any], where: str | Path) -> Metric:
-    """The metric that a manifest says its data set is scored by.
-
-    One without the key `metric`, written before there was one, is known by the reader that its questions were converted
-    with, or as a drawn world (`looks`), which is scored as InfoSeek is.
-
-    Args:
-        manifest: The content of dataset.json.
-        where: What it is called in an error.
-
-    Raises:
-        UserError: The manifest names no metric, or an unknown one, and its data set is not known either.
-    """
-    reader = (manifest.get("made_with") or {}).get("questions", "")
-    said = manifest.get("metric") or METRIC_OF.get(reader) or ("infoseek" if manifest.get("looks") else None)
-    if said is None:
-        of = f"; the reader {reader} is of several sets" if reader else ""
-        raise UserError(
-            f'{where} does not say what its data set is scored by{of}: add `"metric": "NAME"` to it, or set `metric`; '
-            f"NAME is one of {', '.join(METRICS)}"
-        )
-    try:
-        return find_metric_name(said)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 def write_questions(folder: str | Path, split: str, questions: Iterable[Question]) -> Path:
@@ -205,21 +164,21 @@ def write_questions(folder: str | Path, split: str, questions: Iterable[Question
 
 def write_question_file(path: Path, questions: Sequence[Question]) -> None:
     """Write one file of questions, a whole split or a part of one; it appears whole or not at all."""
-    write_parquet(path, pa.Table.from_pylist([_row(question) for question in questions], schema=_SCHEMA))
+    write_parquet(path, pa.Table.from_pylist([to_row(question) for question in questions], schema=schema_of(Question)))
 
 
 def read_questions(folder: str | Path, split: str) -> list[Question]:
     """Read a split's questions.
 
     Raises:
-        UserError: The split doesn't exist (the message names those that do), a file of it is damaged or is not the one
-            that the manifest speaks of, a row of it is no question, or two rows have one id.
+        UserError: The split doesn't exist (the message names those that do), a file of it is damaged or differs from
+            the manifest, a row of it is not a question, or two rows have one id.
     """
     return list(stream_questions(folder, split))
 
 
 def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
-    """A split's questions, in order; memory holds a few thousand of them, and a hash of every id.
+    """Yield a split's questions, in order; memory holds a few thousand of them, and a hash of every id.
 
     Raises:
         UserError: As `read_questions`.
@@ -230,11 +189,9 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
     for path, rows in _parts(Path(folder), split, manifest):
         count = 0
         with open_parquet(path, "build the data set again") as file:
-            held = file.schema_arrow.names
-            columns = pa.schema([field for field in _SCHEMA if field.name in held or field.name not in _LATER])
-            for row in stream_rows(file, columns, batch_size=4096):
+            for row in stream_rows(file, schema_of(Question), batch_size=4096):
                 count += 1
-                question = _checked(row, image_root, path)
+                question = _question(row, image_root, path)
                 if (key := hash(question.id)) in seen:
                     raise UserError(f"{folder}: two questions of {split} have the id {question.id}; ids must be unique")
                 seen.add(key)
@@ -246,15 +203,15 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
 
 
 def splits(folder: str | Path) -> Sequence[str]:
-    """The splits that a data set folder has."""
+    """Return the splits of a data set folder."""
     questions = Path(folder, "questions")
     return sorted({path.stem for path in questions.glob("*.parquet")} | {p.parent.name for p in questions.glob(_PARTS)})
 
 
 def split_issues(key: str, folder: str | Path, names: Iterable[str]) -> list[str]:
-    """Which of the splits that a config's key names a data set hasn't, one sentence each.
+    """Return one sentence for each split that a config's key names and the data set lacks.
 
-    A folder that is no data set, and one without questions, are reported elsewhere.
+    Returns nothing for a folder that is not a data set or has no questions.
     """
     if not folder or not Path(folder, MANIFEST).is_file():
         return []
@@ -263,11 +220,8 @@ def split_issues(key: str, folder: str | Path, names: Iterable[str]) -> list[str
     return [f"`{key}`: {folder} has no split {short(name)}; it has {', '.join(known)}" for name in missing]
 
 
-_PARTS = "*/part-*.parquet"
-
-
 def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Path, int | None]]:
-    """The files of a split, in order, and how many rows each has where the manifest says so."""
+    """Return the files of a split, in order, each with its number of rows if the manifest has it."""
     whole = folder / "questions" / f"{split}.parquet"
     if whole.is_file():
         resolve_below(whole.absolute(), folder)
@@ -289,54 +243,19 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     return [(path, None) for path in parts]
 
 
-def _row(question: Question) -> dict[str, Any]:
-    return {
-        "id": question.id,
-        "image": question.image,
-        "text": question.text,
-        "answers": list(question.answers),
-        "range": list(question.range) if question.range is not None else None,
-        "answer_type": question.answer_type,
-        "split": question.split,
-        "requires_retrieval": question.requires_retrieval,
-        "entity_ids": list(question.entity_ids),
-        "evidence": [{"entry_id": e.entry_id, "section": e.section} for e in question.evidence],
-        "meta": json.dumps(dict(question.meta), sort_keys=True, ensure_ascii=False),
-        "follow_ups": [{"question": later.question, "answer": later.answer} for later in question.follow_ups],
-    }
-
-
-def _checked(row: dict[str, Any], image_root: str, path: Path) -> Question:
-    """The question of a row.
+def _question(row: dict[str, Any], image_root: str, path: Path) -> Question:
+    """Return the question of a row.
 
     Raises:
-        UserError: It is no question; whatever wrote the file.
+        UserError: The row is not a question.
     """
+    if image_root and row["image"]:
+        row["image"] = str(Path(image_root, row["image"]))
     try:
-        question = _question(row, image_root)
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UserError(f"{path}: the row {row['id']} is no question ({error}); build the data set again") from error
+        question = from_row(Question, row)
+    except ValueError as error:
+        raise UserError(f"{path}: the row {row['id']}: {error}; build the data set again") from error
     if problem := malformed(question):
         field, found, fix = problem
         raise UserError(f"{path}: the row {row['id']}: `{field}` {found}; {fix}, or build the data set again")
     return question
-
-
-def _question(row: dict[str, Any], image_root: str) -> Question:
-    low_high = row["range"]
-    if low_high and len(low_high) != 2:
-        raise ValueError(f"its range has {len(low_high)} ends")
-    return Question(
-        id=row["id"],
-        image=str(Path(image_root, row["image"])) if image_root and row["image"] else row["image"],
-        text=row["text"],
-        answers=tuple(row["answers"]),
-        range=(low_high[0], low_high[1]) if low_high else None,
-        answer_type=row["answer_type"],
-        split=row["split"],
-        requires_retrieval=row["requires_retrieval"],
-        entity_ids=tuple(row["entity_ids"]),
-        evidence=tuple(Evidence(e["entry_id"], e["section"]) for e in row["evidence"]),
-        meta=json.loads(row["meta"]),
-        follow_ups=tuple(FollowUp(**later) for later in row.get("follow_ups") or ()),
-    )

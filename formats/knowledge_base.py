@@ -1,4 +1,4 @@
-"""A knowledge base on disk: entries in sharded Parquet, read as a stream or one by one, never whole."""
+"""A knowledge base on disk: entries in sharded Parquet, read as a stream or one by one, never as a whole."""
 
 from __future__ import annotations
 
@@ -19,24 +19,13 @@ from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file
-from reflectune.core.types import Entry, Section
+from reflectune.core.rows import from_row, schema_of, to_row
+from reflectune.core.types import Entry
 
 MANIFEST = "kb.json"
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("title", pa.string()),
-        ("url", pa.string()),
-        ("summary", pa.string()),
-        ("images", pa.list_(pa.string())),
-        ("sections", pa.list_(pa.struct([("title", pa.string()), ("text", pa.string())]))),
-    ]
-)
-"""Columns of a shard."""
-
 _KEYS = {"name": str, "entries": int, "fingerprint": str, "image_root": str, "shards": list}
-"""What the manifest must say."""
+"""Keys of the manifest."""
 _ROW_GROUP = 128
 _GROUPS_KEPT = 64
 
@@ -49,11 +38,11 @@ def write_knowledge_base(
     The manifest is written last: a folder without it is not a knowledge base.
 
     Args:
-        folder: Where to. A knowledge base that is there is replaced.
-        entries: In the order that ties in retrieval are broken by.
-        name: Of the knowledge base.
+        folder: Folder to write to. An existing knowledge base is replaced.
+        entries: Entries, in the order that breaks ties in retrieval.
+        name: Name of the knowledge base.
         image_root: The folder that `Entry.images` are relative to, relative to `folder`.
-        shard_size: Entries in a file.
+        shard_size: Entries per file.
 
     Raises:
         UserError: An entry has no id, or an id comes twice.
@@ -74,7 +63,7 @@ def write_knowledge_base(
 
 
 def clear_knowledge_base(folder: Path) -> None:
-    """Make the folder, and take what an earlier knowledge base left in it; the manifest goes first."""
+    """Create the folder, or delete an earlier knowledge base in it, manifest first."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     for stale in folder.glob("part-*.parquet"):
@@ -82,7 +71,7 @@ def clear_knowledge_base(folder: Path) -> None:
 
 
 def shard_name(number: int) -> str:
-    """The file name of a shard."""
+    """Return the file name of a shard."""
     return f"part-{number:05d}.parquet"
 
 
@@ -90,15 +79,15 @@ def write_shard(path: Path, entries: Sequence[Entry]) -> list[bytes]:
     """Write one shard, atomically.
 
     Returns:
-        The digest of each entry, 16 bytes, in order: what `finish_knowledge_base` makes the fingerprint of.
+        The digest of each entry, 16 bytes, in order; `finish_knowledge_base` hashes them to the fingerprint.
     """
-    rows = [_row(entry) for entry in entries]
-    write_parquet(path, pa.Table.from_pylist(rows, schema=SCHEMA), _ROW_GROUP)
+    rows = [to_row(entry) for entry in entries]
+    write_parquet(path, pa.Table.from_pylist(rows, schema=schema_of(Entry)), _ROW_GROUP)
     return [_digest(row) for row in rows]
 
 
 def drop_entries(path: Path, positions: Sequence[int]) -> None:
-    """Take entries out of a shard, atomically; a shard that is left empty is deleted."""
+    """Drop entries from a shard, atomically; an empty shard is deleted."""
     with _opened(path) as file:
         table = file.read()
     gone = set(positions)
@@ -116,9 +105,9 @@ def finish_knowledge_base(
 
     Args:
         folder: The knowledge base's folder.
-        shards: Of each shard: {"file": its name, "entries": how many}, in order.
-        digests: What `write_shard` returned for each, one after the other (pieces may be joined).
-        name: Of the knowledge base.
+        shards: {"file": name, "entries": number of entries} of each shard, in order.
+        digests: Digests that `write_shard` returned, in order (pieces may be joined).
+        name: Name of the knowledge base.
         image_root: The folder that `Entry.images` are relative to, absolute or relative to `folder`.
     """
     manifest = {
@@ -138,10 +127,10 @@ class KnowledgeBase:
     Iterating streams them in order; `get` reads the few rows around one entry and keeps recently read ones.
 
     Args:
-        folder: What `write_knowledge_base` wrote.
+        folder: A folder that `write_knowledge_base` wrote.
 
     Raises:
-        UserError: The folder is no knowledge base.
+        UserError: The folder is not a knowledge base.
 
     Example:
         >>> knowledge = KnowledgeBase("world/knowledge")
@@ -154,7 +143,7 @@ class KnowledgeBase:
         self.manifest = read_record(self.folder / MANIFEST, "the knowledge base's manifest", **_KEYS)
         missing = [key for key in _KEYS if key not in self.manifest]
         shards = self.manifest.get("shards", [])
-        if not all(isinstance(each, dict) and {"file", "entries"} <= each.keys() for each in shards):
+        if not all(isinstance(shard, dict) and {"file", "entries"} <= shard.keys() for shard in shards):
             raise UserError(f"{self.folder / MANIFEST}: a shard lacks its file or its entries; write it again")
         if missing:
             raise UserError(f"{self.folder / MANIFEST} lacks `{'`, `'.join(missing)}`; write the knowledge base again")
@@ -168,25 +157,22 @@ class KnowledgeBase:
 
     @property
     def name(self) -> str:
-        """The name it was given."""
+        """Its name."""
         return str(self.manifest["name"])
 
     @property
     def fingerprint(self) -> str:
-        """A hash of every entry's text and image paths, in order, however they are cut into shards.
-
-        The images themselves are not part of it.
-        """
+        """A hash of the text and image paths of all entries, in order, independent of the shards and of the pixels."""
         return str(self.manifest["fingerprint"])
 
     @property
     def image_root(self) -> Path:
-        """The folder that relative image paths start from, absolute: so is every path of an image."""
+        """The folder that relative image paths start at, as an absolute path."""
         return (self.folder / self.manifest["image_root"]).absolute()
 
     def fingerprint_of(self, entries: int) -> str:
-        """The fingerprint of a knowledge base of only the first so many entries; it reads them."""
-        return _fingerprint(_digest(_row(entry)) for entry in islice(self, entries))
+        """Compute the fingerprint of a knowledge base of only the first `entries` entries."""
+        return _fingerprint(_digest(to_row(entry)) for entry in islice(self, entries))
 
     def __len__(self) -> int:
         return int(self.manifest["entries"])
@@ -199,33 +185,33 @@ class KnowledgeBase:
                         f"{shard} holds {file.metadata.num_rows:,} entries, {MANIFEST} says {record['entries']}; "
                         "write the knowledge base again"
                     )
-                yield from map(_entry, stream_rows(file, SCHEMA, _ROW_GROUP))
+                yield from map(_entry, stream_rows(file, schema_of(Entry), _ROW_GROUP))
 
     def __contains__(self, entry_id: object) -> bool:
         return isinstance(entry_id, str) and self._directory.find(entry_id) is not None
 
     @property
     def ids(self) -> Sequence[str]:
-        """Every entry's id, in order."""
+        """The ids of all entries, in order."""
         return tuple(self._directory.ids.to_pylist())
 
     def id_at(self, position: int) -> str:
-        """The id of the entry at a position, from 0."""
+        """Return the id of the entry at a position, from 0."""
         return str(self._directory.ids[position].as_py())
 
     def image_counts(self) -> Iterator[int]:
-        """How many images each entry has, in order, without reading its text; a list that is damaged is empty."""
+        """Yield the number of images of each entry, in order, without reading its text; a null list counts as empty."""
         for shard in self._shards:
             with _opened(shard) as file:
                 for group in range(file.num_row_groups):
                     images = file.read_row_group(group, columns=["images"]).column("images").to_pylist()
-                    yield from (len(each or ()) for each in images)
+                    yield from (len(paths or ()) for paths in images)
 
     def get(self, entry_id: str) -> Entry:
-        """One entry.
+        """Read one entry.
 
         Raises:
-            UserError: It is not there.
+            UserError: The knowledge base has no entry of this id.
         """
         position = self._directory.find(entry_id)
         if position is None:
@@ -237,7 +223,7 @@ class KnowledgeBase:
         return _entry(self._group(shard, group).slice(row, 1).to_pylist()[0])
 
     def place(self, position: int) -> tuple[Path, int]:
-        """The shard of the entry at a position (from 0), in the knowledge base's order, and its record (from 1)."""
+        """Return the shard of the entry at a position (from 0), and the number of its row (from 1)."""
         for shard in self.manifest["shards"]:
             if position < shard["entries"]:
                 return listed_file(self.folder, shard["file"], MANIFEST), position + 1
@@ -245,7 +231,7 @@ class KnowledgeBase:
         raise IndexError(f"{self.folder} has {len(self):,} entries")
 
     def image_path(self, entry: Entry, position: int = 0) -> Path:
-        """Where one of an entry's images is; the first is the infobox image.
+        """Return the path of one of an entry's images; the first is the infobox image.
 
         Raises:
             UserError: The entry has no such image.
@@ -257,7 +243,7 @@ class KnowledgeBase:
         return self.image_root / entry.images[position]
 
     def image_paths(self, entry: Entry) -> list[Path]:
-        """Where an entry's images are, in order."""
+        """Return the paths of an entry's images, in order."""
         return [self.image_path(entry, position) for position in range(len(entry.images))]
 
     @property
@@ -266,7 +252,7 @@ class KnowledgeBase:
 
     @functools.cached_property
     def _directory(self) -> _Directory:
-        """Every entry's id and place."""
+        """The id and the place of every entry."""
         names, groups = [], []
         for number, shard in enumerate(self._shards):
             with _opened(shard) as file:
@@ -284,16 +270,16 @@ class KnowledgeBase:
 
     def _read_group(self, shard: int, group: int) -> pa.Table:
         with _opened(self._shards[shard]) as file:
-            return file.read_row_group(group, columns=SCHEMA.names)
+            return file.read_row_group(group, columns=schema_of(Entry).names)
 
 
 class _Directory:
-    """Where each entry lies, in some 30 bytes an entry: 6 M of them must fit beside other things in every process.
+    """The place of each entry by its id, in some 30 bytes an entry: every process holds that of 6 M entries.
 
     Args:
-        ids: Of all entries, in order.
-        groups: Shard and row group of each group of rows.
-        sizes: Rows of each.
+        ids: Ids of all entries, in order.
+        groups: Shard and number of each row group.
+        sizes: Number of rows of each row group.
     """
 
     def __init__(self, ids: pa.LargeStringArray, groups: Sequence[tuple[int, int]], sizes: Sequence[int]) -> None:
@@ -305,26 +291,26 @@ class _Directory:
 
     @property
     def different(self) -> int:
-        """How many different ids there are."""
+        """Number of different ids."""
         same = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
-        pairs = ((self.ids[int(self._order[place])], self.ids[int(self._order[place + 1])]) for place in same)
+        pairs = ((self.ids[int(self._order[rank])], self.ids[int(self._order[rank + 1])]) for rank in same)
         return len(self.ids) - sum(one == other for one, other in pairs)
 
     def find(self, entry_id: str) -> int | None:
-        """The position of an entry, or None."""
-        wanted = hash(entry_id)
-        first, last = np.searchsorted(self._hashes, wanted, "left"), np.searchsorted(self._hashes, wanted, "right")
+        """Return the position of an entry, or None."""
+        key = hash(entry_id)
+        first, last = np.searchsorted(self._hashes, key, "left"), np.searchsorted(self._hashes, key, "right")
         positions = (int(position) for position in self._order[first:last])
         return next((position for position in positions if self.ids[position].as_py() == entry_id), None)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """Shard, row group and row of the entry at a position."""
+        """Return shard, row group and row of the entry at a position."""
         group = int(np.searchsorted(self._starts, position, "right")) - 1
         return (*self._groups[group], position - int(self._starts[group]))
 
 
 def _digest(row: dict[str, Any]) -> bytes:
-    """What an entry adds to the fingerprint, 16 bytes."""
+    """Hash an entry for the fingerprint, to 16 bytes."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).digest()[:16]
 
 
@@ -336,7 +322,7 @@ def _fingerprint(digests: Iterable[bytes]) -> str:
 
 
 def _check_id(entry: Entry, seen: set[str]) -> None:
-    """Note an entry's id; refuse one that is empty or was there before."""
+    """Add an entry's id to `seen`; raise UserError if it is empty or repeated."""
     if not entry.id:
         raise UserError(f"entry {len(seen)} of the knowledge base (title `{entry.title}`) has no id; give it one")
     if entry.id in seen:
@@ -344,34 +330,25 @@ def _check_id(entry: Entry, seen: set[str]) -> None:
     seen.add(entry.id)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "title": entry.title,
-        "url": entry.url,
-        "summary": entry.summary,
-        "images": list(entry.images),
-        "sections": [{"title": section.title, "text": section.text} for section in entry.sections],
-    }
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """A shard, checked for its columns and their types, within the block."""
+    """Open a shard, with its columns and their types checked."""
     with open_parquet(path, "write or copy the knowledge base again") as file:
-        missing = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
-        if missing:
-            raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; write the knowledge base again")
-        for field in SCHEMA:
-            if (stored := file.schema_arrow.field(field.name).type) != field.type:
+        stored = {field.name: field.type for field in file.schema_arrow}
+        for field in schema_of(Entry):
+            if field.name not in stored:
+                raise UserError(f"{path} lacks the column `{field.name}`; write the knowledge base again")
+            if (kind := stored[field.name]) != field.type:
                 raise UserError(
-                    f"{path}: the column `{field.name}` is {stored}, not {field.type}; write the knowledge base again"
+                    f"{path}: the column `{field.name}` is {kind}, not {field.type}; write the knowledge base again"
                 )
         yield file
 
 
 def _entry(row: dict[str, Any]) -> Entry:
-    if empty := [name for name in SCHEMA.names if row[name] is None or (name == "id" and not row[name])]:
-        raise UserError(f"entry {row['id']} of the knowledge base has no {', '.join(empty)}; write it again")
-    sections = tuple(Section(**section) for section in row["sections"])
-    return Entry(**{**row, "images": tuple(row["images"]), "sections": sections})
+    if not row["id"]:
+        raise UserError("an entry of the knowledge base has no id; write it again")
+    try:
+        return from_row(Entry, row)
+    except ValueError as error:
+        raise UserError(f"entry {row['id']} of the knowledge base: {error}; write it again") from error

@@ -1,4 +1,4 @@
-"""Reflection data on disk: training examples as Parquet, with a manifest that says where their images are."""
+"""Reflection data on disk: training examples of any scheme as Parquet, and a manifest with the root of their images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -17,25 +17,42 @@ from reflectune.core.paths import absolute_folders
 from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.formats import dataset
-from reflectune.models.schemes.examples import TrainingExample
 
 MANIFEST = "reflection.json"
 
-LATER = frozenset({"follow_ups", "template", "documents", "system", "branch_documents"})
-"""Columns that older files lack; their examples have the field's default."""
 
-Example = TypeVar("Example", bound=TrainingExample)
+class StoredExample(Protocol):
+    """The fields that a training example of any scheme has, as a dataclass."""
+
+    @property
+    def id(self) -> str:
+        """An id that is unique within the data."""
+        ...
+
+    @property
+    def image(self) -> str:
+        """Path of the image, relative to the manifest's `image_root`."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """The question."""
+        ...
+
+
+Example = TypeVar("Example", bound=StoredExample)
 Item = TypeVar("Item")
 Problem = Callable[[Example], str]
+"""A scheme's check of an example; "" if it is valid."""
 
 
-def write_examples(path: str | Path, examples: Sequence[TrainingExample], example_type: type | None = None) -> None:
+def write_examples(path: str | Path, examples: Sequence[StoredExample], example_type: type | None = None) -> None:
     """Write training examples as one Parquet file, atomically.
 
     Args:
-        path: Where to.
-        examples: All of one scheme's type.
-        example_type: That type; needed if there is no example to tell it by.
+        path: File to write.
+        examples: Examples of one type.
+        example_type: Their type; needed if there are none.
     """
     schema = schema_of(example_type or type(examples[0]))
     write_parquet(Path(path), pa.Table.from_pylist([to_row(example) for example in examples], schema=schema))
@@ -49,11 +66,11 @@ def read_examples(
     Args:
         path: The file.
         example_type: The type of its scheme's examples.
-        problem: `Scheme.problem`, which says what is wrong with an example; None takes every row of the right types.
+        problem: `Scheme.problem`; None accepts every row of the right types.
 
     Raises:
-        UserError: The file is missing, is no Parquet file, lacks a column, or has bad rows: of other types, without id,
-            question or image, with an id that came before, or such as the scheme doesn't have.
+        UserError: The file is missing, is not a Parquet file, lacks a column, or has bad rows: of other types, without
+            id, question or image, with a repeated id, or refused by `problem`.
     """
     return list(stream_examples(path, example_type, problem))
 
@@ -64,13 +81,13 @@ def stream_examples(
     problem: Problem[Example] | None = None,
     reject: Callable[[str, str], None] | None = None,
 ) -> Iterator[Example]:
-    """The examples of a Parquet file, in order, some hundreds of them in memory at a time.
+    """Yield the examples of a Parquet file, in order; memory holds some hundreds of them.
 
     Args:
         path: The file.
         example_type: The type of its scheme's examples.
         problem: See `read_examples`.
-        reject: Takes the id of a bad row, and what is wrong with it; without it they are an error, at the end of the
+        reject: Called with the id and the problem of each bad row; if None, bad rows raise an error at the end of the
             file.
 
     Raises:
@@ -85,8 +102,8 @@ def stream_examples(
         problems.append(f"{row_id}: {problem}")
 
     with open_parquet(Path(path), "build it again") as file:
-        columns = _columns(path, example_type, file.schema_arrow.names)
-        for row in stream_rows(file, columns):
+        _check_columns(path, example_type, file.schema_arrow.names)
+        for row in stream_rows(file, schema_of(example_type)):
             try:
                 example = from_row(example_type, {name: value for name, value in row.items() if value is not None})
             except ValueError as error:
@@ -102,7 +119,7 @@ def stream_examples(
 
 
 def stream_ids(folder: str | Path, split: str) -> Iterator[str]:
-    """The ids of a split's examples in a folder of reflection data, of whatever scheme.
+    """Yield the ids of a split's examples in a folder of reflection data of any scheme.
 
     Raises:
         UserError: The folder has no such split, or its file can't be read.
@@ -117,8 +134,8 @@ def stream_ids(folder: str | Path, split: str) -> Iterator[str]:
             yield str(row["id"])
 
 
-def _problem(example: TrainingExample, seen: Collection[str]) -> str:
-    """What is wrong with an example whatever its scheme; "" if nothing is."""
+def _problem(example: StoredExample, seen: Collection[str]) -> str:
+    """Return the problem of an example of any scheme; "" if it has none."""
     if not example.id.strip():
         return "the id is empty"
     if example.id in seen:
@@ -131,32 +148,30 @@ def _problem(example: TrainingExample, seen: Collection[str]) -> str:
 
 
 def bad_rows(path: str | Path, problems: Sequence[str]) -> str:
-    """What is wrong with the rows of a file, the first ten of them."""
+    """Return an error text that lists the first ten problems of a file."""
     more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
     shown = "\n  ".join(problems[:10])
-    return f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}"
+    return f"{path} has {len(problems)} bad rows; fix or rebuild them:\n  {shown}{more}"
 
 
-def _columns(path: str | Path, example_type: type, held: Sequence[str]) -> pa.Schema:
-    """The columns to read."""
-    schema = schema_of(example_type)
-    if missing := [name for name in schema.names if name not in held and name not in LATER]:
+def _check_columns(path: str | Path, example_type: type, stored: Sequence[str]) -> None:
+    """Raise UserError if a file lacks a column of a type's examples."""
+    if missing := [name for name in schema_of(example_type).names if name not in stored]:
         raise UserError(
-            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(held)}. Build it again with a builder "
-            "of reflectune.data_builders"
+            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(stored)}. Build it again with a "
+            "builder of reflectune.data_builders"
         )
-    return pa.schema([field for field in schema if field.name in held])
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a folder of reflection data says of itself.
+    """The manifest of a folder of reflection data.
 
     Attributes:
-        scheme: The scheme that the examples are meant for.
+        scheme: The scheme of the examples.
         image_root: The folder that the examples' image paths are relative to.
-        fingerprints: Of each split: a hash of everything that determined it.
-        image_folders: Further folders, absolute, that the examples' image paths lead into.
+        fingerprints: A hash of everything that determines the examples, by split.
+        image_folders: Absolute paths of further folders that hold images.
     """
 
     scheme: str
@@ -175,7 +190,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     """Read the manifest of a folder of reflection data.
 
     Raises:
-        UserError: It is missing or is not JSON.
+        UserError: It is missing, is not JSON, or lacks a key.
     """
     values = read_record(
         Path(folder, MANIFEST),
@@ -192,15 +207,15 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
-    """The manifest of a folder that a split is to be added to; an empty one if nothing is there.
+    """Return the manifest of a folder to which a split is added; an empty one if the folder has none.
 
     Args:
-        folder: Where to.
+        folder: The folder.
         scheme: The split's scheme.
-        image_root: What its image paths are relative to.
+        image_root: The folder that its image paths are relative to.
 
     Raises:
-        UserError: The folder holds data of another scheme or with other images.
+        UserError: The folder holds data of a different scheme or with a different image root.
     """
     if not (folder / MANIFEST).is_file():
         return Manifest(scheme, image_root, {})
@@ -222,23 +237,23 @@ def build_split(
 ) -> list[Example] | None:
     """Make a split's examples chunk by chunk, and write them with their part of the manifest.
 
-    A build that was cut off goes on; one that is finished is said to be.
+    An interrupted build resumes.
 
     Args:
-        folder: Where to.
-        split: Its name.
-        manifest: Scheme, image root and image folders; the fingerprints of other splits are kept as they are.
+        folder: Folder to write to.
+        split: Name of the split.
+        manifest: Scheme, image root and image folders; the fingerprints of other splits stay.
         key: Hash of everything that determines the examples.
-        example_type: Their type.
-        items: What they are made of.
-        size: Items that are made together, and logged together.
-        make: Makes the examples of some items.
+        example_type: Type of the examples.
+        items: Inputs of `make`.
+        size: Items per chunk.
+        make: Makes the examples of a chunk of items.
 
     Returns:
-        The examples; None if the split was built before.
+        The examples; None if the split is built already.
 
     Raises:
-        UserError: The folder holds data of another scheme or with other images.
+        UserError: The folder holds data of a different scheme or with a different image root.
     """
     target = folder / f"{split}.parquet"
     before = earlier_manifest(folder, manifest.scheme, manifest.image_root).fingerprints
@@ -259,13 +274,8 @@ def build_split(
 
 
 def image_roots(folder: str | Path, manifest: Manifest) -> tuple[Path, ...]:
-    """The folders that the image paths of reflection data may lead into; relative paths start at the first.
+    """Return the folders that may hold the images of reflection data; relative paths start at the first.
 
-    They are those of the data set that it was built from, the data's own folder (a black image lies there), and those
-    that the manifest names.
-
-    Args:
-        folder: Of the reflection data.
-        manifest: Its manifest.
+    They are those of the source data set, the data's own folder (it may hold a black image), and the manifest's.
     """
     return (*dataset.image_roots(manifest.image_root), Path(folder), *map(Path, manifest.image_folders))

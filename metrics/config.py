@@ -6,9 +6,10 @@ from pathlib import Path
 
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
-from reflectune.formats.dataset import MANIFEST, load_manifest, metric_of
+from reflectune.core.types import METRICS, Metric
+from reflectune.formats.dataset import MANIFEST, Dataset
 from reflectune.metrics.judging.bem import Bem, load_bem
-from reflectune.metrics.scoring.registry import METRICS, Metric, find_metric_name, metric_problems
+from reflectune.metrics.scoring.registry import find_metric_name, metric_problems
 from reflectune.models.names import BemName
 
 
@@ -26,7 +27,7 @@ class MetricConfig(Settings):
         """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""
         if self.metric:
             return find_metric_name(self.metric)
-        return metric_of(load_manifest(dataset), Path(dataset, MANIFEST))
+        return Dataset(Path(dataset)).metric
 
     def metric_issues(self, dataset: str) -> list[str]:
         """Return the problems of the metric for a data set. A missing data set is not one of them."""

@@ -15,8 +15,9 @@ from reflectune.core.config import cross_check, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.types import Metric
 from reflectune.core.values import Device, OutputFile, Seed, SplitName
-from reflectune.metrics.scoring.registry import Metric, MetricChoice, metric_problems
+from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
 from reflectune.models.names import BemName
 from reflectune.models.remote.endpoint import RemoteConfig
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.core.rejected import BadRow, Reject, UnreadableImage, stop
+from reflectune.core.rows import to_row
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.readers.files import LineBlock, block_rows
@@ -72,7 +73,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
             reject(error)
             continue
         by_split.setdefault(question.split, []).append(question)
-        digest.update(json.dumps(vars(question), default=_plain, sort_keys=True).encode())
+        digest.update(json.dumps(to_row(question), sort_keys=True).encode())
     parts = []
     for split, questions in by_split.items():
         file = shard_name(batch.number)
@@ -233,7 +234,3 @@ def _image_problem(path: str, verify: Verify) -> str:
     except BadImage as error:
         return error.problem
     return ""
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else dict(value)

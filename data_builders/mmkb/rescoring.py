@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.data_builders.probing.records import Probe, ProbedAnswer
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.judging.judges import Judging, answer_to
-from reflectune.metrics.scoring.registry import Metric
 from reflectune.metrics.scoring.scoring import Answered, score_answers
 
 QuestionAnswer = tuple[str, str]

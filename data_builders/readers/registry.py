@@ -11,11 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Entry, Question
+from reflectune.core.types import Entry, Metric, Question
 from reflectune.data_builders.readers.files import RowSource
 from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.rows import Placed, Row
-from reflectune.metrics.scoring.registry import Metric
 
 QUESTIONS: Mapping[str, str] = {
     "aokvqa": "aokvqa",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.inference.pipelines.registry import reflecting
 from reflectune.inference.reading.ranking import choice_weights
 from reflectune.inference.trace import Trace
@@ -15,7 +15,7 @@ from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.reporting import breakdown as tables
 from reflectune.metrics.reporting.breakdown import CAPTIONS, OVERALL, Column, Score, mean, score_rows
 from reflectune.metrics.reporting.intervals import paired_bootstrap
-from reflectune.metrics.scoring.registry import Metric, has_truth
+from reflectune.metrics.scoring.registry import has_truth
 from reflectune.metrics.scoring.scoring import Answered, score_answers
 
 __all__ = ["Measure", "Score", "Traces", "check_scorable", "is_two_hop", "mean", "score_rows"]

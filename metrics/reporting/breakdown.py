@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.official.evqa import QUESTION_TYPES
 from reflectune.metrics.reporting.intervals import Batched, Statistic, bootstrap_interval
-from reflectune.metrics.scoring.registry import Metric, evqa_type
+from reflectune.metrics.scoring.registry import evqa_type
 
 Score = dict[str, float | int]
 """`{"value", "low", "high", "n"}`: a fraction of 1 with its 95 % interval, over n questions."""

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.judging.judges import Judging, answer_to
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring.predictions import PredictionFile, read_predictions
-from reflectune.metrics.scoring.registry import Metric, Mode, evqa_candidate
+from reflectune.metrics.scoring.registry import Mode, evqa_candidate
 from reflectune.metrics.scoring.repair_table import repair_lines, repair_table, setting_lines, setting_table
 from reflectune.metrics.scoring.repairs import read_repairs
 from reflectune.metrics.scoring.scoring import Joined, Scored, join, score

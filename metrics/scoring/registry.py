@@ -8,21 +8,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import METRICS, Metric, Question
 from reflectune.metrics.judging.bem import RECORD, TooLongError
 from reflectune.metrics.judging.cover import cover_one
 from reflectune.metrics.judging.rouge import rouge_l
 from reflectune.metrics.official import evqa, hotpotqa, infoseek, vqa
 
 Mode = Literal["official", "strict"]
-Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "rouge_l"]
 MetricChoice = Literal["", Metric]
 """A config's `metric`; "" stands for the data set's own."""
-
-METRICS: tuple[Metric, ...] = get_args(Metric)
 
 Worth = Callable[[str, Question], float]
 """(answer, question) -> what the answer is worth, in [0, 1]."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.reporting.breakdown import headline, mean, score_rows
 from reflectune.metrics.reporting.intervals import paired_bootstrap, permutation_test
 from reflectune.metrics.reporting.score_table import compare
-from reflectune.metrics.scoring.registry import Metric, Mode
+from reflectune.metrics.scoring.registry import Mode
 from reflectune.metrics.scoring.repairs import Repaired, Repairs
 from reflectune.metrics.scoring.scoring import Joined, Scored, score
 

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.judging.bem import LONGEST, Bem, Segments, TooLongError
 from reflectune.metrics.official import evqa, infoseek
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.registry import (
     NEEDS_BEM,
-    Metric,
     Mode,
     Worth,
     evqa_candidate,

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.official.evqa import QUESTION_TYPES
-from reflectune.metrics.scoring.registry import Metric, evqa_candidate, evqa_type
+from reflectune.metrics.scoring.registry import evqa_candidate, evqa_type
 
 Layout = Literal["infoseek", "evqa", "vqa"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

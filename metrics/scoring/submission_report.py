@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.scoring.predictions import read_predictions
-from reflectune.metrics.scoring.registry import Metric, has_truth
+from reflectune.metrics.scoring.registry import has_truth
 from reflectune.metrics.scoring.scoring import join
 from reflectune.metrics.scoring.submission_file import (
     LAYOUT_OF,

@@ -138,7 +138,7 @@ def test_an_entry_without_a_value_and_a_shard_with_too_many_are_named(kb, column
     rows[0][column] = None
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
     assert len(list(kb.image_counts())) == len(kb)
-    with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base has no {column}"):
+    with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base: `{column}`: input should be "):
         list(kb)
     rows[0] |= {column: table.to_pylist()[0][column], "id": ""}
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)

@@ -42,14 +42,6 @@ def test_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_examples(tmp_path / "train.parquet", ReflectionExample) == [KNOWLEDGE, VISUAL, TALK]
 
 
-def test_a_file_of_before_there_were_conversations_is_read(tmp_path: Path) -> None:
-    write_examples(tmp_path / "train.parquet", [KNOWLEDGE, VISUAL])
-    table = pq.read_table(tmp_path / "train.parquet").drop_columns(["follow_ups"])
-    pq.write_table(table, tmp_path / "train.parquet")
-
-    assert read_examples(tmp_path / "train.parquet", ReflectionExample) == [KNOWLEDGE, VISUAL]
-
-
 def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
     branches = (
         PromptedBranch("ret", role="retrieve"),
@@ -77,7 +69,7 @@ def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.parquet").write_text("no Parquet at all")
 
-    with pytest.raises(UserError, match=r"notes\.parquet is no readable Parquet file"):
+    with pytest.raises(UserError, match=r"notes\.parquet is (no|not a) readable Parquet file"):
         read_examples(tmp_path / "notes.parquet", ReflectionExample)
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
+from reflectune.core.types import METRICS
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.readers.registry import METRIC_OF, QUESTIONS
-from reflectune.formats.dataset import Dataset, metric_of
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.metrics.config import MetricConfig
 from reflectune.metrics.score import ScoreConfig
-from reflectune.metrics.scoring.registry import METRICS
 from reflectune.train.grpo import GrpoConfig
 
 
@@ -27,33 +27,29 @@ def write(folder: Path, **manifest: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("manifest", "metric"),
-    [
-        ({"metric": "vqa"}, "vqa"),
-        ({"metric": "vqa", "made_with": {"questions": "evqa"}}, "vqa"),
-        ({"made_with": {"questions": "evqa"}}, "evqa"),
-        ({"made_with": {"questions": "okvqa"}}, "vqa"),
-        ({"made_with": {"questions": "infoseek"}}, "infoseek"),
-        ({"looks": {"e1": {}}}, "infoseek"),
-    ],
-)
-def test_the_data_set_says_its_metric_or_its_reader_does(tmp_path: Path, manifest: dict[str, Any], metric: str) -> None:
-    folder = write(tmp_path, **manifest)
-    assert Dataset(tmp_path).metric == metric
-    assert MetricConfig().scored_by(folder) == metric
+def test_the_data_set_names_its_metric_and_a_config_may_name_another(tmp_path: Path) -> None:
+    folder = write(tmp_path, metric="vqa")
+    assert Dataset(tmp_path).metric == MetricConfig().scored_by(folder) == "vqa"
     assert MetricConfig(metric="cover_match").scored_by(folder) == "cover_match"
 
 
-@pytest.mark.parametrize("manifest", [{}, {"made_with": {"questions": "m2kr"}}, {"made_with": {"questions": ""}}])
-def test_a_data_set_of_which_nothing_is_known_is_not_scored_as_infoseek(manifest: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"d\.json does not say .*add `\"metric\": \"NAME\"`.* or set `metric`"):
-        metric_of(manifest, "d.json")
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UserError, match=r"`metric` is one of infoseek, .*; found `bleu`"):
-        metric_of({"metric": "bleu"}, "d.json")
+@pytest.mark.parametrize(
+    ("manifest", "found"),
+    [
+        ({}, "has no `metric`"),
+        ({"looks": {}}, "has no `metric`"),
+        ({"metric": "bleu"}, "has the unknown `metric` bleu"),
+    ],
+)
+def test_a_data_set_without_a_known_metric_is_not_scored_as_infoseek(
+    manifest: dict[str, Any], found: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, **manifest)
+    for scored_by in (lambda: Dataset(tmp_path).metric, lambda: MetricConfig().scored_by(folder)):
+        with pytest.raises(
+            UserError, match=rf"dataset\.json {found}: .*convert it again, or set `metric` to one of inf"
+        ):
+            scored_by()
 
 
 def test_every_reader_of_one_set_has_a_metric() -> None:
@@ -74,7 +70,7 @@ def test_every_command_that_scores_complains_of_what_the_metric_lacks_before_it_
         return str(caught.value)
 
     assert "the metric `evqa` needs `bem`" in told("--dataset", evqa)
-    assert "does not say what its data set is scored by" in told("--dataset", silent)
+    assert "has no `metric`" in told("--dataset", silent)
     assert "`bem`" not in told("--dataset", evqa, "--metric", "evqa_exact")
     assert "scored by" not in told("--dataset", silent, "--metric", "vqa")
     assert "bleu" in told("--dataset", evqa, "--metric", "bleu")

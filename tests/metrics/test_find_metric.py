@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import METRICS, Question
 from reflectune.metrics.judging.bem import TooLongError
-from reflectune.metrics.scoring.registry import METRICS, find_metric, has_truth
+from reflectune.metrics.scoring.registry import find_metric, has_truth
 
 OAK = Question("q", "i", "What?", ("oak", "oak wood"))
 TALL = Question("q", "i", "How tall?", ("50 m",), range=(45.0, 55.0), answer_type="numerical")

@@ -12,11 +12,10 @@ import pytest
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.formats.dataset import write_questions
 from reflectune.metrics import submission
 from reflectune.metrics.scoring.predictions import read_predictions
-from reflectune.metrics.scoring.registry import Metric
 from reflectune.metrics.scoring.scoring import join, score
 from reflectune.metrics.scoring.submission_file import (
     Layout,

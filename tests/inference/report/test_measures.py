@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.inference.evaluate import summary
 from reflectune.inference.report import tables as report_tables
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import notices
 from reflectune.inference.scoring.scores import Measure, check_scorable
-from reflectune.metrics.scoring.registry import Metric
 
 
 def run(measure: Measure, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:

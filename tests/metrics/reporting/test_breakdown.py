@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.metrics.reporting import intervals
 from reflectune.metrics.reporting.breakdown import breakdown, columns, harmonic, headline
 from reflectune.metrics.reporting.intervals import bootstrap_interval
-from reflectune.metrics.scoring.registry import Metric
 
 
 def questions_of(*splits: str) -> list[Question]:

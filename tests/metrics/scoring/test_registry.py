@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.types import Question
+from reflectune.core.types import METRICS, Question
 from reflectune.metrics.judging.bem import RECORD
 from reflectune.metrics.scoring import registry
-from reflectune.metrics.scoring.registry import METRICS, has_truth, metric_of_one, metric_problems
+from reflectune.metrics.scoring.registry import has_truth, metric_of_one, metric_problems
 
 OAK = Question("q", "", "What?", answers=("oak",))
 TALL = dataclasses.replace(OAK, answers=("50 m",), answer_type="numerical")
