@@ -113,7 +113,7 @@ def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path, run
     write_json(folder / "dataset.json", {"fingerprint": "f"})
     refused = run("--predictions", path, "--dataset", folder)
     assert refused.returncode == 2
-    assert "does not say what its data set is scored by" in refused.stderr
+    assert "has no `metric`" in refused.stderr
 
 
 def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None:

@@ -345,7 +345,7 @@ def test_a_preview_names_sources_and_sizes(source: Path) -> None:
         ({"knowledge_source": ""}, "`knowledge_source` is needed"),
         ({"knowledge": ""}, "`knowledge_source` is set and `knowledge` is not"),
         ({"images": "none"}, "is not a folder"),
-        ({"limit": -1}, "can't be negative"),
+        ({"limit": -1}, "`limit` must be at least 0"),
     ],
 )
 def test_problems_are_found_before_anything_is_read(source: Path, values, problem) -> None:
