@@ -30,9 +30,10 @@ from reflectune.train.settings.sft import SftConfig
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 LAUNCHES = [path for path in CONFIGS if path.parent.name == "accelerate"]
-RUNS = [path for path in CONFIGS if path not in LAUNCHES and path.parent.name not in ("lmms_eval", "changes")]
-"""Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms`, changes of steps in
-`tests/inference/reproduction`."""
+ELSEWHERE = ("dvc.yaml", "params.yaml")
+RUNS = [path for path in CONFIGS if path.parent.name not in ("accelerate", "lmms_eval") and path.name not in ELSEWHERE]
+"""Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms`, those of DVC in
+`tests/test_papers.py`."""
 BY_FOLDER = {"data": "data_builders/convert.py", "mr2ag": "data_builders/build_mr2ag.py"}
 """The entry scripts of configs whose header doesn't name one."""
 
@@ -196,7 +197,7 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 def passages_of(name: str) -> int:
     """Most passages of a question, by the config that builds mR²AG-IT."""
-    data = settings("mr2ag", name)
+    data = settings("papers/mr2ag", name)
     kinds = ("same_article", "retrieved", "random")
     return data["positives"] + sum(
         data.get(f"negatives_{kind}", getattr(BuildConfig(), f"negatives_{kind}")) for kind in kinds
@@ -220,7 +221,7 @@ def test_a_recipe_has_the_papers_hyperparameters(folder: str, name: str) -> None
 @pytest.mark.parametrize(("folder", "name"), [recipe for recipe in RECIPES if recipe[1] != "mmkb_lora"])
 def test_a_header_says_how_many_questions_and_rows_a_step_reads(folder: str, name: str) -> None:
     text, batch = header(ROOT / "configs" / folder / f"{name}.yaml"), batch_of(folder, name)
-    share = settings("mr2ag", "infoseek_data")["visual_ratio"]
+    share = settings("papers/mr2ag", "infoseek_data")["visual_ratio"]
     seen, passages = batch * share, passages_of("infoseek_data")
 
     written = numbers(
@@ -232,7 +233,7 @@ def test_a_header_says_how_many_questions_and_rows_a_step_reads(folder: str, nam
 
     assert written == [batch, batch - seen, passages, seen, (batch - seen) * passages + seen]
     assert steps == math.ceil(questions / batch)
-    assert questions == settings("mr2ag", "infoseek_data")["limit"] / (1 - share)
+    assert questions == settings("papers/mr2ag", "infoseek_data")["limit"] / (1 - share)
     assert "The paper's 8 × 16 = 128 are rows" in text
 
 
@@ -240,7 +241,7 @@ def test_a_header_says_how_many_questions_and_rows_a_step_reads(folder: str, nam
 def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table(folder: str) -> None:
     """As many as read a tenth of InfoSeek once, whatever number of questions the labels leave."""
     text, batch = header(ROOT / "configs" / folder / "mmkb_lora.yaml"), batch_of(folder, "mmkb_lora")
-    values, probe = settings(folder, "mmkb_lora"), settings("mmkb_rag", "infoseek_probe")
+    values, probe = settings(folder, "mmkb_lora"), settings("papers/mmkb_rag", "infoseek_probe")
     config = SftConfig(**values)
     spread = AutoConfig.for_model(**architecture(folder)["config"]).get_text_config().initializer_range
 
@@ -286,7 +287,7 @@ def test_a_model_is_probed_and_evaluated_on_the_pictures_that_it_is_trained_on(f
     text = header(ROOT / "configs" / folder / "mmkb_lora.yaml")
     trained = {name: values.get(name, getattr(ImageKeys(), name)) for name in ("image_fit", "min_pixels", "max_pixels")}
     probed = {
-        name: settings("mmkb_rag", "infoseek_probe").get(name, default)
+        name: settings("papers/mmkb_rag", "infoseek_probe").get(name, default)
         for name, default in ImageKeys().model_dump().items()
     }
     if changed := re.search(r"infoseek_probe\.yaml with (.*?), then", text):
@@ -295,8 +296,10 @@ def test_a_model_is_probed_and_evaluated_on_the_pictures_that_it_is_trained_on(f
 
     assert probed == trained
     if folder == "qwen2_vl_7b":
-        evaluated = settings("mmkb_rag", "infoseek_evaluate")
-        assert evaluated["max_pixels"] == settings("mmkb_rag", "evqa_probe")["max_pixels"] == trained["max_pixels"]
+        evaluated = settings("papers/mmkb_rag", "evaluate")
+        assert (
+            evaluated["max_pixels"] == settings("papers/mmkb_rag", "evqa_probe")["max_pixels"] == trained["max_pixels"]
+        )
 
 
 def test_the_mixture_reads_every_visual_example_once_and_its_header_counts_right() -> None:
@@ -308,7 +311,7 @@ def test_the_mixture_reads_every_visual_example_once_and_its_header_counts_right
     )
     knowledge, rows = infoseek + evqa + nq, (infoseek + evqa) * passages + nq * nq_passages
 
-    assert infoseek == settings("mr2ag", "infoseek_data")["limit"]
+    assert infoseek == settings("papers/mr2ag", "infoseek_data")["limit"]
     assert [evqa, nq] == numbers(r"--limit (\d+) --output .*--limit (\d+);", text)
     assert passages == passages_of("infoseek_data") == passages_of("evqa_data")
     assert nq_passages == passages_of("nq_data")
@@ -317,11 +320,11 @@ def test_the_mixture_reads_every_visual_example_once_and_its_header_counts_right
         r"Batch: (\d+) questions a step, up to (\d+) rows", text
     )
     assert numbers(r"Steps: ([\d,]+)\.", text) == [math.ceil(reads / batch)]
-    outputs = [settings("mr2ag", f"{name}_data")["output"] for name in ("nq", "llava_instruct")]
+    outputs = [settings("papers/mr2ag", f"{name}_data")["output"] for name in ("nq", "llava_instruct")]
     assert list(values["train_data"]) == [*re.findall(r"--output (runs/\S+),", text), *outputs]
     assert set(values["train_data"].values()) == {1}
     assert text.count("--visual_ratio 0 --") == 2
-    assert settings("mr2ag", "nq_data")["visual_ratio"] == 0
+    assert settings("papers/mr2ag", "nq_data")["visual_ratio"] == 0
 
     pictured, others, share, steps, rows_each, hours = numbers(
         r"rows, ([\d,]+) of them .*?: ([\d,]+) reads, (\d+) % .*?, ([\d,]+) steps of up to (\d+) rows, (\d+) h", text
@@ -446,7 +449,7 @@ def test_a_recipe_of_reag_counts_right_and_fits(stage: str, method: str) -> None
     folder, name = "qwen25_vl_7b", f"reag_{stage}_{method}"
     path = ROOT / f"configs/{folder}/{name}.yaml"
     text, values, batch = header(path), settings(folder, name), batch_of(folder, name)
-    data = settings("reag", f"evqa_{stage}_data")
+    data = settings("papers/reag", f"{stage}_data")
     card, written = (int(re.findall(p, text)[0]) for p in (r"Launch, .*? of (\d+) GB", r"not measured: (\d+) GiB"))
     flags = {key: int(value) for key, value in re.findall(r"--(image_tokens|branch\w*) (\d+)", text)}
     shapes = {"method": method, "model": "Qwen/Qwen2.5-VL-7B-Instruct", "max_pixels": values["max_pixels"]}
@@ -481,11 +484,12 @@ def test_a_recipe_of_reag_counts_right_and_fits(stage: str, method: str) -> None
 
 
 def test_stages_of_reag_take_what_the_stage_before_has_written() -> None:
-    for stage in ("miniature", "evqa"):
-        grpo = settings("reag", f"{stage}_grpo_data")
-        critic = ("reag", "miniature_critic") if stage == "miniature" else ("qwen25_vl_7b", "reag_critic_full")
-        assert grpo["base_model"] == settings(*critic)["output_dir"]
-    assert settings("reag", "miniature_grpo")["model"] == settings("reag", "miniature_answer")["output_dir"]
+    critic = settings("qwen25_vl_7b", "reag_critic_full")
+    assert settings("papers/reag", "grpo_data")["base_model"] == critic["output_dir"]
+    names = ("critic", "answer", "grpo", "grpo_data")
+    miniature = {name: settings("examples/miniature", f"reag_{name}") for name in names}
+    assert miniature["grpo_data"]["base_model"] == miniature["critic"]["output_dir"]
+    assert miniature["grpo"]["model"] == miniature["answer"]["output_dir"]
     for method in ("full", "lora"):
         answer = settings("qwen25_vl_7b", f"reag_answer_{method}")
         assert settings("qwen25_vl_7b", f"reag_grpo_{method}")["model"] == answer["output_dir"]

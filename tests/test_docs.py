@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"", "python", "bash", "console", "sh", "yaml", "json", "{toctree}", "{eval-rst}"}
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:\$launch|accelerate launch|bash|pip install|(?:\.venv/bin/)?python)\s+\S")
-OTHERS = {"cd", "export", "hf", "img2dataset", "lmms-eval", "source", "vllm"}
+OTHERS = {"cd", "dvc", "export", "hf", "img2dataset", "lmms-eval", "source", "vllm"}
 """Programs that are not ours; any other word where a command stands is taken for a slip."""
 
 

@@ -40,7 +40,7 @@ COMMANDS = {
     *(f"data_builders/build_{name}.py" for name in ("mr2ag", "plain")),
     *(f"data_builders/{name}.py" for name in ("convert", "convert_lens", "derive_labels", "export", "find_duplicates")),
     "data_builders/probe.py",
-    *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall", "reproduce")),
+    *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall")),
     *(f"inference/{name}.py" for name in ("show_trace", "sweep", "visual_benchmarks", "write_lessons")),
     *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "reag_grpo", "sft")),
 }

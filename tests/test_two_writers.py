@@ -38,7 +38,6 @@ WRITING = {
     "inference.compare": "--evaluations finished --output OUT",
     "inference.evaluate": f"{DATASET} --pipelines closed_book --base_model model --output OUT",
     "inference.recall": f"{DATASET} {INDEX} --output OUT",
-    "inference.reproduce": "--config steps.yaml --output OUT",
     "inference.sweep": f"--config sweep.yaml {DATASET} {INDEX} --model model --base_model model --output OUT",
     "examples.miniature.papers_tables": "--output OUT",
     "inference.write_lessons": f"{DATASET} {INDEX} --base_model model --output OUT",
@@ -87,7 +86,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "questions.jsonl": "",
         "convert.yaml": "questions: own\nsplits: {train: questions.jsonl}\n",
         "finished/metrics.json": "{}",
-        "steps.yaml": "paper: p\nsteps: {d: {module: data_builders.download}}\n",
         "sweep.yaml": "grid: {gamma: [0.1, 0.9]}\n",
     }
     for name, content in files.items():

@@ -1,0 +1,207 @@
+"""Every stage of `configs/papers/*/dvc.yaml` is a command whose config parses, and its dependencies are complete."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+PAPERS = sorted(path.parent.name for path in (ROOT / "configs/papers").glob("*/dvc.yaml"))
+FLOORS = ("metrics", "retrieval", "data_builders", "train", "inference")
+NOT_THERE_YET = re.compile(
+    r"does not exist|has no [\w.]+\.json|there is no reflection\.json|is not a (folder|file)|not found: "
+    r"|there is no (file|folder) (runs|data)/|is not there|pip install"
+)
+"""Problems that a stage has because no stage before it was run, not because of its command."""
+BY_HAND = ("runs/bem/bem.json",)
+"""Files that no stage writes and no page offers for download: docs/scoring.md."""
+
+
+UNREAD = {
+    "evaluate_closed": ("index", "model"),
+    "evaluate_without_nq": ("plain_model",),
+    "table_5": ("plain_model",),
+}
+"""Keys of a stage's config that the pipelines on its command line do not read."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a dvc.yaml, after interpolation."""
+
+    paper: str
+    name: str
+    command: str
+    deps: tuple[str, ...]
+    outs: tuple[str, ...]
+    params: tuple[str, ...]
+
+    @property
+    def script(self) -> str:
+        """The file of the command, relative to the root."""
+        words = shlex.split(self.command)
+        if words[0] == "reflectune":
+            (path,) = (path for floor in FLOORS for path in ROOT.glob(f"{floor}/{words[1]}.py"))
+            return path.relative_to(ROOT).as_posix()
+        assert words[:3] == ["accelerate", "launch", "--config_file"]
+        assert (ROOT / words[3]).is_file(), words[3]
+        return words[5].removeprefix("reflectune.").replace(".", "/") + ".py" if words[4] == "-m" else words[4]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The flags of the command."""
+        words = shlex.split(self.command.split("||")[0])
+        if words[0] == "reflectune":
+            return words[2:]
+        return words[6:] if words[4] == "-m" else words[5:]
+
+
+def interpolated(value: Any, variables: dict[str, Any]) -> Any:
+    """Fill in `${name}` as DVC does; a mapping becomes flags."""
+    if isinstance(value, dict):
+        return {interpolated(key, variables): interpolated(item, variables) for key, item in value.items()}
+    if isinstance(value, list):
+        return [interpolated(item, variables) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def filled(match: re.Match[str]) -> str:
+        known = variables[match[1]]
+        return " ".join(f"--{key} {item}" for key, item in known.items()) if isinstance(known, dict) else str(known)
+
+    return re.sub(r"\$\{(\w+)\}", filled, value)
+
+
+@functools.cache
+def stages(paper: str, *, pilot: bool = False) -> list[Stage]:
+    """Return the stages of a paper; with the options of `PILOT` in place of those of params.yaml."""
+    folder = ROOT / "configs/papers" / paper
+    content = yaml.safe_load((folder / "dvc.yaml").read_text())
+    variables = yaml.safe_load((folder / "params.yaml").read_text())
+    variables |= PILOT if pilot else {}
+    for inline in content.get("vars", []):
+        variables |= inline
+    made = []
+    for name, stage in content["stages"].items():
+        for key, item in stage.get("foreach", {"": {}}).items():
+            values = interpolated(stage.get("do", stage), {**variables, "key": key, "item": item})
+            assert values["wdir"] == "../../.."
+            outs = [dict(out) for out in values["outs"]]
+            assert all(out == {path: {"cache": False, "persist": True}} for out in outs for path in out)
+            made.append(
+                Stage(
+                    paper,
+                    f"{name}@{key}" if key else name,
+                    values["cmd"].strip(),
+                    tuple(values["deps"]),
+                    tuple(path for out in outs for path in out),
+                    tuple(path for file in values.get("params", []) for path in file),
+                )
+            )
+    return made
+
+
+PILOT = {
+    "annotate": {"limit": 1000, "annotator": "string"},
+    "probe": {"limit": 1000},
+    "lessons": {"limit": 1000},
+    "train": {"max_steps": 8},
+    "answer": {"limit": 500},
+}
+"""Options that the head of each params.yaml names."""
+EVERY = [stage for paper in PAPERS for stage in stages(paper)]
+PILOTS = [stage for paper in PAPERS for stage in stages(paper, pilot=True) if stage not in EVERY]
+
+
+def config_class(script: str) -> Any:
+    """Return the config class of a command's file."""
+    calls = [node for node in ast.walk(ast.parse((ROOT / script).read_text())) if isinstance(node, ast.Call)]
+    names = {"parse_config", "command"}
+    (name,) = (call.args[0].id for call in calls if getattr(call.func, "id", "") in names)  # type: ignore[attr-defined]
+    return getattr(importlib.import_module(f"reflectune.{script.removesuffix('.py').replace('/', '.')}"), name)
+
+
+def settings(stage: Stage) -> dict[str, Any]:
+    """Return the keys of a stage's YAML file and of its flags."""
+    values: dict[str, Any] = {}
+    words = stage.arguments
+    for position, word in enumerate(words):
+        if word == "--config":
+            values |= yaml.safe_load((ROOT / words[position + 1]).read_text())
+        elif word.startswith("--"):
+            values[word.removeprefix("--")] = words[position + 1]
+    return values
+
+
+@pytest.mark.parametrize("stage", [*EVERY, *PILOTS], ids=lambda stage: f"{stage.paper}-{stage.name}")
+def test_a_stages_command_has_a_config_that_parses(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)  # nothing is there but the configs
+    try:
+        parse_config(config_class(stage.script), argv=stage.arguments)
+        problems = []
+    except UserError as error:
+        problems = str(error).splitlines()[1:]
+    assert [problem for problem in problems if not NOT_THERE_YET.search(problem)] == []
+
+
+@pytest.mark.parametrize("stage", EVERY, ids=lambda stage: f"{stage.paper}-{stage.name}")
+def test_a_stage_depends_on_its_config_and_writes_into_its_output(stage: Stage) -> None:
+    words = stage.arguments
+    files = [words[position + 1] for position, word in enumerate(words) if word == "--config"]
+    assert list(stage.params) == files
+    values = settings(stage)
+    output = values.get("output") or values["output_dir"]
+    assert all(out == output or out.startswith(f"{output}/") for out in stage.outs)
+
+
+def test_no_two_stages_write_one_file() -> None:
+    outs = [out for stage in EVERY for out in stage.outs]
+    assert len(set(outs)) == len(outs)
+
+
+@pytest.mark.parametrize("stage", EVERY, ids=lambda stage: f"{stage.paper}-{stage.name}")
+def test_a_stage_depends_on_all_that_it_reads(stage: Stage) -> None:
+    """The folders of runs/ and checkpoints/ that its settings name are those of its dependencies."""
+    values = settings(stage)
+    named = [values.get(key) for key in ("dataset", "index", "reflection", "probes", "ranked_entities", "model")]
+    named += [values.get(key) for key in ("base_model", "plain_model", "answerer", "bem")]
+    train_data = values.get("train_data")
+    if isinstance(train_data, str) and train_data.startswith("{"):
+        train_data = json.loads(train_data)
+    named += [*train_data] if isinstance(train_data, dict) else [train_data]
+    unread = {values[key] for key in UNREAD.get(stage.name.partition("@")[0], ())}
+    folders = {name for name in named if isinstance(name, str) and name.startswith(("runs/", "checkpoints/"))}
+    for folder in folders - unread:
+        assert any(dep == folder or dep.startswith(f"{folder}/") for dep in stage.deps), folder
+
+
+@pytest.mark.parametrize("stage", EVERY, ids=lambda stage: f"{stage.paper}-{stage.name}")
+def test_a_dependency_is_downloaded_or_written_by_a_stage(stage: Stage) -> None:
+    written = {out for other in EVERY for out in other.outs if other != stage}
+    assert [dep for dep in stage.deps if not dep.startswith("data/") and dep not in {*written, *BY_HAND}] == []
+
+
+def test_the_stages_have_an_order() -> None:
+    done: set[str] = set()
+    remaining = list(EVERY)
+    while remaining:
+        ready = [s for s in remaining if all(d in done or d.startswith("data/") or d in BY_HAND for d in s.deps)]
+        assert ready, [stage.name for stage in remaining]
+        done |= {out for stage in ready for out in stage.outs}
+        remaining = [stage for stage in remaining if stage not in ready]
