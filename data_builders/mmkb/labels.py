@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from reflectune.core.errors import UserError
+from reflectune.core.config import setting
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.data_builders.mmkb.mct import MctLabel, Mixing, RelScores, mct_label
+from reflectune.data_builders.mmkb.mct import MctLabel, MixingSettings, RelScores, mct_label
 from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel, external_labels, ret_label, srt_labels
 from reflectune.data_builders.probing.records import Probe
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import write_reply
 
 Label = TypeVar("Label")
-Labeller = Literal["probes", "string"]
 
 
 @dataclass(frozen=True)
@@ -53,26 +52,29 @@ class LabelLimits:
     limit: int | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        """Refuse values that leave nothing.
 
-        Raises:
-            UserError: The balance or limit is below 1.
-        """
-        if self.balance is not None and not self.balance >= 1:
-            raise UserError(f"a balance must be at least 1 (of the more frequent label), found {self.balance}")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"a limit must be at least 1, found {self.limit}")
+class LabelSettings(Rule, MixingSettings):
+    """Settings that determine the labels, given the probes."""
+
+    labeller: Literal["probes", "string"] = setting(
+        "probes", "labeller of documents: the model's own answers, or string (the document states an accepted answer)"
+    )
+    srt_visual: bool = setting(True, "label the documents of visual-dependent questions too; they are all [NoRel]")
+    ret_balance: float | None = setting(None, "RET: most labels of the frequent kind per rare one", ge=1)
+    srt_balance: float | None = setting(None, "SRT: most labels of the frequent kind per rare one", ge=1)
+    ret_limit: int | None = setting(None, "RET: most examples, drawn by seed", ge=1)
+    srt_limit: int | None = setting(None, "SRT: most examples, drawn by seed", ge=1)
+    mct_limit: int | None = setting(None, "MCT: most examples, drawn by seed", ge=1)
+    answer_model: Literal["separate", "shared"] = setting(
+        "separate", "shared: train to answer too, without documents or with the relevant ones"
+    )
 
 
 def derive(
     probes: Sequence[Probe],
     questions: Mapping[str, Question],
-    rule: Rule,
-    mixing: Mixing,
+    settings: LabelSettings,
     *,
-    labeller: Labeller = "probes",
-    srt_visual: bool = True,
     summaries: bool = True,
     rel_scores: RelScores | None = None,
 ) -> Labels:
@@ -81,13 +83,11 @@ def derive(
     Args:
         probes: The probes.
         questions: The questions by id.
-        rule: Rule by which a document is relevant.
-        mixing: Composition of MCT's lists.
-        labeller: `string` labels documents by their text; RET labels are the model's in any case.
-        srt_visual: Label the documents of visual-dependent questions too.
+        settings: Rules and composition.
         summaries: Require a summary for MCT. If False, MCT's replies are numbers only.
         rel_scores: Scores that order MCT's reply; None takes the retriever's.
     """
+    rule, mixing = Rule.of(settings), MixingSettings.of(settings)
     rets: list[RetLabel] = []
     srts: list[SrtLabel] = []
     mcts: list[MctLabel] = []
@@ -98,9 +98,9 @@ def derive(
         if (ret := ret_label(probe, rule)) is not None:
             rets.append(ret)
         question = questions[probe.question_id]
-        if question.is_knowledge_based is False and not srt_visual:
+        if question.is_knowledge_based is False and not settings.srt_visual:
             continue
-        srt = external_labels(probe, question) if labeller == "string" else srt_labels(probe, rule)
+        srt = external_labels(probe, question) if settings.labeller == "string" else srt_labels(probe, rule)
         srts.extend(srt)
         mct = mct_label(probe, srt, rule, mixing, rel_scores)
         if mct is not None and (mct.summary or not summaries):
@@ -109,12 +109,13 @@ def derive(
     return Labels(rets, srts, mcts, without_summary)
 
 
-def take(labels: Labels, ret: LabelLimits, srt: LabelLimits, mct: LabelLimits) -> Labels:
+def take(labels: Labels, settings: LabelSettings) -> Labels:
     """Draw the labels to train on."""
+    seed = settings.seed
     return Labels(
-        choose(labels.ret, lambda label: label.retrieve, ret),
-        choose(labels.srt, lambda label: label.relevant, srt),
-        choose(labels.mct, lambda label: True, mct),
+        choose(labels.ret, lambda label: label.retrieve, LabelLimits(settings.ret_balance, settings.ret_limit, seed)),
+        choose(labels.srt, lambda label: label.relevant, LabelLimits(settings.srt_balance, settings.srt_limit, seed)),
+        choose(labels.mct, lambda label: True, LabelLimits(None, settings.mct_limit, seed)),
         labels.without_summary,
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
+from reflectune.core.values import Seed
 from reflectune.data_builders.probing.labels import Rule, SrtLabel, is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 
@@ -17,31 +19,23 @@ RelScores = Mapping[tuple[str, str], float]
 """Probability of [Rel] by a trained model, by question id and passage id."""
 
 
-@dataclass(frozen=True)
-class Mixing:
+class MixingSettings(Settings):
     """Composition of the mixed lists of Algorithm 3.
 
-    Attributes:
-        tau: Percentage of the mixed list that is irrelevant, in [0, 100). For r relevant documents, r·τ/(100 - τ)
-            (rounded half up) are drawn from the question's own, or all if there are fewer.
-        noise: Documents that count as irrelevant. `no_rel`: those labelled `[NoRel]`, as in Algorithm 3; with the rule
-            `paper` no question has both labels, so there are none. `unhelpful`: all with a wrong answer, including
-            those labelled `[NoRel]`.
-        seed: Seed of draw and shuffle, together with the question's id.
+    For r relevant documents, r·τ/(100 - τ) irrelevant ones (rounded half up) are drawn from the question's own, or all
+    if there are fewer. `no_rel` draws from those labelled `[NoRel]`, as in Algorithm 3; with `rule: paper` no question
+    has both labels, so there are none. `unhelpful` draws from all with a wrong answer, including the `[NoRel]` ones.
     """
 
-    tau: float = 50.0
-    noise: Noise = "unhelpful"
-    seed: int = 0
+    tau: float = setting(50.0, "percentage of irrelevant documents in the mixed lists of MCT", ge=0)
+    noise: Noise = setting("unhelpful", "documents to mix in: no_rel, or unhelpful (all with a wrong answer)")
+    seed: Seed = setting(0, "seed of every draw")
 
-    def __post_init__(self) -> None:
-        """Refuse a percentage outside [0, 100).
-
-        Raises:
-            UserError: `tau` is out of bounds.
-        """
-        if not 0 <= self.tau < 100:
-            raise UserError(f"`tau` is a percentage of the mixed list, at least 0 and below 100; found {self.tau}")
+    @cross_check
+    def tau_problems(self) -> Iterator[str]:
+        """Yield the problem of a list without a relevant document."""
+        if self.tau >= 100:
+            yield f"`tau` is a percentage of the mixed list, at least 0 and below 100; found {self.tau}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class MctLabel:
 
 
 def mct_label(
-    probe: Probe, labels: Sequence[SrtLabel], rule: Rule, mixing: Mixing, rel_scores: RelScores | None = None
+    probe: Probe, labels: Sequence[SrtLabel], rule: Rule, mixing: MixingSettings, rel_scores: RelScores | None = None
 ) -> MctLabel | None:
     """Return the label by Algorithm 3; None unless the question has more than one `[Rel]` document.
 

@@ -17,7 +17,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.labels import assemble, derive, take
+from reflectune.data_builders.mmkb.labels import LabelSettings, assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
 from reflectune.data_builders.mmkb.proofread import ProbeArticles
 from reflectune.data_builders.mmkb.rescoring import answers_of, rescore, score_by_judge, score_by_metric
@@ -61,19 +61,11 @@ def run(config: DeriveConfig) -> str:
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
     if config.metric:
         probes, probed["metric"] = _rescored(config, probes, questions)
-    rule = config.how()
-    derived = derive(
-        probes,
-        questions,
-        rule,
-        config.mixing(),
-        labeller=config.labeller,
-        srt_visual=config.srt_visual,
-        summaries=probed["summary"] != "none",
-        rel_scores=read_rel_scores(config.rel_scores) if config.rel_scores else None,
-    )
-    taken = take(derived, *config.choices())
-    examples = assemble(taken, derived, questions, train_answers=config.answer_model == "shared")
+    settings = LabelSettings.of(config)
+    scores = read_rel_scores(config.rel_scores) if config.rel_scores else None
+    derived = derive(probes, questions, settings, summaries=probed["summary"] != "none", rel_scores=scores)
+    taken = take(derived, settings)
+    examples = assemble(taken, derived, questions, train_answers=settings.answer_model == "shared")
     if not examples:
         raise UserError(
             f"{config.probes}: the rule `{config.rule}` gives no label; try a different rule, or probe more"
@@ -83,12 +75,12 @@ def run(config: DeriveConfig) -> str:
         "branches": sum(len(example.branches) for example in examples),
         "taken": label_statistics(taken),
         "derived": label_statistics(derived),
-        "probes": probe_statistics(probes, rule),
+        "probes": probe_statistics(probes, settings),
         "truth": truth_table(probes, derived.srt, questions),
-        "settings": {"probes": probed, "labels": config.what_decides()},
+        "settings": {"probes": probed, "labels": config.decisive()},
     }
     scores_hash = file_fingerprint(config.rel_scores) if config.rel_scores else ""
-    key = fingerprint([config.what_decides(), probed, probes_fingerprint(config.probes), scores_hash])
+    key = fingerprint([config.decisive(), probed, probes_fingerprint(config.probes), scores_hash])
     write_examples(output / f"{split}.parquet", examples, PromptedExample)
     by_split = {**_statistics(output, earlier.fingerprints), split: numbers}
     write_json(output / STATISTICS, dict(sorted(by_split.items())))

@@ -11,13 +11,12 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.probing.config import ProbeConfig
-from reflectune.formats.dataset import Dataset
+from reflectune.data_builders.probing.config import DocumentSettings
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import split_passages
 from reflectune.retrieval.contexts import Document, find_documents
-from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 _TRIES: Final = 10
 """Most random entries drawn per passage: an entry may have no text."""
@@ -33,11 +32,14 @@ class DocumentSource:
     Args:
         knowledge: The knowledge base.
         retriever: Finds entries by an image; None takes the question's own.
-        config: Number and kind of documents.
+        settings: Number and kind of documents.
+        seed: Seed of the random ones.
     """
 
-    def __init__(self, knowledge: KnowledgeBase, retriever: Retriever | None, config: ProbeConfig) -> None:
-        self._knowledge, self._retriever, self._config = knowledge, retriever, config
+    def __init__(
+        self, knowledge: KnowledgeBase, retriever: Retriever | None, settings: DocumentSettings, seed: int
+    ) -> None:
+        self._knowledge, self._retriever, self._settings, self._seed = knowledge, retriever, settings, seed
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
 
     def check(self, question: Question) -> None:
@@ -58,22 +60,22 @@ class DocumentSource:
         if not questions:
             return []
         if self._retriever:
-            hits = self._retriever.search(list(images), self._config.top_n)
+            hits = self._retriever.search(list(images), self._settings.top_n)
         else:
             hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(q.entity_ids, start=1)] for q in questions]
         found = (
-            find_documents(question.text, row, self._passages, self._config.documents)
+            find_documents(question.text, row, self._passages, self._settings.documents)
             for question, row in zip(questions, hits, strict=True)
         )
         return [[*documents, *self._random(q, documents)] for q, documents in zip(questions, found, strict=True)]
 
     def _random(self, question: Question, documents: Sequence[Document]) -> list[Document]:
         """Return the passage of each random entry that shares most words with the question."""
-        rng = random.Random(f"{self._config.seed}:{question.id}")
+        rng = random.Random(f"{self._seed}:{question.id}")
         taken = {*question.entity_ids, *(document.passage.entry_id for document in documents)}
         drawn: list[Document] = []
-        for _ in range(_TRIES * self._config.documents_random):
-            if len(drawn) == self._config.documents_random:
+        for _ in range(_TRIES * self._settings.documents_random):
+            if len(drawn) == self._settings.documents_random:
                 break
             entry_id = self._knowledge.id_at(rng.randrange(len(self._knowledge)))
             if entry_id in taken:
@@ -84,12 +86,4 @@ class DocumentSource:
         return drawn
 
     def _split(self, entry_id: str) -> list[Passage]:
-        return split_passages(self._knowledge.get(entry_id), lead=self._config.lead)
-
-
-def document_source(config: ProbeConfig, dataset: Dataset, device: str) -> DocumentSource:
-    """Make the document source of a config. Encoder and index run on the device."""
-    retriever = None
-    if config.documents_of == "retrieved":
-        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
-    return DocumentSource(dataset.knowledge, retriever, config)
+        return split_passages(self._knowledge.get(entry_id), lead=self._settings.lead)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from reflectune.core.errors import UserError
+from reflectune.core.config import Settings, setting
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.probing.records import (
@@ -23,37 +23,19 @@ from reflectune.data_builders.probing.records import (
 RuleName = Literal["paper", "outcome", "rate", "margin"]
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Rule by which a document is relevant.
+class Rule(Settings):
+    """Rule by which an answer is right and a document is relevant.
 
-    Attributes:
-        name: `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2).
-            `rate`: `[Rel]` raises the mean score of the drawn answers by at least `change`, `[NoRel]` lowers it.
-            `margin`: `[Rel]` raises the accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it.
-            `outcome`: `[Rel]` as in `paper`, `[NoRel]` for every document with a wrong answer; so a question can have
-            both labels, which Algorithm 2 never gives.
-        right_from: Least score of a right answer, in (0, 1].
-        change: Least change of the mean score for `rate`, in (0, 1].
-        margin: Least change of the log-probability for `margin` in nats, at least 0.
+    `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2). `rate`: `[Rel]`
+    raises the mean score of the drawn answers by at least `change`, `[NoRel]` lowers it. `margin`: `[Rel]` raises the
+    accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it. `outcome`: `[Rel]` as in `paper`,
+    `[NoRel]` for every document with a wrong answer; so a question can have both labels, which Algorithm 2 never gives.
     """
 
-    name: RuleName = "paper"
-    right_from: float = 0.5
-    change: float = 0.5
-    margin: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse values that label nothing or everything.
-
-        Raises:
-            UserError: A threshold is out of bounds.
-        """
-        for name in ("right_from", "change"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"`{name}` must be above 0 and at most 1, found {getattr(self, name)}")
-        if not self.margin >= 0:
-            raise UserError(f"`margin` must be at least 0, found {self.margin}")
+    rule: RuleName = setting("paper", "rule of relevance: paper, outcome, rate or margin")
+    right_from: float = setting(0.5, "least score of a right answer", gt=0, le=1)
+    change: float = setting(0.5, "`rule: rate`: least change of the mean score", gt=0, le=1)
+    margin: float = setting(1.0, "`rule: margin`: least change of the log-probability, in nats", ge=0)
 
     def is_wrong(self, score: float) -> bool:
         """Return True if an answer with this score is wrong."""
@@ -122,12 +104,12 @@ def is_right(replies: tuple[ProbedAnswer, ...], rule: Rule) -> bool | None:
 
 
 def _correctness(replies: tuple[ProbedAnswer, ...], rule: Rule) -> float | None:
-    return drawn_rate(replies) if rule.name == "rate" else greedy_correctness(replies)
+    return drawn_rate(replies) if rule.rule == "rate" else greedy_correctness(replies)
 
 
 def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
     """Return the change by a document, in correctness or in nats; None if a number is missing."""
-    if rule.name == "margin":
+    if rule.rule == "margin":
         before, after = probe.gold_log_prob, document.gold_log_prob
     else:
         before, after = _correctness(probe.replies, rule), _correctness(document.replies, rule)
@@ -136,14 +118,14 @@ def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
 
 def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule: Rule) -> bool | None:
     """Return True for [Rel], False for [NoRel], None for a document that changes too little."""
-    if rule.name in ("paper", "outcome"):
+    if rule.rule in ("paper", "outcome"):
         before, after = is_right(probe.replies, rule), is_right(document.replies, rule)
         if before is None or after is None:
             return None
-        if rule.name == "outcome" and not after:
+        if rule.rule == "outcome" and not after:
             return False
         return None if before == after else after
-    threshold = rule.margin if rule.name == "margin" else rule.change
+    threshold = rule.margin if rule.rule == "margin" else rule.change
     if change is None or change == 0 or abs(change) < threshold:
         return None
     return change > 0

@@ -12,7 +12,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.data_builders.probing.config import Asking
+from reflectune.data_builders.probing.config import GenerationSettings
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, finite_sum
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
 from reflectune.metrics.scoring.registry import Worth
@@ -61,13 +61,13 @@ class Prober:
     Args:
         engine: Engine of the probed model, loaded with MMKB-RAG's scheme.
         correctness: Scores an answer.
-        asking: Answers and summaries to generate.
+        generation: Answers and summaries to generate.
     """
 
-    def __init__(self, engine: PrefixEngine, correctness: Worth, asking: Asking) -> None:
+    def __init__(self, engine: PrefixEngine, correctness: Worth, generation: GenerationSettings) -> None:
         self._engine, self._renderer = engine, engine.renderer
         self._scheme = PromptScheme.of(engine.renderer)
-        self._correctness, self._asking = correctness, asking
+        self._correctness, self._settings = correctness, generation
 
     def prepare(self, question: Question, image: Image.Image, documents: Sequence[Document]) -> PreparedQuestion:
         """Render a question. Documents that exceed the context are cut at a sentence; the instruction never is.
@@ -78,9 +78,9 @@ class Prober:
         self._correctness("?", question)
         prefix = self._renderer.question_prefix(question.text, image)
         alone = self._scheme.prompt_branch(self._renderer, "vqa", style=question.answer_style)
-        gold = canonical_answer(question) if self._asking.gold else ""
+        gold = canonical_answer(question) if self._settings.gold else ""
         gold_ids = self._renderer.reply_ids(gold) if gold else []
-        room = self._engine.max_length - len(prefix.ids) - max(self._asking.max_new_tokens, len(gold_ids))
+        room = self._engine.max_length - len(prefix.ids) - max(self._settings.max_new_tokens, len(gold_ids))
         if len(alone) > room:
             raise UserError(
                 f"question {question.id} is too long: with an answer it takes more than the {self._engine.max_length} "
@@ -121,28 +121,28 @@ class Prober:
             )
             for q, ready in enumerate(batch)
         ]
-        if self._asking.summary == "sentences":
+        if self._settings.summary == "sentences":
             styles = [ready.question.answer_style for ready in batch]
             return add_sentences(self._engine, prefixes, probes, [ready.gold_ids for ready in batch], styles)
-        if self._asking.summary == "words":
+        if self._settings.summary == "words":
             lengths = [len(ready.prefix.ids) for ready in batch]
-            return add_words(self._engine, prefixes, probes, lengths, self._asking.max_summary_tokens)
+            return add_words(self._engine, prefixes, probes, lengths, self._settings.max_summary_tokens)
         return probes
 
     def _replies(self, state: Branches, batch: Sequence[PreparedQuestion]) -> dict[BranchIndex, list[ProbedAnswer]]:
         """Return the answers of each branch: the greedy one, then the drawn ones."""
-        asking = self._asking
+        settings = self._settings
         rows = _rows(batch)
-        greedy = self._engine.generate(state, rows, max_new_tokens=asking.max_new_tokens)
+        greedy = self._engine.generate(state, rows, max_new_tokens=settings.max_new_tokens)
         replies = {row: [self._reply(generation, batch[row[0]])] for row, generation in zip(rows, greedy, strict=True)}
-        if asking.samples:
-            drawn = [(row, number) for row in rows for number in range(asking.samples)]
-            seeds = [_seed(asking.seed, batch[q], k, number) for (q, k), number in drawn]
+        if settings.samples:
+            drawn = [(row, number) for row in rows for number in range(settings.samples)]
+            seeds = [_seed(settings.seed, batch[q], k, number) for (q, k), number in drawn]
             again = self._engine.generate(
                 state,
                 [row for row, _ in drawn],
-                max_new_tokens=asking.max_new_tokens,
-                sampling=Sampling(asking.temperature, seeds),
+                max_new_tokens=settings.max_new_tokens,
+                sampling=Sampling(settings.temperature, seeds),
             )
             for (row, _), generation in zip(drawn, again, strict=True):
                 replies[row].append(self._reply(generation, batch[row[0]]))

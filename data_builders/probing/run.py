@@ -9,8 +9,14 @@ from typing import Any, Final
 from reflectune.core.resumable import launch_device, launch_processes, run_batches
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
-from reflectune.data_builders.probing.documents import document_source
+from reflectune.data_builders.probing.config import (
+    SCHEME,
+    DocumentSettings,
+    GenerationSettings,
+    ProbeConfig,
+    WorkerSettings,
+)
+from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.questions import count_free_form, select_questions
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
@@ -19,29 +25,32 @@ from reflectune.data_builders.probing.worker import ProbeWorker
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.metrics.judging.bem import Bem
+from reflectune.metrics.scoring.registry import Metric, find_metric
 from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 
-_DECIDES: Final = (
-    *("split", "top_n", "documents", "lead", "metric", "max_new_tokens", "samples", "temperature", "gold", "summary"),
-    *("max_summary_tokens", "visual", "seed", "window", "batch_questions", "token_budget", "dtype"),
-)
-"""Settings that decide what is found. `limit` is not one: a higher one adds to the same questions."""
+_DECISIVE: Final = {
+    *GenerationSettings.model_fields,
+    *DocumentSettings.model_fields,
+    *("split", "part", "leave_out_facts", "visual", "title_weight", "summary_share"),
+    *("window", "batch_questions", "token_budget", "dtype"),
+}
+"""Settings that determine a probe. `limit` is not among them: a higher limit adds questions."""
 
 
 def run(config: ProbeConfig) -> None:
-    """Probe as the config says; a dry run shows one prompt and writes nothing.
+    """Probe a split; a dry run shows one prompt and writes nothing.
 
-    Questions are cut into windows, which all processes share. Within a window questions are sorted by length and cut
-    into batches; a batch is always run whole and in the same company, so that an interrupted run, or one on another
-    number of processes, finds the same. When all are done the first process sorts the probes into Parquet files.
+    Questions are cut into windows, which the processes share. In a window, questions are sorted by length and cut into
+    batches. A batch always runs whole and with the same questions, so an interrupted run, or a run on a different
+    number of processes, gives the same probes. At the end the first process sorts the probes into Parquet files.
 
     Raises:
-        UserError: A question is bad (and `on_error` is stop), or the folder holds probes of other settings.
+        UserError: A question is bad and `on_error` is `stop`, or the folder holds probes of different settings.
     """
     processes, device = launch_processes(), launch_device(config.device)
     dataset = Dataset(Path(config.dataset), config.part)
-    bem = config.open_bem(device)
-    config.metric = config.scored_by(config.dataset)
+    bem, metric = config.open_bem(device), config.scored_by(config.dataset)
     questions = select_questions(
         dataset,
         config.split,
@@ -59,19 +68,31 @@ def run(config: ProbeConfig) -> None:
         images=config.image_settings(),
         device_map=config.device_map,
     )
-    worker = ProbeWorker(dataset, document_source(config, dataset, device), loaded, config, bem)
+    worker = ProbeWorker(
+        dataset,
+        _document_source(config, dataset, device),
+        loaded,
+        find_metric(metric, bem),
+        GenerationSettings.of(config),
+        WorkerSettings.of(config),
+    )
     if config.dry_run:
         if processes.index == 0:
-            print(describe(worker, questions, config))
+            print(
+                f"{len(questions):,} questions of {config.split} in {config.dataset}, each without and with up to "
+                f"{config.documents} documents, scored by {metric}"
+            )
+            print(preview(worker, questions[:1]))
         return
-    logs = begin(config.output, settings(config, dataset, loaded, bem))
+    logs = begin(config.output, settings(config, dataset, loaded, metric, bem))
     done = answered(config.output)
 
     def finish() -> None:
-        count = seal(config.output, about(config, dataset, loaded))
-        print(f"{count:,} questions probed: {config.output}")
+        name = str(dataset.manifest.get("name", dataset.root.resolve().name))
+        about = {"model": loaded.name, "dataset": name, "encoder": config.encoder, "limit": config.limit}
+        print(f"{seal(config.output, about):,} questions probed: {config.output}")
         if free_form := count_free_form(dataset, config.split, visual=config.visual):
-            print(f"{free_form:,} free-form questions left out: whether a sentence is right, no metric can tell")
+            print(f"{free_form:,} free-form questions left out: no metric can score an answer in sentences")
         print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
 
     run_batches(
@@ -88,7 +109,7 @@ def run(config: ProbeConfig) -> None:
 def answer(
     worker: ProbeWorker, window: Sequence[Question], done: Collection[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a window's questions by id, as they come; batches that are done are left out."""
+    """Yield the rows of a window's questions with their ids, without the batches that are done."""
     ready, bad = worker.prepare(window)
     yield from ((probe.question_id, to_row(probe)) for probe in bad)
     for batch in worker.batches(ready):
@@ -96,39 +117,30 @@ def answer(
             yield from ((probe.question_id, to_row(probe)) for probe in worker.probe(batch))
 
 
-def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | None = None) -> dict[str, Any]:
-    """Everything that determines a probe, by name; the config's metric is settled."""
+def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, metric: Metric, bem: Bem | None) -> dict[str, Any]:
+    """Return everything that determines a probe, by name."""
     return {
         "model": loaded.fingerprint,
         "prompts": loaded.renderer.fingerprint,
         "dataset": dataset.fingerprint,
         "knowledge": dataset.knowledge.fingerprint,
         "index": config.finder_fingerprint() if config.documents_of == "retrieved" else None,
-        **{name: getattr(config, name) for name in _DECIDES},
-        "part": config.part or None,  # probes that are older than a key have none
-        "documents_of": None if config.documents_of == "retrieved" else config.documents_of,
-        "documents_random": config.documents_random or None,
         "trained_on": read_manifest(config.trained_on).fingerprints[config.split] if config.trained_on else None,
-        "leave_out_facts": config.leave_out_facts or None,
-        "title_weight": None if config.title_weight == 0.5 else config.title_weight,
-        "summary_share": config.summary_share or None,
-        **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),
+        "metric": f"{metric} (BEM {bem.fingerprint})" if bem else metric,
+        **config.model_dump(include=_DECISIVE),
     }
 
 
-def about(config: ProbeConfig, dataset: Dataset, loaded: Loaded) -> dict[str, Any]:
-    """What to remember of probes beside what determines them."""
-    name = str(dataset.manifest.get("name", dataset.root.resolve().name))
-    return {"model": loaded.name, "dataset": name, "encoder": config.encoder, "limit": config.limit}
-
-
-def describe(worker: ProbeWorker, questions: Sequence[Question], config: ProbeConfig) -> str:
-    """How much there is to ask, and what the model would read of the first question."""
-    ready, bad = worker.prepare(questions[:1])
-    lines = [
-        f"{len(questions):,} questions of {config.split} in {config.dataset}, each alone and with up to "
-        f"{config.documents} documents, scored by {config.metric}",
-        *(f"{probe.question_id} can't be asked: {probe.problem}" for probe in bad),
-        *(text for prepared in ready for text in [f"{prepared.question.id}:", *worker.shown(prepared)]),
-    ]
+def preview(worker: ProbeWorker, questions: Sequence[Question]) -> str:
+    """Return the model's input for questions, or the reasons why they can't be asked."""
+    ready, bad = worker.prepare(questions)
+    lines = [f"{probe.question_id} can't be asked: {probe.problem}" for probe in bad]
+    lines += [text for prepared in ready for text in [f"{prepared.question.id}:", *worker.shown(prepared)]]
     return "\n".join(lines)
+
+
+def _document_source(config: ProbeConfig, dataset: Dataset, device: str) -> DocumentSource:
+    retriever = None
+    if config.documents_of == "retrieved":
+        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
+    return DocumentSource(dataset.knowledge, retriever, DocumentSettings.of(config), config.seed)

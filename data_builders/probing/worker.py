@@ -15,13 +15,12 @@ from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.probing.config import GenerationSettings, WorkerSettings
 from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.data_builders.probing.probe import PreparedQuestion, Prober
 from reflectune.data_builders.probing.records import Probe
 from reflectune.formats.dataset import Dataset
-from reflectune.metrics.judging.bem import Bem
-from reflectune.metrics.scoring.registry import find_metric
+from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward, find_budget
@@ -40,19 +39,25 @@ class ProbeWorker:
         dataset: Images and knowledge base.
         source: Finds each question's documents.
         loaded: The target model.
-        config: The settings, with a definite metric.
-        bem: BEM, for the metric `evqa`.
+        correctness: Scores an answer.
+        generation: Answers and summaries to generate.
+        settings: Batches, and bad questions.
     """
 
     def __init__(
-        self, dataset: Dataset, source: DocumentSource, loaded: Loaded, config: ProbeConfig, bem: Bem | None = None
+        self,
+        dataset: Dataset,
+        source: DocumentSource,
+        loaded: Loaded,
+        correctness: Worth,
+        generation: GenerationSettings,
+        settings: WorkerSettings,
     ) -> None:
-        self._dataset, self._source, self._loaded, self._config = dataset, source, loaded, config
-        correctness, asking = find_metric(config.metric, bem), config.asking()
+        self._dataset, self._source, self._loaded, self._settings = dataset, source, loaded, settings
         self._probers = Halving(
-            lambda budget: Prober(PrefixEngine(loaded, budget), correctness, asking),
-            config.token_budget or find_budget(Forward(loaded.model)),
-            fixed=config.token_budget is not None,
+            lambda budget: Prober(PrefixEngine(loaded, budget), correctness, generation),
+            settings.token_budget or find_budget(Forward(loaded.model)),
+            fixed=settings.token_budget is not None,
         )
 
     def prepare(self, questions: Sequence[Question]) -> tuple[list[PreparedQuestion], list[Probe]]:
@@ -77,7 +82,7 @@ class ProbeWorker:
     def batches(self, ready: Sequence[PreparedQuestion]) -> Iterator[Sequence[PreparedQuestion]]:
         """Yield batches of questions of similar length."""
         ordered = sorted(ready, key=lambda prepared: (prepared.length, prepared.question.id))
-        size = self._config.batch_questions
+        size = self._settings.batch_questions
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def probe(self, batch: Sequence[PreparedQuestion]) -> list[Probe]:
@@ -95,7 +100,7 @@ class ProbeWorker:
         try:
             return make()
         except UserError as error:
-            if self._config.on_error == "stop":
+            if self._settings.on_error == "stop":
                 advice = "fix the row, or leave such rows out with `on_error: skip`"
                 raise UserError(f"question {question.id} of {self._dataset.root}: {error}; {advice}") from error
             bad.append(Probe(question.id, problem=str(error)))

@@ -275,7 +275,7 @@ def test_another_split_is_added_to_the_folder(config: Callable[..., DeriveConfig
             log.append(probe.question_id, to_row(probe))
     seal(tmp_path / "val_probes", {"model": "some/model", "dataset": "w"})
 
-    run(dataclasses.replace(first, probes=str(tmp_path / "val_probes")))
+    run(first.model_copy(update={"probes": str(tmp_path / "val_probes")}))
 
     fingerprints = read_manifest(first.output).fingerprints
     assert list(fingerprints) == ["train", "val"]
@@ -292,14 +292,21 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv = ["--probes", str(tmp_path), "--tau", "100", "--right_from", "0", "--srt_balance", "0.5", "--rel_scores", "x"]
     with pytest.raises(UserError) as caught:
         parse_config(DeriveConfig, argv=argv)
-    for part in ("`output` is", "no probes.json", "`tau` is a", "`right_from` must", "balance must", "`rel_scores`"):
+    for part in (
+        "`output` is",
+        "no probes.json",
+        "`tau` is a",
+        "`right_from` must",
+        "`srt_balance` must",
+        "`rel_scores`",
+    ):
         assert part in str(caught.value)
 
 
 def test_paths_and_the_page_do_not_determine_the_labels(config: Callable[..., DeriveConfig]) -> None:
-    one = config()
-    assert dataclasses.replace(one, output="x", proofread=3).what_decides() == one.what_decides()
-    assert dataclasses.replace(one, answer_model="shared").what_decides() != one.what_decides()
+    made = config()
+    assert made.model_copy(update={"output": "x", "proofread": 3}).decisive() == made.decisive()
+    assert made.model_copy(update={"answer_model": "shared"}).decisive() != made.decisive()
 
 
 def test_another_metric_changes_labels_without_the_target_model(config: Callable[..., DeriveConfig]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.data_builders.probing.config import Asking, ProbeConfig
+from reflectune.data_builders.probing.config import GenerationSettings, ProbeConfig
 
 
 def folders(tmp_path: Path) -> list[str]:
@@ -16,11 +16,12 @@ def folders(tmp_path: Path) -> list[str]:
     return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", "o", "--model", "m"]
 
 
-def test_a_config_says_how_to_ask(tmp_path: Path) -> None:
+def test_a_config_contains_the_generation_settings(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--samples", "4", "--temperature", "0.7", "--gold", "false", "--summary", "none"]
     config = parse_config(ProbeConfig, argv=argv)
 
-    assert config.asking() == Asking(samples=4, temperature=0.7, gold=False, summary="none")
+    generation = GenerationSettings(samples=4, temperature=0.7, gold=False, summary="none")
+    assert GenerationSettings.of(config) == generation
     assert config.token_budget is None
 
 

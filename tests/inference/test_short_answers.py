@@ -20,7 +20,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.probing.config import Asking
+from reflectune.data_builders.probing.config import GenerationSettings
 from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.formats.dataset import Dataset, write_questions
@@ -323,7 +323,7 @@ def test_probing_finds_what_the_model_knows(
 ) -> None:
     """So that not every question is labelled [Ret], and not every document [Rel]."""
     engine = PrefixEngine(models["mmkb_rag"], 2048)
-    prober = Prober(engine, find_metric("infoseek"), Asking(max_new_tokens=8, samples=1, summary=summary))
+    prober = Prober(engine, find_metric("infoseek"), GenerationSettings(max_new_tokens=8, samples=1, summary=summary))
     passages = split_passages(Dataset(world).knowledge.get("e0"), lead="first_sentence")
     documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
     ready = [prober.prepare(question, load_image(question.image, root=world), documents) for question in QUESTIONS[:2]]

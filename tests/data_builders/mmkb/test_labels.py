@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.errors import UserError
-from reflectune.data_builders.mmkb.labels import LabelLimits, choose
+from reflectune.core.config import find_problems
+from reflectune.data_builders.mmkb.labels import LabelLimits, LabelSettings, choose
 
 
 @given(st.lists(st.booleans()), st.floats(1, 4), st.integers(1, 30), st.integers(0, 3))
@@ -40,7 +40,8 @@ def test_a_single_kind_of_label_cannot_be_balanced() -> None:
     assert choose([1, 1, 1], bool, LabelLimits(balance=1)) == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("values", "message"), [({"balance": 0.5}, "balance must"), ({"limit": 0}, "limit must")])
-def test_limits_that_leave_nothing_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LabelLimits(**values)
+@pytest.mark.parametrize("values", [{"ret_balance": 0.5}, {"srt_balance": 0.5}, {"ret_limit": 0}, {"mct_limit": 0}])
+def test_limits_that_leave_nothing_are_refused(values: dict[str, float]) -> None:
+    (problem,) = find_problems(LabelSettings, values)
+
+    assert f"`{next(iter(values))}` must be at least 1" in problem

@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
-from reflectune.data_builders.mmkb.mct import MctLabel, Mixing, RelScores, mct_label
+from reflectune.data_builders.mmkb.mct import MctLabel, MixingSettings, RelScores, mct_label
 from reflectune.data_builders.probing.labels import Rule, srt_labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
+
+MIXING = MixingSettings()
 
 
 def probe(*right: bool, alone: bool = False, scores: list[float] | None = None, **more: object) -> Probe:
@@ -28,7 +31,7 @@ def probe(*right: bool, alone: bool = False, scores: list[float] | None = None, 
     return Probe("q", (ProbedAnswer("x", float(alone), -1.0),), documents, **more)
 
 
-def label(made: Probe, mixing: Mixing = Mixing(), rel_scores: RelScores | None = None) -> MctLabel | None:  # noqa: B008
+def label(made: Probe, mixing: MixingSettings = MIXING, rel_scores: RelScores | None = None) -> MctLabel | None:
     return mct_label(made, srt_labels(made, Rule()), Rule(), mixing, rel_scores)
 
 
@@ -40,7 +43,7 @@ def test_a_question_needs_more_than_one_relevant_document(right: tuple[bool, ...
 @given(st.lists(st.booleans(), min_size=2, max_size=12), st.sampled_from([0, 10, 30, 50, 75, 90]), st.integers(0, 5))
 def test_the_numbers_name_the_relevant_documents_and_the_share_is_tau(right: list[bool], tau: float, seed: int) -> None:
     made = probe(*right)
-    mct = label(made, Mixing(tau=tau, seed=seed))
+    mct = label(made, MixingSettings(tau=tau, seed=seed))
     if sum(right) < 2:
         assert mct is None
         return
@@ -63,13 +66,13 @@ def test_a_trained_models_scores_order_the_reply() -> None:
 
 
 def test_equal_scores_keep_the_order_of_the_documents() -> None:
-    mct = label(probe(True, True, True, scores=[0.5, 0.5, 0.7]), Mixing(tau=0))
+    mct = label(probe(True, True, True, scores=[0.5, 0.5, 0.7]), MixingSettings(tau=0))
 
     assert [mct.documents[number - 1].entry_id for number in mct.keep] == ["e2", "e0", "e1"]
 
 
 def test_by_the_papers_noise_and_rule_there_is_nothing_to_mix_in() -> None:
-    mct = label(probe(True, True, False, False), Mixing(noise="no_rel"))
+    mct = label(probe(True, True, False, False), MixingSettings(noise="no_rel"))
 
     assert (mct.expected, mct.mixed_in) == (2, 0)
 
@@ -83,7 +86,6 @@ def test_the_models_own_words_count_for_exactly_the_documents_that_they_summaris
     assert label(dataclasses.replace(without, documents=bare)).summary == ""
 
 
-@pytest.mark.parametrize("tau", [-1, 100, 150])
+@pytest.mark.parametrize("tau", [-1.0, 100.0, 150.0])
 def test_a_percentage_out_of_bounds_is_refused(tau: float) -> None:
-    with pytest.raises(UserError, match="`tau` is a percentage"):
-        Mixing(tau=tau)
+    assert find_problems(MixingSettings, {"tau": tau})

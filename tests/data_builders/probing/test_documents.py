@@ -9,8 +9,8 @@ import pytest
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.config import ProbeConfig
-from reflectune.data_builders.probing.documents import DocumentSource, document_source
+from reflectune.data_builders.probing.config import DocumentSettings, ProbeConfig
+from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.data_builders.probing.run import run
 from reflectune.data_builders.probing.store import stream_probes
 from reflectune.formats.dataset import Dataset, write_questions
@@ -29,7 +29,7 @@ def found(world: Path, config: ProbeConfig) -> dict[str, list[Document]]:
 
 
 def own(world: Path, config: ProbeConfig) -> DocumentSource:
-    return document_source(config, Dataset(world), "cpu")
+    return DocumentSource(Dataset(world).knowledge, None, DocumentSettings.of(config), config.seed)
 
 
 def test_own_documents_need_no_index_and_are_of_the_question_s_entry(world: Path, config: Make) -> None:
@@ -71,19 +71,19 @@ def test_a_question_without_an_entry_has_random_documents_alone(world: Path, con
     assert [(document.rank, document.score) for document in documents] == [(1, 0.0)]
 
 
-def test_a_question_whose_own_entry_is_not_there_is_a_bad_row(config: Make, world: Path, tmp_path: Path) -> None:
+def test_a_question_whose_own_entry_is_missing_is_a_bad_row(config: Make, world: Path, tmp_path: Path) -> None:
     here = {"image_root": str(world), "knowledge_root": str(world / "knowledge")}
     write_json(tmp_path / "some" / "dataset.json", {**Dataset(world).manifest, **here, "counts": {}})
-    kept, lost = questions(world)[:2]
-    write_questions(tmp_path / "some", "train", [kept, dataclasses.replace(lost, entity_ids=("Q404",))])
+    known, lost = questions(world)[:2]
+    write_questions(tmp_path / "some", "train", [known, dataclasses.replace(lost, entity_ids=("Q404",))])
     settings = config("own", dataset=str(tmp_path / "some"), index="", documents_of="own")
 
     with pytest.raises(UserError, match=f"question {lost.id} of .*: its entry Q404 is not in the knowledge base"):
         run(settings)
     run(settings.model_copy(update={"on_error": "skip"}))
     problems = {probe.question_id: probe.problem for probe in stream_probes(settings.output)}
-    assert problems.keys() == {kept.id, lost.id}
-    assert not problems[kept.id]
+    assert problems.keys() == {known.id, lost.id}
+    assert not problems[known.id]
     assert "Q404" in problems[lost.id]
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.errors import UserError
+from reflectune.core.config import find_problems
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.probing.labels import Rule, external_labels, is_right, ret_label, srt_labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 
 
 def replies(*correctness: float | None) -> tuple[ProbedAnswer, ...]:
-    """Replies of this worth; None is one whose log-probability is no number."""
+    """Return answers with these scores; None stands for an answer whose log-probability isn't finite."""
     return tuple(ProbedAnswer("x", value or 0.0, None if value is None else -1.0) for value in correctness)
 
 
@@ -49,10 +49,10 @@ def test_algorithm_2_labels_only_changes(before: float, after: float, expected: 
     ("before", "after", "expected"),
     [(0, 1, True), (1, 0, False), (0, 0, False), (1, 1, None), (None, 1, None), (0, None, None)],
 )
-def test_by_outcome_whatever_leads_to_a_wrong_answer_is_irrelevant(
+def test_by_outcome_a_document_with_a_wrong_answer_is_irrelevant(
     before: float, after: float, expected: bool | None
 ) -> None:
-    labels = srt_labels(probe(replies(before), document(1, after)), Rule("outcome"))
+    labels = srt_labels(probe(replies(before), document(1, after)), Rule(rule="outcome"))
 
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
@@ -68,7 +68,7 @@ def test_by_outcome_whatever_leads_to_a_wrong_answer_is_irrelevant(
     ],
 )
 def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expected: bool | None) -> None:
-    labels = srt_labels(probe(replies(*before), document(1, *after)), Rule("rate", change=0.5))
+    labels = srt_labels(probe(replies(*before), document(1, *after)), Rule(rule="rate", change=0.5))
 
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
@@ -78,7 +78,7 @@ def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expe
     [(-5.0, -3.0, True), (-3.0, -5.0, False), (-3.0, -2.5, None), (None, -1.0, None), (-1.0, None, None)],
 )
 def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: float, expected: bool | None) -> None:
-    labels = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule("margin", margin=1.0))
+    labels = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule(rule="margin", margin=1.0))
 
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
     assert all(math.isclose(label.change, after - before) for label in labels)
@@ -95,15 +95,15 @@ def test_by_the_papers_rule_no_question_has_both_labels(alone: list[float], docu
 
 @given(st.floats(-50, 0), st.lists(st.floats(-50, 0)), st.floats(0, 10), st.floats(0, 10))
 def test_a_higher_margin_takes_labels_away_and_turns_none(
-    before: float, after: list[float], one: float, other: float
+    before: float, after: list[float], first: float, second: float
 ) -> None:
     made = probe(replies(0), *(document(k, 0, gold=value) for k, value in enumerate(after)), gold=before)
-    low, high = (srt_labels(made, Rule("margin", margin=margin)) for margin in sorted((one, other)))
+    low, high = (srt_labels(made, Rule(rule="margin", margin=margin)) for margin in sorted((first, second)))
 
     assert set(high) <= set(low)
 
 
-def test_an_external_labeller_judges_every_document_by_what_it_says() -> None:
+def test_an_external_labeller_labels_every_document_by_its_text() -> None:
     question = Question("q", "i.png", "When?", ("1874",), answer_type="time")
     made = probe(replies(1), document(1, 1, text="Built in 1874."), document(2, 0, text="Built in 1875."))
 
@@ -112,5 +112,6 @@ def test_an_external_labeller_judges_every_document_by_what_it_says() -> None:
 
 @pytest.mark.parametrize("values", [{"right_from": 0.0}, {"change": 1.5}, {"margin": -1.0}, {"margin": math.nan}])
 def test_thresholds_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"`{next(iter(values))}` must be"):
-        Rule(**values)
+    (problem,) = find_problems(Rule, values)
+
+    assert problem.startswith(f"`{next(iter(values))}` must be")

@@ -12,7 +12,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.probing.config import Asking
+from reflectune.data_builders.probing.config import GenerationSettings
 from reflectune.data_builders.probing.labels import Rule, ret_label, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
@@ -25,11 +25,11 @@ from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.contexts import Document
 
-SHORT = Asking(max_new_tokens=8)
+SHORT = GenerationSettings(max_new_tokens=8, summary="none")
 
 
-def prober(loaded: Loaded, asking: Asking = SHORT, budget: int = 4096) -> Prober:
-    return Prober(PrefixEngine(loaded, budget), find_metric("infoseek"), asking)
+def prober(loaded: Loaded, generation: GenerationSettings = SHORT, budget: int = 4096) -> Prober:
+    return Prober(PrefixEngine(loaded, budget), find_metric("infoseek"), generation)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def questions(world: Path) -> list[tuple[Question, Image.Image, list[Document]]]
     return prepared
 
 
-def probes(loaded: Loaded, questions: list, asking: Asking = SHORT, budget: int = 4096) -> list[Probe]:
-    question_prober = prober(loaded, asking, budget)
+def probes(loaded: Loaded, questions: list, generation: GenerationSettings = SHORT, budget: int = 4096) -> list[Probe]:
+    question_prober = prober(loaded, generation, budget)
     return question_prober.probe([question_prober.prepare(*each) for each in questions])
 
 
@@ -97,9 +97,9 @@ def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> No
 
 @pytest.mark.parametrize("summary", ["none", "sentences", "words"])
 def test_company_order_and_budget_do_not_matter(llava: Loaded, questions: list, summary: str) -> None:
-    asking = Asking(max_new_tokens=8, samples=2, summary=summary, max_summary_tokens=8)
-    together = probes(llava, questions, asking)
-    backwards = probes(llava, questions[::-1], asking, budget=200)[::-1]
+    generation = GenerationSettings(max_new_tokens=8, samples=2, summary=summary, max_summary_tokens=8)
+    together = probes(llava, questions, generation)
+    backwards = probes(llava, questions[::-1], generation, budget=200)[::-1]
     for one, other in zip(together, backwards, strict=True):
         assert one.summary == other.summary
         for probed, again in [(one, other), *zip(one.documents, other.documents, strict=True)]:
@@ -109,9 +109,9 @@ def test_company_order_and_budget_do_not_matter(llava: Loaded, questions: list, 
 
 
 def test_answers_are_drawn_beside_the_greedy_one_by_the_questions_seed(llava: Loaded, questions: list) -> None:
-    drawn = Asking(max_new_tokens=8, samples=3, temperature=2.0)
+    drawn = GenerationSettings(max_new_tokens=8, samples=3, temperature=2.0, summary="none")
     plain, made = probes(llava, questions), probes(llava, questions, drawn)
-    other = probes(llava, questions, dataclasses.replace(drawn, seed=1))
+    other = probes(llava, questions, drawn.model_copy(update={"seed": 1}))
 
     assert [len(probe.replies) for probe in made] == [4] * len(questions)
     assert [probe.replies[0].text for probe in made] == [probe.replies[0].text for probe in plain]
@@ -157,17 +157,17 @@ def test_broken_numbers_are_kept_as_none_and_label_nothing(llava: Loaded, questi
     broken = dataclasses.replace(llava, model=copy.deepcopy(llava.model))
     with torch.no_grad():
         broken.model.get_output_embeddings().weight.fill_(math.nan)
-    made = probes(broken, questions[:2], Asking(max_new_tokens=3, samples=1, summary="words"))
+    made = probes(broken, questions[:2], GenerationSettings(max_new_tokens=3, samples=1, summary="words"))
 
     for probe in made:
         assert [reply.log_prob for reply in probe.replies] == [None, None]
         assert probe.gold_log_prob is None
         assert ret_label(probe, Rule()) is None
-        assert all(srt_labels(probe, Rule(name)) == [] for name in ("paper", "rate", "margin"))
+        assert all(srt_labels(probe, Rule(rule=name)) == [] for name in ("paper", "rate", "margin"))
     assert probe_statistics(made, Rule())["changes"] == {"unclear": sum(len(p.documents) for p in made)}
 
 
 def test_without_a_gold_answer_nothing_is_scored(llava: Loaded, questions: list) -> None:
-    made = probes(llava, questions, Asking(max_new_tokens=8, gold=False))
+    made = probes(llava, questions, GenerationSettings(max_new_tokens=8, gold=False, summary="none"))
 
     assert all(probe.gold_log_prob is None and probe.gold == "" for probe in made)

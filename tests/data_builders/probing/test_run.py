@@ -30,7 +30,7 @@ def content(folder: str | Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Probes of twelve questions, made without interruption by one process."""
+    """Return the probes of twelve questions, made without interruption by one process."""
     folder = tmp_path_factory.mktemp("straight")
     run(ProbeConfig(**{**SETTINGS, "dataset": str(world), "index": str(world / "index"), "output": str(folder)}))
     return folder
@@ -64,7 +64,7 @@ def test_every_question_is_probed_with_its_documents(straight: Path, world: Path
     }
 
 
-def test_what_is_there_is_not_probed_again(straight: Path, config: Make, capsys: pytest.CaptureFixture) -> None:
+def test_a_finished_folder_is_not_probed_again(straight: Path, config: Make, capsys: pytest.CaptureFixture) -> None:
     again = config("again")
     shutil.copytree(straight, again.output)
     run(again)
@@ -89,9 +89,9 @@ def test_questions_that_the_model_was_trained_on_are_not_asked(
     assert len(asked) == 12
     assert not asked & {*trained}
     assert read_settings(asking.output)["trained_on"] == "of these five"
-    assert read_settings(asking.output)["leave_out_facts"] is None
-    with pytest.raises(UserError, match="`leave_out_facts` was None, is now True"):
-        run(dataclasses.replace(asking, leave_out_facts=True))
+    assert read_settings(asking.output)["leave_out_facts"] is False
+    with pytest.raises(UserError, match="`leave_out_facts` was False, is now True"):
+        run(asking.model_copy(update={"leave_out_facts": True}))
     with pytest.raises(UserError, match="no data of the split val"):
         run(config("other", trained_on=str(data), split="val_unseen_entity"))
 
@@ -108,7 +108,7 @@ def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "problem"),
     [
         ({"metric": "evqa_exact"}, "`metric` was 'infoseek', is now 'evqa_exact'"),
         ({"max_new_tokens": 9}, "`max_new_tokens` was 8, is now 9"),
@@ -116,17 +116,17 @@ def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
         ({"seed": 1}, "`seed`"),
         ({"model": "miniature/qwen2_vl"}, "`model`"),
         ({"samples": 2}, "`samples`"),
-        ({"part": "1/2"}, "`part` was None, is now '1/2'"),
-        ({"image_fit": "pad"}, "`model`"),  # it would see other pictures
+        ({"part": "1/2"}, "`part` was '', is now '1/2'"),
+        ({"image_fit": "pad"}, "`model`"),  # the model would see different images
     ],
     ids=str,
 )
-def test_other_settings_are_refused(straight: Path, config: Make, changes: dict[str, object], said: str) -> None:
+def test_other_settings_are_refused(straight: Path, config: Make, changes: dict[str, object], problem: str) -> None:
     changed = config("changed", **changes)
     shutil.copytree(straight, changed.output)
     with pytest.raises(UserError, match="begun with other settings") as caught:
         run(changed)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert content(changed.output) == content(straight)
 
 
@@ -142,14 +142,14 @@ def test_a_changed_knowledge_base_is_refused(straight: Path, config: Make, world
 
 
 def test_a_dry_run_shows_prompts_and_writes_nothing(config: Make, capsys: pytest.CaptureFixture) -> None:
-    wanted = config("dry", dry_run=True)
-    run(wanted)
-    said = capsys.readouterr().out
+    made = config("dry", dry_run=True)
+    run(made)
+    printed = capsys.readouterr().out
 
-    assert "12 questions of train" in said
-    assert "<image> × 16" in said
-    assert "Based on the retrieved document" in said
-    assert not Path(wanted.output).exists()
+    assert "12 questions of train" in printed
+    assert "<image> × 16" in printed
+    assert "Based on the retrieved document" in printed
+    assert not Path(made.output).exists()
 
 
 def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
     problems = {probe.question_id: probe.problem for probe in stream_probes(skipping.output)}
 
     assert [bool(problems[q.id]) for q in made] == [True, True, True, True, False]
-    for question, said in zip(made, ("image not found", "no image", "no text", "no answers", ""), strict=True):
-        assert said in problems[question.id]
+    for question, problem in zip(made, ("image not found", "no image", "no text", "no answers", ""), strict=True):
+        assert problem in problems[question.id]
     numbers = probe_statistics(stream_probes(skipping.output), Rule())
     assert (numbers["questions"], numbers["bad"], len(numbers["bad_questions"])) == (5, 4, 4)
 
@@ -185,29 +185,29 @@ def test_killed_runs_end_as_one_that_was_not(
 
     def start(count: int) -> Any:
         if count == 1:
-            return start_program(["-m", "reflectune.data_builders.probe", *flags(wanted)])
-        return start_launch("data_builders/probe.py", flags(wanted))
+            return start_program(["-m", "reflectune.data_builders.probe", *flags(made)])
+        return start_launch("data_builders/probe.py", flags(made))
 
-    wanted = config("killed")
+    made = config("killed")
     for rows, count in ((1, processes), (5, 1)):
-        kill_after(rows, wanted, start(count))
+        kill_after(rows, made, start(count))
     assert start(processes).wait() == 0
 
-    assert content(wanted.output) == content(straight)
+    assert content(made.output) == content(straight)
 
 
-def kill_after(rows: int, wanted: ProbeConfig, process: Any) -> None:
-    """Kill a launcher or program and its processes once so many rows are on the disk."""
+def kill_after(rows: int, made: ProbeConfig, process: Any) -> None:
+    """Kill a launcher or program and its processes once this number of rows is on the disk."""
     deadline = time.monotonic() + 120
-    while sum(log.read_bytes().count(b"\n") - 1 for log in Path(wanted.output).glob("log-*.jsonl")) < rows:
+    while sum(log.read_bytes().count(b"\n") - 1 for log in Path(made.output).glob("log-*.jsonl")) < rows:
         assert process.poll() is None, "it ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
 
 
-def flags(wanted: ProbeConfig) -> list[str]:
-    """A config as it is typed."""
+def flags(made: ProbeConfig) -> list[str]:
+    """Return a config as flags."""
     default = ProbeConfig()
-    values = {name: value for name, value in wanted.model_dump().items() if value != getattr(default, name)}
+    values = {name: value for name, value in made.model_dump().items() if value != getattr(default, name)}
     return [part for name, value in values.items() for part in (f"--{name}", str(value))]

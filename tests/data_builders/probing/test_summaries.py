@@ -7,7 +7,7 @@ import pytest
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.probing.config import Asking
+from reflectune.data_builders.probing.config import GenerationSettings
 from reflectune.data_builders.probing.labels import Rule, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
@@ -26,11 +26,11 @@ def probe(llava: Loaded, world: Path):
     """Probes a question with its entity's own passages twice, each with a sentence before it that says nothing."""
     dataset = Dataset(world)
 
-    def make(question: Question, asking: Asking) -> Probe:
+    def make(question: Question, generation: GenerationSettings) -> Probe:
         entity_passages = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
         passages = [dataclasses.replace(p, text=f"{ELSEWHERE} {p.text}") for p in entity_passages]
         passages += [Passage(p.entry_id, p.section, 9, p.title, p.lead, p.heading, p.text) for p in passages]
-        prober = Prober(PrefixEngine(llava), find_metric("infoseek"), asking)
+        prober = Prober(PrefixEngine(llava), find_metric("infoseek"), generation)
         documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
         image = load_image(question.image, root=world)
         return prober.probe([prober.prepare(question, image, documents)])[0]
@@ -43,14 +43,14 @@ def several(probe, world: Path) -> Question:
     """A question that two documents turn from wrong to right."""
     for question in Dataset(world).questions("train"):
         if question.requires_retrieval:
-            labels = srt_labels(probe(question, Asking(max_new_tokens=8)), Rule())
+            labels = srt_labels(probe(question, GenerationSettings(max_new_tokens=8, summary="none")), Rule())
             if sum(label.relevant for label in labels) > 1:
                 return question
     raise AssertionError("the miniature answers no such question from its documents")
 
 
 def test_the_sentence_that_tells_the_answer_is_chosen(probe, several: Question) -> None:
-    probed = probe(several, Asking(max_new_tokens=8, summary="sentences"))
+    probed = probe(several, GenerationSettings(max_new_tokens=8, summary="sentences"))
     right = [document for document in probed.documents if document.replies[0].correctness == 1]
 
     assert len(right) >= 2
@@ -61,7 +61,7 @@ def test_the_sentence_that_tells_the_answer_is_chosen(probe, several: Question) 
 
 
 def test_the_models_own_words_are_about_the_documents_that_help(probe, several: Question) -> None:
-    probed = probe(several, Asking(max_new_tokens=8, summary="words", max_summary_tokens=6))
+    probed = probe(several, GenerationSettings(max_new_tokens=8, summary="words", max_summary_tokens=6))
     relevant = [label.document.passage.id for label in srt_labels(probed, Rule()) if label.relevant]
 
     assert probed.summarised == tuple(relevant)
@@ -69,8 +69,8 @@ def test_the_models_own_words_are_about_the_documents_that_help(probe, several: 
 
 
 def test_summaries_change_no_answer(probe, several: Question) -> None:
-    plain = probe(several, Asking(max_new_tokens=8))
+    plain = probe(several, GenerationSettings(max_new_tokens=8, summary="none"))
     for summary in ("words", "sentences"):
-        made = probe(several, Asking(max_new_tokens=8, summary=summary, max_summary_tokens=6))
+        made = probe(several, GenerationSettings(max_new_tokens=8, summary=summary, max_summary_tokens=6))
         bare = tuple(dataclasses.replace(document, sentence="") for document in made.documents)
         assert dataclasses.replace(made, summary="", summarised=(), documents=bare) == plain
