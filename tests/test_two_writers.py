@@ -30,7 +30,6 @@ WRITING = {
     "data_builders.build_plain": f"{DATASET} {INDEX} --reflection reflection --output OUT",
     "examples.miniature.build_world": "--output OUT",
     "data_builders.convert": "--config convert.yaml --output OUT",
-    "data_builders.convert_lens": f"--lens file {DATASET} --output OUT",
     "data_builders.derive_labels": f"{DATASET} --probes probes --output OUT",
     "data_builders.export": "--data reflection --to trl --output OUT",
     "data_builders.find_duplicates": f"{DATASET} --output OUT",

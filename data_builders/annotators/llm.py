@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reflectune.core.hashing import fingerprint
-from reflectune.data_builders.annotators.protocol import Case, Judgement
+from reflectune.data_builders.annotators.protocol import Annotation, Case
 from reflectune.data_builders.annotators.string import canonical_answer, stated_answer
 from reflectune.models.remote.client import Messages, RemoteModel
 from reflectune.models.rendering.thoughts import without_thoughts
@@ -52,11 +52,11 @@ class LlmAnnotator:
     def __init__(self, model: RemoteModel) -> None:
         self.model = model
 
-    def __call__(self, cases: Sequence[Case]) -> list[Judgement]:
+    def __call__(self, cases: Sequence[Case]) -> list[Annotation]:
         """Judge cases. A reply that is neither of the two forms, or a refusal by the server, is `unclear`."""
         replies = self.model.complete_all([conversation(case) for case in cases], what="paragraphs")
         return [
-            Judgement("unclear", note=f"the server refuses it: {reply.refused}")
+            Annotation("unclear", note=f"the server refuses it: {reply.refused}")
             if reply.refused
             else read_reply(reply.text, case)
             for case, reply in zip(cases, replies, strict=True)
@@ -76,7 +76,7 @@ def conversation(case: Case) -> Messages:
     return [{"role": "user", "content": content}]
 
 
-def read_reply(text: str, case: Case) -> Judgement:
+def read_reply(text: str, case: Case) -> Annotation:
     """What a reply says: the label that it begins with, and the sentence that it names.
 
     A reply that begins with neither label, or goes on to give the other one too, is `unclear`.
@@ -84,16 +84,16 @@ def read_reply(text: str, case: Case) -> Judgement:
     spoken = without_thoughts(text).strip()
     match = _LABEL.fullmatch(spoken)
     if match is None:
-        return Judgement("unclear", note=f"unreadable reply: {_short(spoken)}")
+        return Annotation("unclear", note=f"unreadable reply: {_short(spoken)}")
     label = (match["bracketed"] or match["alone"]).lower()
     if any(other.lower() != label for other in _BRACKETED.findall(match["rest"])):
-        return Judgement("unclear", note=f"the reply gives both labels: {_short(spoken)}")
+        return Annotation("unclear", note=f"the reply gives both labels: {_short(spoken)}")
     if label == "irrelevant":
-        return Judgement("irrelevant")
+        return Annotation("irrelevant")
     source = _SOURCE.search(match["rest"])
     question, passage = case
     answer = stated_answer(question, passage) or canonical_answer(question)
-    return Judgement("relevant", answer, note=" ".join(source["sentence"].split()) if source else "")
+    return Annotation("relevant", answer, note=" ".join(source["sentence"].split()) if source else "")
 
 
 def _short(text: str) -> str:

@@ -15,7 +15,7 @@ Case = tuple[Question, Passage]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Annotation:
     """What an annotator says of one passage.
 
     Attributes:
@@ -34,7 +34,7 @@ class Judgement:
         return self.label == "relevant"
 
 
-IRRELEVANT = Judgement("irrelevant")
+IRRELEVANT = Annotation("irrelevant")
 
-Annotator = Callable[[Sequence[Case]], list[Judgement]]
+Annotator = Callable[[Sequence[Case]], list[Annotation]]
 """Judges cases, in their order. It gets many at a time, so that an LLM can be asked about them all at once."""

@@ -18,27 +18,27 @@ from collections.abc import Iterator, Sequence
 
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
-from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
+from reflectune.data_builders.annotators.protocol import IRRELEVANT, Annotation, Case
 from reflectune.data_builders.annotators.tokens import NUMBER, tokenize
 from reflectune.metrics.judging.cover import UNSPACED
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.official.vqa import DIGITS
 
-NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
+NO_EVIDENCE_NAMED = Annotation("unclear", note="the data set names no evidence for the question")
 
-YES_OR_NO = Judgement("unclear", note="the answer is yes or no, which no search for words finds")
+YES_OR_NO = Annotation("unclear", note="the answer is yes or no, which no search for words finds")
 
 _LETTERS = re.compile(rf"[^\W\d_{UNSPACED}]+")
 _LONGEST_CODE = 3
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
-def by_string(cases: Sequence[Case]) -> list[Judgement]:
+def by_string(cases: Sequence[Case]) -> list[Annotation]:
     """The annotator: `annotate_by_string` of each case."""
     return [annotate_by_string(question, passage) for question, passage in cases]
 
 
-def annotate_by_string(question: Question, passage: Passage) -> Judgement:
+def annotate_by_string(question: Question, passage: Passage) -> Annotation:
     """Judge a passage by whether an accepted answer occurs in its text; title, lead and heading don't count.
 
     A `multi_answer` needs every part of one of its lists. A `numerical` answer occurs also where a number within the
@@ -48,7 +48,7 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
     if is_yes_or_no(question):
         return YES_OR_NO
     answer = stated_answer(question, passage)
-    return Judgement("relevant", answer) if answer else IRRELEVANT
+    return Annotation("relevant", answer) if answer else IRRELEVANT
 
 
 def stated_answer(question: Question, passage: Passage) -> str:
@@ -143,7 +143,7 @@ def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:
     return length > 0 and any(tuple(text[i : i + length]) == needle for i in range(len(text) - length + 1))
 
 
-def by_gold(cases: Sequence[Case]) -> list[Judgement]:
+def by_gold(cases: Sequence[Case]) -> list[Annotation]:
     """Judge passages by the data set's evidence sections.
 
     The answer of an evidence passage is the accepted one that occurs in it, else the question's first. A section of
@@ -152,10 +152,10 @@ def by_gold(cases: Sequence[Case]) -> list[Judgement]:
     return [_judge(case) for case in cases]
 
 
-def _judge(case: Case) -> Judgement:
+def _judge(case: Case) -> Annotation:
     question, passage = case
     if not question.evidence:
         return NO_EVIDENCE_NAMED
     if Evidence(passage.entry_id, passage.section) not in question.evidence:
         return IRRELEVANT
-    return Judgement("relevant", stated_answer(question, passage) or canonical_answer(question))
+    return Annotation("relevant", stated_answer(question, passage) or canonical_answer(question))

@@ -20,9 +20,9 @@ from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, write_entry_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.files import LineBlock, line_blocks, read_jsonl
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
-from reflectune.data_builders.readers.rows import Row
+from reflectune.data_builders.readers.rows import SourceRow
 from reflectune.formats.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name
 
 BLOCK_BYTES = 8 << 20
@@ -75,7 +75,7 @@ class KnowledgeRun:
     """
 
     config: ConvertConfig
-    images: Images
+    images: ImageFolder
     folder: Path | None
     rejected: Rejected | None
     gold: frozenset[str]
@@ -175,7 +175,7 @@ class KnowledgeRun:
 
     def _pieces(
         self, source: Path, reject: Reject, number: int, last: dict[str, Any] | None
-    ) -> Iterator[LineBlock | list[Row]]:
+    ) -> Iterator[LineBlock | list[SourceRow]]:
         """Blocks of lines where the source has lines and all are wanted, else lists of parsed rows."""
         reader, limit = knowledge_reader(self.config.knowledge), self.config.limit
         if reader.read_source is read_jsonl and not limit:
@@ -213,7 +213,7 @@ def _to_json(done: EntriesDone) -> dict[str, Any]:
     }
 
 
-def _end(rows: LineBlock | Sequence[Row]) -> dict[str, int]:
+def _end(rows: LineBlock | Sequence[SourceRow]) -> dict[str, int]:
     """Where the next block of lines begins."""
     if not isinstance(rows, LineBlock):
         return {}

@@ -20,7 +20,7 @@ from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bo
 from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import question_reader
 from reflectune.data_builders.readers.rows import Placed
 from reflectune.formats.questions import unusable
@@ -65,7 +65,7 @@ class QuestionRun:
     """
 
     config: ConvertConfig
-    images: Images
+    images: ImageFolder
     folder: Path | None
     rejected: Rejected | None
 

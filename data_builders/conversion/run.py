@@ -21,8 +21,9 @@ from reflectune.data_builders.conversion.knowledge import KnowledgeRun, Knowledg
 from reflectune.data_builders.conversion.questions import QuestionRun, QuestionTotals
 from reflectune.data_builders.conversion.sources import check_unchanged, list_files, stat_files, with_fingerprints
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.images import Images
-from reflectune.formats.dataset import MANIFEST
+from reflectune.data_builders.readers.evqa_lens import RANKED, write_lens
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.formats.dataset import MANIFEST, stream_questions
 
 VERSION = 2
 """Of the layout of what is written; part of every key."""
@@ -75,6 +76,7 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         "sources": fingerprinted,
     }
     remove_partials(output)
+    _write_lens(config, manifest["image_root"])
     write_json(output / MANIFEST, manifest)
     shutil.rmtree(journal)
     return manifest, True
@@ -112,27 +114,38 @@ def preview(config: ConvertConfig) -> str:
     return "\n".join([*lines, f"  {total / 2**20:,.1f} MiB to read, by {Workers(config.workers).count} processes"])
 
 
-def question_images(config: ConvertConfig, saving: bool = True) -> Images:
+def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
     """Where a config's questions have their images: `images`, or for the user's own data the folder of the file."""
     save_to = Path(config.output, "images") if saving else None
     if config.images:
-        return Images(config.path(config.images).resolve(), save_to)
+        return ImageFolder(config.path(config.images).resolve(), save_to)
     if config.questions != "own":
-        return Images(None, save_to)
+        return ImageFolder(None, save_to)
     source = config.source(config.chosen()[0])
     root = Path(config.output) if not isinstance(source, Path) else source if source.is_dir() else source.parent
-    return Images(root.resolve(), save_to)
+    return ImageFolder(root.resolve(), save_to)
 
 
-def knowledge_images(config: ConvertConfig, saving: bool = True) -> Images:
+def knowledge_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
     """Where a config's entries have their images: `knowledge_images`, or for the user's own data beside the file."""
     save_to = Path(config.output, "images") if saving else None
     if config.knowledge_images:
-        return Images(config.path(config.knowledge_images).resolve(), save_to)
+        return ImageFolder(config.path(config.knowledge_images).resolve(), save_to)
     if not config.knowledge.startswith("own"):
-        return Images(None, save_to)
+        return ImageFolder(None, save_to)
     source = config.path(config.knowledge_source)
-    return Images((source if source.is_dir() else source.parent).resolve(), save_to)
+    return ImageFolder((source if source.is_dir() else source.parent).resolve(), save_to)
+
+
+def _write_lens(config: ConvertConfig, image_root: str) -> None:
+    """Write the ranked entities of the split whose sources have the role `lens`, if there is one."""
+    for split in config.chosen() if config.questions else []:
+        source = config.source(split)
+        if isinstance(source, dict) and "lens" in source:
+            # The manifest, which would put `image_root` before each path, is not there yet.
+            questions = stream_questions(config.output, split)
+            pictures = (str(Path(image_root, question.image)) for question in questions if question.image)
+            print(write_lens(Path(config.output, RANKED), source["lens"], pictures, source.get("inaturalist")))
 
 
 def _source_paths(config: ConvertConfig) -> list[Path]:
@@ -247,7 +260,7 @@ def _name(config: ConvertConfig) -> str:
     return config.name or Path(config.output).resolve().name
 
 
-def _root_in_manifest(images: Images, start: Path, output: Path) -> str:
+def _root_in_manifest(images: ImageFolder, start: Path, output: Path) -> str:
     """An image folder as a manifest has it: relative to `start` within the data set, absolute elsewhere; "" if none."""
     if images.start is None or (images.root is None and not images.start.is_dir()):
         return ""

@@ -77,7 +77,7 @@ def check_unchanged(sources: Iterable[dict[str, Any]], since: str) -> None:
 
 
 @dataclass
-class Progress:
+class StepProgress:
     """One step's progress; `advance` after every batch."""
 
     bar: tqdm
@@ -94,7 +94,7 @@ class Progress:
 
 
 @contextmanager
-def progress(step: str, total_bytes: int) -> Iterator[Progress]:
+def progress(step: str, total_bytes: int) -> Iterator[StepProgress]:
     """A bar for one step, whose sources have `total_bytes` on the disk (0 if nobody knows)."""
     with (
         count_bytes() as meter,
@@ -102,4 +102,4 @@ def progress(step: str, total_bytes: int) -> Iterator[Progress]:
             desc=step, total=total_bytes or None, unit="B", unit_scale=True, unit_divisor=1024, mininterval=0.5
         ) as bar,
     ):
-        yield Progress(bar, meter)
+        yield StepProgress(bar, meter)

@@ -21,9 +21,9 @@ from reflectune.core.rows import to_row
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.readers.files import LineBlock, block_rows
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
-from reflectune.data_builders.readers.rows import Place, Row, placed
+from reflectune.data_builders.readers.rows import SourceLine, SourceRow, placed
 from reflectune.formats.dataset import write_question_file
 from reflectune.formats.knowledge_base import shard_name, write_shard
 
@@ -36,7 +36,7 @@ class QuestionBatch:
 
     number: int
     questions: Sequence[Question]
-    places: Sequence[Place]
+    places: Sequence[SourceLine]
     folder: Path | None
     image_root: Path | None
     verify: Verify
@@ -114,8 +114,8 @@ class EntryBatch:
 
     number: int
     reader: str
-    rows: LineBlock | Sequence[Row]
-    images: Images
+    rows: LineBlock | Sequence[SourceRow]
+    images: ImageFolder
     folder: Path | None
     skip: bool
     keep: Hashes | None = None
@@ -133,7 +133,7 @@ class EntriesDone:
     names: list[str]
     ids: Hashes
     seeded: Hashes
-    places: list[Place]
+    places: list[SourceLine]
     image_counts: list[int]
     digests: bytes
     rejected: list[BadRow] = field(default_factory=list)
@@ -177,14 +177,14 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     )
 
 
-def _entries(batch: EntryBatch, reject: Reject) -> tuple[list[Entry], list[Place]]:
+def _entries(batch: EntryBatch, reject: Reject) -> tuple[list[Entry], list[SourceLine]]:
     make = knowledge_reader(batch.reader).entry
     rows = block_rows(batch.rows, reject) if isinstance(batch.rows, LineBlock) else _numbered(batch.rows)
     made = list(placed(rows, lambda row: make(row, batch.images), reject))
     return [entry for entry, _ in made], [place for _, place in made]
 
 
-def _numbered(rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
+def _numbered(rows: Sequence[SourceRow]) -> Iterator[tuple[int, SourceRow]]:
     return ((row.line, row) for row in rows)
 
 
@@ -206,7 +206,7 @@ def _named_entries(questions: Iterator[Question]) -> set[str]:
     return {name for q in questions for name in (*q.entity_ids, *(evidence.entry_id for evidence in q.evidence))}
 
 
-def _check_image(question: Question, place: Place, batch: QuestionBatch) -> str:
+def _check_image(question: Question, place: SourceLine, batch: QuestionBatch) -> str:
     """`found`, `unverified`, or "" for a question without an image.
 
     Raises:

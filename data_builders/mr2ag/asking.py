@@ -11,7 +11,7 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import conversation
-from reflectune.data_builders.annotators.protocol import Case, Judgement
+from reflectune.data_builders.annotators.protocol import Annotation, Case
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
@@ -139,9 +139,9 @@ def _requests(
     """What the builder will ask, by the builder itself: bad rows are told before anything is paid."""
     cases: list[Case] = []
 
-    def collect(some: Sequence[Case]) -> list[Judgement]:
+    def collect(some: Sequence[Case]) -> list[Annotation]:
         cases.extend(some)
-        return [Judgement("unclear") for _ in some]
+        return [Annotation("unclear") for _ in some]
 
     builder = ExampleBuilder(dataset, None, collect, config)
     for start in range(0, len(questions), _CHUNK):

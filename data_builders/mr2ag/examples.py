@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.annotators.protocol import Judgement
+from reflectune.data_builders.annotators.protocol import Annotation
 from reflectune.data_builders.annotators.string import canonical_answer, is_yes_or_no, stated_answer, states_a_part
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import Branch, ReflectionExample
@@ -87,7 +87,7 @@ def candidates(question: Question, article: Sequence[Passage], recipe: Recipe) -
 def knowledge_example(
     question: Question,
     article: Sequence[Passage],
-    judged: Sequence[tuple[Passage, Judgement]],
+    judged: Sequence[tuple[Passage, Annotation]],
     ranked: Sequence[Sequence[Passage]],
     draw_article: Callable[[random.Random], Sequence[Passage]],
     recipe: Recipe,
@@ -183,7 +183,7 @@ class _Draw:
     def outcome(self, example: ReflectionExample | None, reason: str = "") -> Outcome:
         return Outcome(example, reason, self.answer_elsewhere, self.without_answer, self.unclear)
 
-    def positives(self, judged: Sequence[tuple[Passage, Judgement]], wanted: int) -> list[Branch]:
+    def positives(self, judged: Sequence[tuple[Passage, Annotation]], wanted: int) -> list[Branch]:
         """Up to `wanted` evidence passages. The rest of the evidence, and what is unclear, is never a negative."""
         relevant = []
         for passage, judgement in judged:

@@ -11,13 +11,13 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, Row, flag, integer, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, flag, integer, placed, text, texts
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one file of the release, `aokvqa_v1p0_{train,val,test}.json`.
 
@@ -44,7 +44,7 @@ def questions(
     return placed(read_json_array(source, reject), partial(_question, split=split, images=images), reject)
 
 
-def _question(row: Row, *, split: str, images: Images) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     answers = _list(row, "direct_answers")
     counts = Counter(answers)
     return Question(
@@ -57,7 +57,7 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     )
 
 
-def _meta(row: Row) -> dict[str, str]:
+def _meta(row: SourceRow) -> dict[str, str]:
     choices, rationales = texts(row, "choices"), _list(row, "rationales")
     meta = {"choices": "\n".join(choices)}
     if row.get("correct_choice_idx") is not None:
@@ -72,7 +72,7 @@ def _meta(row: Row) -> dict[str, str]:
     return meta
 
 
-def _list(row: Row, field: str) -> tuple[str, ...]:
+def _list(row: SourceRow, field: str) -> tuple[str, ...]:
     """A list that the test file lacks; one text alone is a mistake here."""
     if isinstance(row.get(field), str):
         raise row.bad(field, "is a text", "it should be a list of texts")

@@ -13,8 +13,8 @@ from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import AnswerType, Evidence, Question
 from reflectune.data_builders.readers import evqa
 from reflectune.data_builders.readers.files import read_csv
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row, one_of, placed, text
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow, one_of, placed, text
 from reflectune.metrics.official.evqa import QUESTION_TYPES
 from reflectune.metrics.scoring.repair_table import ANCHOR, SETTING, SETTINGS
 from reflectune.metrics.scoring.repairs import stated_range
@@ -25,7 +25,7 @@ _EVQA_ROW = re.compile(r"E-VQA_(\d+)")
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one file of github.com/VAN-QIAN/ECCV26-ARA (arXiv 2607.00159, MIT), as CSV with a header.
 
@@ -65,14 +65,14 @@ def questions(
         yield from ((question, place) for question in row_questions)
 
 
-def _questions(row: Row, *, split: str, images: Images, names: Mapping[str, str]) -> list[Question]:
+def _questions(row: SourceRow, *, split: str, images: ImageFolder, names: Mapping[str, str]) -> list[Question]:
     if "anchor_data_id" not in row:
         return [_question(row, split=split, images=images, names=names)]
     row.id_field = "anchor_data_id"
     return [_of_setting(row, setting, split=split, images=images) for setting in SETTINGS]
 
 
-def _question(row: Row, *, split: str, images: Images, names: Mapping[str, str]) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder, names: Mapping[str, str]) -> Question:
     kind = one_of(row, "question_type", (*QUESTION_TYPES, *_KINDS))
     said = text(row, "dataset_image_ids")
     image_id = said.split("|", maxsplit=1)[0]
@@ -93,7 +93,7 @@ def _question(row: Row, *, split: str, images: Images, names: Mapping[str, str])
     )
 
 
-def _of_setting(row: Row, setting: str, *, split: str, images: Images) -> Question:
+def _of_setting(row: SourceRow, setting: str, *, split: str, images: ImageFolder) -> Question:
     suffix, anchor = _SUFFIXES[setting], text(row, "anchor_data_id")
     kind = one_of(row, "anchor_question_type", (*QUESTION_TYPES, *_KINDS))
     is_alone = suffix == "anchor"
@@ -115,7 +115,7 @@ def _of_setting(row: Row, setting: str, *, split: str, images: Images) -> Questi
     )
 
 
-def _meta(row: Row, data_id: str, kind: str) -> dict[str, str]:
+def _meta(row: SourceRow, data_id: str, kind: str) -> dict[str, str]:
     """What E-VQA's metric and hand-ins read, and how the question was put before it was repaired."""
     number = _EVQA_ROW.fullmatch(data_id)
     before = text(row, "question_before_review", default="") or text(row, "question_original", default="")

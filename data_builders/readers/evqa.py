@@ -17,15 +17,15 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import read_csv
-from reflectune.data_builders.readers.images import Images, address_path
+from reflectune.data_builders.readers.images import ImageFolder, address_path
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
-from reflectune.data_builders.readers.rows import Placed, Row, each, integer, one_of, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, integer, one_of, placed, text, texts
 
 read_source = partial(read_json_dict, key="key")
 
-ROLES = ("questions", "inaturalist")
+ROLES = ("questions", "inaturalist", "lens")
 _TYPES = ("templated", "automatic", "multi_answer", "2_hop")
-_DATASETS = ("inaturalist", "landmarks")
+DATASETS = ("inaturalist", "landmarks")
 _SEPARATOR = "|"
 _CARRIED = ("question_type", "dataset_name", "dataset_category_id", "question_original", "wikipedia_url_used_in_train")
 
@@ -34,7 +34,7 @@ def questions(
     source: Path | Mapping[str, Any],
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     reject: Reject = stop,
     images_per_question: int = 1,
 ) -> Iterator[Placed[Question]]:
@@ -55,7 +55,8 @@ def questions(
     has for its number: `images[{id, file_name}]`. For train that is `train.json`, for val and test `val.json`.
 
     Args:
-        source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (that json) to files.
+        source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (that json) to files. The role
+            `lens` is read by `evqa_lens`.
         split: What the questions' split is called.
         images: A folder that has both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
         reject: What to do with a bad row.
@@ -85,7 +86,7 @@ def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
     return {role: Path(path) for role, path in source.items()}
 
 
-def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     """The records with their numbers as the field `row`; one that is left out has a number too."""
     dropped = 0
 
@@ -136,7 +137,9 @@ def inaturalist_names(path: Path, wanted: Collection[str]) -> dict[str, str]:
     return names
 
 
-def _questions(row: Row, *, split: str, images: Images, names: Mapping[str, str], count: int) -> list[Question]:
+def _questions(
+    row: SourceRow, *, split: str, images: ImageFolder, names: Mapping[str, str], count: int
+) -> list[Question]:
     row["id"], row.id_field = f"evqa_{split}_{row['row']:08d}", "id"
     kind = one_of(row, "question_type", _TYPES)
     image_ids = _image_ids(row)[:count]
@@ -162,7 +165,7 @@ def _questions(row: Row, *, split: str, images: Images, names: Mapping[str, str]
     ]
 
 
-def picture(row: Row, image_id: str, images: Images, names: Mapping[str, str]) -> str:
+def picture(row: SourceRow, image_id: str, images: ImageFolder, names: Mapping[str, str]) -> str:
     """Path of one of a row's images; "" if nobody wants images.
 
     Args:
@@ -176,7 +179,7 @@ def picture(row: Row, image_id: str, images: Images, names: Mapping[str, str]) -
     """
     if images.root is None:
         return ""
-    if one_of(row, "dataset_name", _DATASETS) == "landmarks":
+    if one_of(row, "dataset_name", DATASETS) == "landmarks":
         landmark_path = images.find_for(row, "dataset_image_ids", _landmark(image_id))
         return landmark_path or images.path(row, "dataset_image_ids", image_id)
     if image_id not in names:
@@ -191,7 +194,7 @@ def _landmark(image_id: str) -> str:
     return f"landmarks/{'/'.join(image_id[:3])}/{image_id}.jpg"
 
 
-def _evidence(row: Row, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
+def _evidence(row: SourceRow, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
     """The sections that answer: one of each article, where the row says which."""
     said = text(row, "evidence_section_id", default="")
     if not said:
@@ -200,12 +203,12 @@ def _evidence(row: Row, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
     if len(parts) != len(entities):
         problem = f"is {said!r} for {len(entities)} articles"
         raise row.bad("evidence_section_id", problem, "it should have a section for each URL: download the file again")
-    sections = (Row({"id": row.id, "evidence_section_id": part}, row.file, row.line) for part in parts)
+    sections = (SourceRow({"id": row.id, "evidence_section_id": part}, row.file, row.line) for part in parts)
     section_indices = [integer(section, "evidence_section_id", default=-1) for section in sections]
     return tuple(Evidence(entity, index) for entity, index in zip(entities, section_indices, strict=True) if index >= 0)
 
 
-def _image_ids(row: Row) -> list[str]:
+def _image_ids(row: SourceRow) -> list[str]:
     return _parts(row.get("dataset_image_ids") or "")
 
 
@@ -213,19 +216,19 @@ def _parts(joined: str) -> list[str]:
     return [part.strip() for part in joined.split(_SEPARATOR) if part.strip()]
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The articles, each called by its URL.
 
     Args:
         source: The JSON dict, also zipped.
-        images: A folder with the articles' images, as `fetch_pictures` makes it, or each named as in the last part of
+        images: A folder with the articles' images, each at `address_path` of its URL, or named as in the last part of
             its URL; an image that is not there is left out, as about 1.25 M of them can't be had any more.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One member of the dict."""
     titles, bodies = _strings(row, "section_titles"), _strings(row, "section_texts")
     if len(titles) != len(bodies):
@@ -246,12 +249,12 @@ def entry(row: Row, images: Images) -> Entry:
     )
 
 
-def pictures(row: Row) -> Iterator[tuple[str, str]]:
+def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
     """The addresses of an article's pictures, each with its path below the folder of images."""
     return ((url, address_path(url)) for url in texts(row, "image_urls", default=(), empty=True) if url)
 
 
-def _strings(row: Row, field: str) -> list[str]:
+def _strings(row: SourceRow, field: str) -> list[str]:
     """A list of texts as it stands: an empty one keeps its place."""
     value = row.get(field)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -20,9 +20,9 @@ from reflectune.core.parquet import UNREADABLE, open_checked, stream_rows
 from reflectune.core.paths import resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.data_builders.readers.json_texts import HALF, has_half
-from reflectune.data_builders.readers.rows import Row
+from reflectune.data_builders.readers.rows import SourceRow
 
-RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
+RowSource = Callable[[Path, Reject], Iterator[tuple[int, SourceRow]]]
 """One of the `read_*` functions, or one with its own options bound."""
 
 BLOCK_BYTES = 4 << 20
@@ -30,7 +30,7 @@ _LONGEST_FIELD = 64 << 20
 _HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 
 
-def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The objects of a JSONL file with their lines, from 1. Empty lines are passed over.
 
     A line that is cut off, is not UTF-8 or is no object goes to `reject`.
@@ -42,7 +42,7 @@ def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
         yield from block_rows(block, reject)
 
 
-def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The records of a CSV file with a header row, every value a text, with the line each starts at.
 
     A record with more or fewer values than the header has names goes to `reject`.
@@ -70,15 +70,15 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
                     continue
                 problem = lines.problem_since(start) or _count_problem(values, header)
                 if problem:
-                    row_id = Row(dict(zip(header, values, strict=False)), path, start).id
+                    row_id = SourceRow(dict(zip(header, values, strict=False)), path, start).id
                     reject(BadRow(path, start, row_id, "", problem, "mend the line"))
                 elif values:
-                    yield start, Row(dict(zip(header, values, strict=True)), path, start)
+                    yield start, SourceRow(dict(zip(header, values, strict=True)), path, start)
         finally:
             csv.field_size_limit(previous_limit)
 
 
-def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The rows of a Parquet file, or of every `*.parquet` in a folder in order of name, numbered from 1 in each file.
 
     Raises:
@@ -89,7 +89,7 @@ def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]
         try:
             with open_checked(part) as file:
                 for number, values in enumerate(stream_rows(file), start=1):
-                    yield number, Row(values, part, number)
+                    yield number, SourceRow(values, part, number)
         except UNREADABLE as error:
             raise damaged(part, number, error) from error
 
@@ -179,7 +179,7 @@ def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_l
             raise damaged(path, first_line - 1, error) from error
 
 
-def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The objects in a block of lines, with their line numbers."""
     for line, content in enumerate(block.data.split(b"\n"), block.first_line):
         if not content or content.isspace():
@@ -198,7 +198,7 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, R
         if has_half(values, content):
             reject(BadRow(block.file, line, "", "", *HALF))
         elif isinstance(values, dict):
-            yield line, Row(values, block.file, line)
+            yield line, SourceRow(values, block.file, line)
         else:
             fix = "a line should be a JSON object; one array over the whole file is no JSONL"
             reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", fix))

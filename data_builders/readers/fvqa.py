@@ -16,15 +16,15 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.files import read_parquet
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row, mapping, one_of, placed, rows, text, texts
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, one_of, placed, rows, text, texts
 
 _RETRIEVAL = {"search_required": True, "search_free": False, "": None}
 _IMAGE_TOKEN = "<image>"
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one file.
 
@@ -40,7 +40,7 @@ def questions(
     Args:
         source: A Parquet file, or a folder of such (the folder of the download holds both splits).
         split: What the questions' split is called.
-        images: Where the pictures are written (`Images.save_to`).
+        images: Where the pictures are written (`ImageFolder.save_to`).
         reject: What to do with a bad row.
 
     Raises:
@@ -51,7 +51,7 @@ def questions(
     return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
 
 
-def _question(row: Row, *, split: str, images: Images) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "data_id"
     category = one_of(row, "category", tuple(filter(None, _RETRIEVAL)), default="")
     meta = {"category": category, "data_source": text(row, "data_source", default="")}
@@ -66,19 +66,19 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     )
 
 
-def _only_image(row: Row) -> Row:
+def _only_image(row: SourceRow) -> SourceRow:
     images = rows(row, "images")
     if len(images) != 1:
         raise row.bad("images", f"has {len(images)} images", "a question has one image: leave the row out")
     return images[0]
 
 
-def row_id(row: Row) -> str:
+def row_id(row: SourceRow) -> str:
     """The row's `data_id`; a row without one is called by its file and its place in it, as in `fvqa_test_0`."""
     return text(row, "data_id", default=f"{Path(row.file).stem}_{row.line - 1}")
 
 
-def question_text(row: Row) -> str:
+def question_text(row: SourceRow) -> str:
     """What the user's first message in `prompt` says, without the mark for the image.
 
     Raises:
@@ -91,7 +91,7 @@ def question_text(row: Row) -> str:
     return said
 
 
-def answers(row: Row) -> tuple[str, ...]:
+def answers(row: SourceRow) -> tuple[str, ...]:
     """The canonical answer, `reward_model.ground_truth`, then `candidate_answers`, which is the text of a JSON list.
 
     Raises:
@@ -104,6 +104,6 @@ def answers(row: Row) -> tuple[str, ...]:
             value = json.loads(value) if value.strip() else []
         except json.JSONDecodeError as error:
             raise reward.bad("candidate_answers", f"is no JSON ({error})", "it should be the text of a list") from error
-    listed = Row({**reward, "candidate_answers": value}, reward.file, reward.line)
+    listed = SourceRow({**reward, "candidate_answers": value}, reward.file, reward.line)
     others = texts(listed, "candidate_answers", default=(), empty=True)
     return tuple(dict.fromkeys((text(reward, "ground_truth"), *others)))

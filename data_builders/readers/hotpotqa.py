@@ -14,13 +14,13 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import read_parquet
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, Row, each, mapping, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text, texts
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions, without images, from one of two layouts:
 
@@ -47,7 +47,7 @@ def questions(
     return placed(_rows(source, reject), partial(_question, split=split), reject)
 
 
-def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The paragraphs of the same files, `{title, sentences}`, each title once: the first time that it comes."""
     seen: set[str] = set()
     for number, row in _rows(path, reject):
@@ -59,10 +59,10 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
         for title, sentences in paragraphs:
             if title not in seen:
                 seen.add(title)
-                yield number, Row({"title": title, "sentences": sentences}, row.file, number, "title")
+                yield number, SourceRow({"title": title, "sentences": sentences}, row.file, number, "title")
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The articles, each called by its title, without images (`images` is not used).
 
     Args:
@@ -70,21 +70,21 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: Not used: the articles have none.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One paragraph; it is the article's summary too."""
     title, paragraph = text(row, "title"), " ".join(texts(row, "sentences", empty=True))
     return Entry(id=title, title=title, summary=paragraph, sections=(Section(title, paragraph),))
 
 
-def _rows(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+def _rows(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     parquet = path.is_dir() or path.suffix == ".parquet"
     return (read_parquet if parquet else read_json_array)(path, reject)
 
 
-def _question(row: Row, *, split: str) -> Question:
+def _question(row: SourceRow, *, split: str) -> Question:
     facts = _pairs(row, "supporting_facts", "sent_id") if row.get("supporting_facts") is not None else []
     titles = tuple(dict.fromkeys(title for title, _ in facts))
     answer = text(row, "answer", default="")
@@ -101,7 +101,7 @@ def _question(row: Row, *, split: str) -> Question:
     )
 
 
-def _pairs(row: Row, field: str, second: str) -> list[tuple[str, Any]]:
+def _pairs(row: SourceRow, field: str, second: str) -> list[tuple[str, Any]]:
     """Titles, each with what belongs to it: a list of pairs, or on the Hub an object of two lists."""
     value = row.get(field)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Images found by id below a folder, whatever the extension and however it is sharded; images given as bytes kept."""
+"""ImageFolder found by id below a folder, whatever the extension and however it is sharded; images given as bytes kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, read_header
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
-from reflectune.data_builders.readers.rows import Row
+from reflectune.data_builders.readers.rows import SourceRow
 
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
 """As found in the public sets; OVEN's images have three of them."""
@@ -33,7 +33,7 @@ _OF_ADDRESS = re.compile(r"[0-9a-f]{2}(?:/[0-9a-f]{2})?")
 
 
 @dataclass
-class Images:
+class ImageFolder:
     """The images below one folder.
 
     An image is looked for as `<id><extension>` in the folder itself, in the public sets' ways of sharding (the first
@@ -47,7 +47,7 @@ class Images:
         save_to: Where images that a source holds as bytes are written; None: they are checked and not written.
 
     Example:
-        >>> Images(Path("oven_images")).find("oven_01963180")
+        >>> ImageFolder(Path("oven_images")).find("oven_01963180")
         '01/oven_01963180.JPEG'
     """
 
@@ -80,7 +80,7 @@ class Images:
             self._refuse_outside(path)
         return path
 
-    def exact(self, row: Row, image_field: str, path: str) -> str | None:
+    def exact(self, row: SourceRow, image_field: str, path: str) -> str | None:
         """The path itself if a file is there, which costs one `stat`; it isn't looked for anywhere else.
 
         Raises:
@@ -121,7 +121,7 @@ class Images:
                 return path
         return self._search(image_id)
 
-    def find_for(self, row: Row, image_field: str, image_id: str) -> str | None:
+    def find_for(self, row: SourceRow, image_field: str, image_id: str) -> str | None:
         """As `find`, for a row that can do without an image.
 
         Raises:
@@ -132,7 +132,7 @@ class Images:
         except OutsideRoot as error:
             raise _leads_out(row, image_field, error) from error
 
-    def path(self, row: Row, image_field: str, image_id: str, *, search: bool = True) -> str:
+    def path(self, row: SourceRow, image_field: str, image_id: str, *, search: bool = True) -> str:
         """Path of a row's image relative to `root`, for `Question.image` and `Entry.images`; "" if `root` is None.
 
         Args:
@@ -158,7 +158,7 @@ class Images:
             raise MissingImage(row.file, row.line, row.id, image_field, problem, fix)
         return path
 
-    def keep(self, row: Row, image_field: str, value: Any) -> str:
+    def keep(self, row: SourceRow, image_field: str, value: Any) -> str:
         """Path relative to `start` of an image that a row of the user's own data holds.
 
         Args:
@@ -190,7 +190,7 @@ class Images:
             )
         return self.path(row, image_field, value.strip(), search=False)
 
-    def _kept(self, row: Row, image_field: str, content: bytes) -> str:
+    def _kept(self, row: SourceRow, image_field: str, content: bytes) -> str:
         """Write the bytes under a name made of their hash, once; the path of it."""
         try:
             extension = f".{read_header(content).format}"
@@ -263,9 +263,9 @@ class Images:
 
 
 @lru_cache(maxsize=8)
-def _received(root: Path | None, save_to: Path | None) -> Images:
+def _received(root: Path | None, save_to: Path | None) -> ImageFolder:
     """The images that another process has sent: one object, however often they are sent."""
-    return Images(root, save_to)
+    return ImageFolder(root, save_to)
 
 
 def _folders_in(folder: Path) -> list[str]:
@@ -277,7 +277,7 @@ def _folders_in(folder: Path) -> list[str]:
         return []
 
 
-def _leads_out(row: Row, image_field: str, error: OutsideRoot) -> BadRow:
+def _leads_out(row: SourceRow, image_field: str, error: OutsideRoot) -> BadRow:
     return row.bad(image_field, str(error), "or leave the row out with `on_error: skip`")
 
 

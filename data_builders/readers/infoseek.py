@@ -12,8 +12,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.readers.files import read_jsonl
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row, number, placed, text, texts
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow, number, placed, text, texts
 
 ROLES = ("annotations", "withkb", "qtype")
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
@@ -27,7 +27,7 @@ _TIME = re.compile(
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one split, in the order of the annotations.
 
@@ -68,7 +68,7 @@ def derived_kind(answer: str) -> AnswerType:
     return "time" if _TIME.fullmatch(answer) else "string"
 
 
-def split_of(row: Row, split: str) -> str:
+def split_of(row: SourceRow, split: str) -> str:
     """The split, with the half of InfoSeek's validation data that the row's `data_split` ends in, if any."""
     half = _HALF.search(text(row, "data_split", default=""))
     return f"{split}_{half[0]}" if half and not split.endswith(half[0]) else split
@@ -88,7 +88,7 @@ def _entities(path: Path, reject: Reject) -> tuple[dict[str, str], dict[str, str
     names: dict[str, str] = {}
     shared: dict[str, str] = {}
 
-    def take(row: Row) -> str:
+    def take(row: SourceRow) -> str:
         entity = text(row, "entity_id")
         names.setdefault(entity, text(row, "entity_text", default=""))
         return shared.setdefault(entity, entity)
@@ -96,14 +96,14 @@ def _entities(path: Path, reject: Reject) -> tuple[dict[str, str], dict[str, str
     return _by_id(path, "entity_id", take, reject), names
 
 
-def _kind(row: Row) -> AnswerType:
+def _kind(row: SourceRow) -> AnswerType:
     said = text(row, "question_type")
     if said.lower() not in _KINDS:
         raise row.bad("question_type", f"is {said!r}", "it must be String, Time or Numerical")
     return _KINDS[said.lower()]
 
 
-def _by_id(path: Path, field: str, take: Callable[[Row], Any], reject: Reject) -> dict[str, Any]:
+def _by_id(path: Path, field: str, take: Callable[[SourceRow], Any], reject: Reject) -> dict[str, Any]:
     """What `take` finds in each row of a file, by `data_id`."""
     values: dict[str, Any] = {}
     for _, row in read_jsonl(path, reject):
@@ -118,10 +118,10 @@ def _by_id(path: Path, field: str, take: Callable[[Row], Any], reject: Reject) -
 
 
 def _question(
-    row: Row,
+    row: SourceRow,
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     entities: Mapping[str, str] | None,
     names: Mapping[str, str],
     kinds: Mapping[str, AnswerType] | None,
@@ -150,20 +150,20 @@ def _question(
     )
 
 
-def _joined(row: Row, data_id: str, by_id: Mapping[str, Any], role: str) -> Any:
+def _joined(row: SourceRow, data_id: str, by_id: Mapping[str, Any], role: str) -> Any:
     value = by_id.get(data_id)
     if value is None:
         raise row.bad("data_id", f"is not in the {role} file", f"give the {role} file of this split, or none")
     return value
 
 
-def _answers(row: Row) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+def _answers(row: SourceRow) -> tuple[tuple[str, ...], tuple[float, float] | None]:
     """The answers, the canonical one first, and the range of a number; nothing if the row has neither field."""
     accepted, canonical = row.get("answer_eval"), _listed(row, "answer")[:1]
     if isinstance(accepted, list) and accepted and isinstance(accepted[0], dict):
         accepted = accepted[0]
     if isinstance(accepted, dict):
-        accepted_row = Row(accepted, row.file, row.line)
+        accepted_row = SourceRow(accepted, row.file, row.line)
         accepted_row.setdefault("id", row.get("data_id"))
         return tuple(canonical) or (f"{number(accepted_row, 'wikidata'):g}",), _range(accepted_row)
     if accepted is None and row.get("answer") is None:
@@ -172,7 +172,7 @@ def _answers(row: Row) -> tuple[tuple[str, ...], tuple[float, float] | None]:
     return tuple(dict.fromkeys([*(text for text in canonical if text in listed), *listed])), None
 
 
-def _listed(row: Row, field: str) -> list[str]:
+def _listed(row: SourceRow, field: str) -> list[str]:
     """A list of texts as `texts` gives it, faster, since there are a million rows."""
     value = row.get(field)
     if type(value) is list:
@@ -183,9 +183,9 @@ def _listed(row: Row, field: str) -> list[str]:
     return list(texts(row, field, default=(), empty=True))
 
 
-def _range(row: Row) -> tuple[float, float]:
+def _range(row: SourceRow) -> tuple[float, float]:
     ends = row.get("range")
     if not isinstance(ends, list) or len(ends) != 2:
         raise row.bad("range", f"is {ends!r}", "it should be the lowest and the highest accepted number")
-    low, high = (number(Row({"id": row["id"], "range": end}, row.file, row.line), "range") for end in ends)
+    low, high = (number(SourceRow({"id": row["id"], "range": end}, row.file, row.line), "range") for end in ends)
     return low, high

@@ -13,12 +13,12 @@ from reflectune.core.types import Question
 from reflectune.data_builders.readers import infoseek
 from reflectune.data_builders.readers.files import read_parquet
 from reflectune.data_builders.readers.fvqa import answers, question_text, row_id
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row, placed, rows, text
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, rows, text
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one file.
 
@@ -34,7 +34,7 @@ def questions(
     Args:
         source: A Parquet file, a folder of such, or `infoseek_human.jsonl` (`.gz` too).
         split: What the questions' split is called.
-        images: Where the Parquet's pictures are written (`Images.save_to`); for JSONL, and for rows of Parquet that
+        images: Where the Parquet's pictures are written (`ImageFolder.save_to`); for JSONL, and for rows of Parquet that
             hold no picture, the folder of OVEN's images.
         reject: What to do with a bad row.
 
@@ -50,7 +50,7 @@ def questions(
     raise UserError(f"{source}: InfoSeek-Human is read from .parquet, a folder of such, or .jsonl (also `.gz`)")
 
 
-def _question(row: Row, *, split: str, images: Images) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "data_id"
     accepted = answers(row)
     meta = {name: text(row, name, default="") for name in ("image_id", "data_source", "category")}
@@ -66,7 +66,7 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     )
 
 
-def _image(row: Row, images: Images) -> str:
+def _image(row: SourceRow, images: ImageFolder) -> str:
     """The picture that the row holds, else the one of OVEN that it names."""
     held = rows(row, "images") if row.get("images") else []
     if len(held) > 1:

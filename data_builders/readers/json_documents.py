@@ -17,12 +17,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.data_builders.readers.files import damaged, open_source
 from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
-from reflectune.data_builders.readers.rows import Row
+from reflectune.data_builders.readers.rows import SourceRow
 
 
 def read_json_array(
     path: Path, reject: Reject = stop, prefix: str = "item", *, reader: ModuleType | None = None
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[tuple[int, SourceRow]]:
     """The objects of a JSON array, numbered from 1, without reading the file whole.
 
     Args:
@@ -42,7 +42,7 @@ def read_json_array(
                 if reader is not ijson and has_half(value):
                     reject(BadRow(path, number, "", "", *HALF))
                 elif isinstance(value, dict):
-                    yield number, Row(value, path, number)
+                    yield number, SourceRow(value, path, number)
                 else:
                     reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
         except ijson.JSONError as error:
@@ -54,7 +54,7 @@ def read_json_array(
 
 def read_json_dict(
     path: Path, reject: Reject = stop, key: str = "key", *, reader: ModuleType | None = None
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[tuple[int, SourceRow]]:
     """The values of a JSON dict, numbered from 1, without reading the file whole.
 
     Args:
@@ -76,7 +76,7 @@ def read_json_dict(
                     continue
                 fields = value if isinstance(value, dict) else {"value": value}
                 if fields.get(key, name) == name:
-                    yield number, Row({key: name, **fields}, path, number)
+                    yield number, SourceRow({key: name, **fields}, path, number)
                 else:
                     problem = f"is {fields[key]!r} under the name {name!r}"
                     reject(BadRow(path, number, name, key, problem, "make the two the same"))

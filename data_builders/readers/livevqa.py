@@ -10,16 +10,16 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, Row, each, mapping, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text, texts
 
 ROLES = ("questions", "details")
 """The files of the research preview, by role; `questions` alone is needed."""
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of either published form, told apart by the fields of a row.
 
@@ -55,13 +55,13 @@ def questions(
 def _topics(path: Path, reject: Reject) -> dict[str, str]:
     """The topic of every sample."""
 
-    def topic(row: Row) -> tuple[str, str]:
+    def topic(row: SourceRow) -> tuple[str, str]:
         return _sample(row), text(row, "topic", default="")
 
     return dict(each(read_json_array(path, reject), topic, reject))
 
 
-def _questions(row: Row, *, split: str, images: Images, topics: Mapping[str, str]) -> list[Question]:
+def _questions(row: SourceRow, *, split: str, images: ImageFolder, topics: Mapping[str, str]) -> list[Question]:
     if "level1_qa" in row or "level2_qa" in row:
         image = images.path(row, "img_path", text(row, "img_path"))
         return [_of_level(row, level, image, split) for level in ("level1", "level2")]
@@ -80,19 +80,19 @@ def _questions(row: Row, *, split: str, images: Images, topics: Mapping[str, str
     ]
 
 
-def _sample(row: Row) -> str:
+def _sample(row: SourceRow) -> str:
     row.id_field = "sample_id"
     value = row.get("sample_id")
     return str(value) if isinstance(value, int) else text(row, "sample_id")
 
 
-def _preview_image(row: Row, images: Images) -> str:
+def _preview_image(row: SourceRow, images: ImageFolder) -> str:
     """The picture below the folder `image`, wherever `images` starts."""
     name = text(row, "query_image").lstrip("/")
     return images.find_for(row, "query_image", name) or images.path(row, "query_image", name.removeprefix("image/"))
 
 
-def _of_level(row: Row, level: str, image: str, split: str) -> Question:
+def _of_level(row: SourceRow, level: str, image: str, split: str) -> Question:
     question = mapping(row, f"{level}_qa")
     meta = {
         "level": level[-1],

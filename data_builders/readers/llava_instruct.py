@@ -11,9 +11,9 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import FollowUp, Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, Row, one_of, placed, rows, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, one_of, placed, rows, text
 
 _IMAGE_TOKEN = "<image>"
 
@@ -22,7 +22,7 @@ def questions(
     source: Path | Mapping[str, Any],
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     reject: Reject = stop,
     max_answer_words: int = 0,
     max_turns: int = 0,
@@ -62,10 +62,10 @@ def questions(
 
 
 def _question(
-    row: Row,
+    row: SourceRow,
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     text_only: bool,
     seen: Counter[str],
     taken: Callable[[list[FollowUp]], list[FollowUp]],
@@ -97,7 +97,7 @@ def _taken(rounds: list[FollowUp], *, max_answer_words: int, max_turns: int) -> 
     return rounds[: next(too_long, None)][: max_turns or None]
 
 
-def _unique_id(row: Row, seen: Counter[str]) -> str:
+def _unique_id(row: SourceRow, seen: Counter[str]) -> str:
     """The id, with a number if it came before; counted for every row, so that it depends on the file alone."""
     value = row.get("id")
     row_id = str(value) if type(value) is int else text(row, "id")
@@ -105,7 +105,7 @@ def _unique_id(row: Row, seen: Counter[str]) -> str:
     return row_id if seen[row_id] == 1 else f"{row_id}-{seen[row_id]}"
 
 
-def _rounds(row: Row) -> list[FollowUp]:
+def _rounds(row: SourceRow) -> list[FollowUp]:
     """Each question with its answer; turns that belong to no round (ShareGPT's begin with `gpt` at times) are not."""
     turns = rows(row, "conversations")
     speakers = [one_of(turn, "from", ("human", "gpt", "system")) for turn in turns]
@@ -116,7 +116,7 @@ def _rounds(row: Row) -> list[FollowUp]:
     return [FollowUp(_asked(turns[at]), text(turns[at + 1], "value")) for at in starts]
 
 
-def _asked(turn: Row) -> str:
+def _asked(turn: SourceRow) -> str:
     said = text(turn, "value").replace(_IMAGE_TOKEN, " ").strip()
     if not said:
         raise turn.bad("value", "asks nothing", "leave the row out")

@@ -18,9 +18,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import read_parquet, several_splits
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.infoseek import derived_kind, split_of
-from reflectune.data_builders.readers.rows import Placed, Row, each, number, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, number, placed, text, texts
 
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
 _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")
@@ -28,7 +28,7 @@ _TITLED = re.compile(r"\s*title:\s*(?P<title>.*?)\s+content:\s*(?P<content>.*)",
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one configuration and split, in the order of the files.
 
@@ -61,7 +61,7 @@ def questions(
     return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
 
 
-def _question(row: Row, *, split: str, images: Images) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "question_id"
     answers, limits = _answers(row), _range(row)
     passages = texts(row, "pos_item_ids", default=(), empty=True)
@@ -81,14 +81,14 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     )
 
 
-def _answers(row: Row) -> tuple[str, ...]:
+def _answers(row: SourceRow) -> tuple[str, ...]:
     canonical = text(row, "gold_answer", default="")
     listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
     answers = dict.fromkeys((canonical, *(answer for several in listed for answer in several)))
     return tuple(answer for answer in answers if answer)
 
 
-def _range(row: Row) -> tuple[float, float] | None:
+def _range(row: SourceRow) -> tuple[float, float] | None:
     """The two ends of `wikidata_range`; None where it is null, empty, or holds no numbers."""
     ends = row.get("wikidata_range")
     if ends is None or not ends or all(end is None or (isinstance(end, float) and math.isnan(end)) for end in ends):
@@ -96,12 +96,12 @@ def _range(row: Row) -> tuple[float, float] | None:
     if len(ends) != 2:
         raise row.bad("wikidata_range", f"is {ends!r}", "it should be the lowest and the highest accepted number")
     low, high = (
-        number(Row({"id": row.id, "wikidata_range": end}, row.file, row.line), "wikidata_range") for end in ends
+        number(SourceRow({"id": row.id, "wikidata_range": end}, row.file, row.line), "wikidata_range") for end in ends
     )
     return low, high
 
 
-def _kind(row: Row, answers: tuple[str, ...], limits: tuple[float, float] | None) -> AnswerType:
+def _kind(row: SourceRow, answers: tuple[str, ...], limits: tuple[float, float] | None) -> AnswerType:
     said = _KINDS.get(text(row, "question_type", default="").lower())
     if said == "numerical" and limits is None:
         problem = "is missing, and the question is numerical"
@@ -113,7 +113,7 @@ def _kind(row: Row, answers: tuple[str, ...], limits: tuple[float, float] | None
     return said or ("multi_answer" if any("&&" in answer for answer in answers) else "string")
 
 
-def _image(row: Row, images: Images) -> str:
+def _image(row: SourceRow, images: ImageFolder) -> str:
     """The image by its path, or by its name alone; "" for a question of text."""
     path = text(row, "img_path", default="")
     if not path:
@@ -121,7 +121,7 @@ def _image(row: Row, images: Images) -> str:
     return images.find_for(row, "img_path", path) or images.path(row, "img_path", PurePosixPath(path).stem)
 
 
-def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The rows of one split's passages.
 
     Raises:
@@ -133,7 +133,7 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
     return read_parquet(path, reject)
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The passages.
 
     Args:
@@ -141,10 +141,10 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: A folder with an image named by the passage's id, where a user has made one.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One passage."""
     passage_id, content = text(row, "passage_id"), text(row, "passage_content")
     title = text(row, "title", default="")

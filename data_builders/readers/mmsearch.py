@@ -11,14 +11,14 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.files import read_parquet
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row, placed, text, texts
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, text, texts
 
 _META = ("area", "subfield", "timestamp", "gt_requery")
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop, text_only: bool = False
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop, text_only: bool = False
 ) -> Iterator[Placed[Question]]:
     """The questions of the end-to-end task.
 
@@ -30,7 +30,7 @@ def questions(
     Args:
         source: The Parquet file, or a folder of such.
         split: What the questions' split is called.
-        images: Where the pictures are written (`Images.save_to`).
+        images: Where the pictures are written (`ImageFolder.save_to`).
         reject: What to do with a bad row.
         text_only: Whether to give the rows without a picture too, with `Question.image` "".
 
@@ -43,13 +43,13 @@ def questions(
     return placed(read, partial(_question, split=split, images=images), reject)
 
 
-def _has_image(row: Row) -> bool:
+def _has_image(row: SourceRow) -> bool:
     """False only where the column says that there is none; a row without the column is a bad row."""
     value = row.get("query_image", "absent")
     return any(part is not None for part in value.values()) if isinstance(value, dict) else value is not None
 
 
-def _question(row: Row, *, split: str, images: Images) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "sample_id"
     others = texts(row, "alternative_gt_answers", default=(), empty=True)
     number = row.get("sample_id")

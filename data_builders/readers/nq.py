@@ -16,9 +16,9 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
-from reflectune.data_builders.readers.rows import Placed, Row, each, mapping, placed, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text
 
 _YES_NO = {"YES": "yes", "NO": "no", "NONE": "", "1": "yes", "0": "no", "-1": ""}
 
@@ -27,7 +27,7 @@ def questions(
     source: Path | Mapping[str, Any],
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     reject: Reject = stop,
     answerable_only: bool = True,
 ) -> Iterator[Placed[Question]]:
@@ -65,7 +65,7 @@ def questions(
             yield question, place
 
 
-def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The rows of the same files, in the simplified layout, each version of an article once."""
     seen: set[str] = set()
     for number, row in read_rows(path, reject):
@@ -80,7 +80,7 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
             yield number, simple_row
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The articles, without images (`images` is not used).
 
     Args:
@@ -88,10 +88,10 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: Not used: the articles have none.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """The article of one row; its summary is its first paragraph."""
     source_article = article(simplified(row))
     headings, spans = source_article.headings(), source_article.spans
@@ -111,7 +111,7 @@ def entry(row: Row, images: Images) -> Entry:
     )
 
 
-def _question(row: Row, *, split: str) -> Question:
+def _question(row: SourceRow, *, split: str) -> Question:
     row = simplified(row)
     shown = article(row)
     answers: Counter[str] = Counter()
@@ -135,13 +135,13 @@ def _question(row: Row, *, split: str) -> Question:
     )
 
 
-def _id(row: Row) -> str:
+def _id(row: SourceRow) -> str:
     """The id: a text, or a number of up to 20 digits, which a float can't hold."""
     value = row.get("example_id")
     return str(value) if type(value) is int else text(row, "example_id")
 
 
-def _answer(annotation: Row, tokens: list[str]) -> str:
+def _answer(annotation: SourceRow, tokens: list[str]) -> str:
     """What one annotator answered; "" if nothing short."""
     spans = [span(record, len(tokens)) for record in records(annotation, "short_answers")]
     parts = [plain(tokens[place[0] : place[1]]) for place in spans if place]
@@ -153,7 +153,7 @@ def _answer(annotation: Row, tokens: list[str]) -> str:
     return _YES_NO[given]
 
 
-def _section(row: Row, shown: Article, long_answer: tuple[int, int]) -> int:
+def _section(row: SourceRow, shown: Article, long_answer: tuple[int, int]) -> int:
     """Index of the section that a long answer is, or is in."""
     first, last = long_answer
     for index, (start, end) in enumerate(shown.spans):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reflectune.core.rejected import Reject
 from reflectune.data_builders.readers.files import read_jsonl, read_parquet
-from reflectune.data_builders.readers.rows import Row, flag, integer, mapping, rows, text
+from reflectune.data_builders.readers.rows import SourceRow, flag, integer, mapping, rows, text
 
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _HEADING = re.compile(r"<H[1-6]>")
@@ -45,7 +45,7 @@ class Article:
         return [(0, self.title), *((at, _heading(self.tokens, at)) for at in places)]
 
 
-def read_rows(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     """The rows of a JSONL file, a Parquet file or a folder of Parquet files."""
     parquet = path.is_dir() or path.suffix == ".parquet"
     for number, row in (read_parquet if parquet else read_jsonl)(path, reject):
@@ -53,7 +53,7 @@ def read_rows(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def simplified(row: Row) -> Row:
+def simplified(row: SourceRow) -> SourceRow:
     """A row in the simplified layout, made from the others as Google makes it: a space in a token becomes `_`.
 
     Raises:
@@ -79,10 +79,10 @@ def simplified(row: Row) -> Row:
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise row.bad("", "has no `document_text`, `document_tokens` or `document` with texts for tokens", _AGAIN)
     joined = " ".join(word.replace(" ", "_") for word in words)
-    return Row({**values, "document_text": joined}, row.file, row.line, "example_id")
+    return SourceRow({**values, "document_text": joined}, row.file, row.line, "example_id")
 
 
-def article(row: Row) -> Article:
+def article(row: SourceRow) -> Article:
     """The article of a simplified row.
 
     Raises:
@@ -98,7 +98,7 @@ def article(row: Row) -> Article:
     return Article(f"{title}@{digest}", title, url, tokens, spans)
 
 
-def span(record: Row, size: int) -> tuple[int, int] | None:
+def span(record: SourceRow, size: int) -> tuple[int, int] | None:
     """First token and the one after the last; None where both are -1, which stands for nothing.
 
     Raises:
@@ -112,7 +112,7 @@ def span(record: Row, size: int) -> tuple[int, int] | None:
     return start, end
 
 
-def records(row: Row, field: str) -> list[Row]:
+def records(row: SourceRow, field: str) -> list[SourceRow]:
     """A list of objects, which on the Hub is an object of lists.
 
     Raises:
@@ -125,7 +125,7 @@ def records(row: Row, field: str) -> list[Row]:
     if not all(isinstance(column, list) for column in columns.values()) or len({*map(len, columns.values())}) > 1:
         raise row.bad(field, "is an object, and not of lists of one length", _AGAIN)
     objects = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return rows(Row({"id": row.id, field: objects}, row.file, row.line), field)
+    return rows(SourceRow({"id": row.id, field: objects}, row.file, row.line), field)
 
 
 def plain(tokens: Sequence[str]) -> str:
@@ -134,7 +134,7 @@ def plain(tokens: Sequence[str]) -> str:
     return " ".join(_NEEDLESS_SPACE.sub("", _QUOTES.sub('"', joined)).split())
 
 
-def _title(row: Row, tokens: list[str]) -> str:
+def _title(row: SourceRow, tokens: list[str]) -> str:
     """The title; the simplified layout has it in the article's heading alone."""
     title = text(row, "document_title", default="")
     if not title and "<H1>" in tokens:

@@ -14,9 +14,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.files import open_source
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import json_reader_of, read_json_array
-from reflectune.data_builders.readers.rows import Placed, Row, each, integer, placed, rows, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, integer, placed, rows, text
 
 ROLES = ("questions", "annotations")
 
@@ -27,7 +27,7 @@ def questions(
     source: Path | Mapping[str, Any],
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     reject: Reject = stop,
     raw_answers: bool = False,
 ) -> Iterator[Placed[Question]]:
@@ -82,7 +82,7 @@ def _annotations(path: Path, reject: Reject, field: str) -> dict[int, _Annotatio
     names = types if isinstance(types, dict) else {}
     annotations: dict[int, _Annotation | BadRow] = {}
 
-    def add(row: Row) -> None:
+    def add(row: SourceRow) -> None:
         question_id = integer(row, "question_id")
         if question_id in annotations:
             raise row.bad("question_id", "has two annotations", "keep one of them")
@@ -98,7 +98,7 @@ def _annotations(path: Path, reject: Reject, field: str) -> dict[int, _Annotatio
     return annotations
 
 
-def _answers(row: Row, field: str) -> tuple[str, ...]:
+def _answers(row: SourceRow, field: str) -> tuple[str, ...]:
     given = [text(answer, field) for answer in rows(row, "answers")]
     if not given:
         raise row.bad("answers", "is empty", "download the file again, or leave the question out")
@@ -107,7 +107,7 @@ def _answers(row: Row, field: str) -> tuple[str, ...]:
 
 
 def _question(
-    row: Row, *, split: str, images: Images, part: str, annotations: Mapping[int, _Annotation | BadRow]
+    row: SourceRow, *, split: str, images: ImageFolder, part: str, annotations: Mapping[int, _Annotation | BadRow]
 ) -> Question:
     question_id = integer(row, "question_id")
     annotation = annotations.get(question_id)

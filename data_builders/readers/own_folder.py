@@ -15,13 +15,13 @@ from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.images import EXTENSIONS, Images
-from reflectune.data_builders.readers.rows import Row, each, text
+from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder
+from reflectune.data_builders.readers.rows import SourceRow, each, text
 
 _HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The articles in a folder and its sub-folders, by path.
 
     Args:
@@ -29,10 +29,10 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: Where the images are; the folder itself if None.
         reject: What to do with a file that is empty or is not UTF-8.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images(source)), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder(source)), reject)
 
 
-def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The files as rows, each with line 1. A link that leads out of the folder goes to `reject`.
 
     Raises:
@@ -44,7 +44,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]
     if not files:
         raise UserError(f"no *.md or *.txt in {source}; put one file an article there")
     for file in files:
-        row = Row({"id": file.relative_to(source).with_suffix("").as_posix()}, file, 1)
+        row = SourceRow({"id": file.relative_to(source).with_suffix("").as_posix()}, file, 1)
         try:
             row["text"] = resolve_below(file.absolute(), source).read_text(encoding="utf-8-sig")
         except OutsideRoot as error:
@@ -56,7 +56,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]
         yield 1, row
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One file."""
     name, content = text(row, "id"), text(row, "text")
     first, _, rest = content.partition("\n")

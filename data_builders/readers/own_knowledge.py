@@ -14,14 +14,14 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl, read_parquet
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Row, each, rows, text
+from reflectune.data_builders.readers.rows import SourceRow, each, rows, text
 
 _KINDS = {".jsonl": read_jsonl, ".parquet": read_parquet, ".json": read_json_array}
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The user's articles.
 
     Args:
@@ -29,11 +29,11 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: Where paths of images start; the file's own folder if None.
         reject: What to do with a bad row.
     """
-    here = Images(source if source.is_dir() else source.parent)
+    here = ImageFolder(source if source.is_dir() else source.parent)
     return each(read_source(source, reject), partial(entry, images=images or here), reject)
 
 
-def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """The rows of the file.
 
     Raises:
@@ -48,7 +48,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]
     return kind(source, reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One article."""
     if isinstance(row.get("id"), int):
         row["id"] = str(row["id"])
@@ -68,7 +68,7 @@ def entry(row: Row, images: Images) -> Entry:
     )
 
 
-def _sections(row: Row) -> tuple[Section, ...]:
+def _sections(row: SourceRow) -> tuple[Section, ...]:
     """The article's sections; a plain `text` is one without a heading."""
     if row.get("sections"):
         if row.get("text"):

@@ -14,9 +14,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.readers.files import read_csv, read_jsonl, read_parquet
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, Row, flag, number, one_of, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, flag, number, one_of, placed, text, texts
 
 FIELDS = ("id", "image", "question", "answers", "range", "answer_type", "split", "requires_retrieval", "entity_ids")
 """Names of the columns, and the keys of a map of columns."""
@@ -32,7 +32,7 @@ def questions(
     source: Path | Mapping[str, Any],
     *,
     split: str,
-    images: Images,
+    images: ImageFolder,
     reject: Reject = stop,
     columns: Mapping[str, str] | None = None,
     meta: tuple[str, ...] | list[str] = (),
@@ -73,7 +73,7 @@ def questions(
 
     held: set[str] = set()
 
-    def make(row: Row) -> Question:
+    def make(row: SourceRow) -> Question:
         held.update(column for column in meta if column in row)
         _complete(row, columns or {}, constants or {}, number_rows=number_rows)
         return read(row)
@@ -93,7 +93,7 @@ def _with_all(
         raise UserError(f"`meta` names `{'`, `'.join(missing)}`, which no row of {source} has; correct it")
 
 
-def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[int, Row]]:
+def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     if isinstance(source, Mapping):
         return _loaded(source)
     if source.is_dir():
@@ -105,7 +105,7 @@ def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[in
     return kind(source, reject)
 
 
-def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, Row]]:
+def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, SourceRow]]:
     """A set that `datasets` loads, as a stream; images stay encoded."""
     unknown = set(source) - {"load_dataset", "config", "split"}
     if unknown or "load_dataset" not in source:
@@ -121,10 +121,10 @@ def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, Row]]:
         if isinstance(feature, datasets.Image):
             stream = stream.cast_column(column, datasets.Image(decode=False))
     for line, values in enumerate(stream, 1):
-        yield line, Row(values, name, line)
+        yield line, SourceRow(values, name, line)
 
 
-def _complete(row: Row, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool) -> None:
+def _complete(row: SourceRow, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool) -> None:
     """Put what a file has no column of into a row: an id by its number, and values that all rows have."""
     row.id_field = columns.get("id", "id")
     numbered = {"id": f"{Path(str(row.file)).name.split('.')[0]}-{row.line}"} if number_rows else {}
@@ -136,7 +136,9 @@ def _complete(row: Row, columns: Mapping[str, str], constants: Mapping[str, Any]
         row[theirs] = value
 
 
-def _checked(row: Row, *, split: str, images: Images, columns: Mapping[str, str], meta: tuple[str, ...]) -> Question:
+def _checked(
+    row: SourceRow, *, split: str, images: ImageFolder, columns: Mapping[str, str], meta: tuple[str, ...]
+) -> Question:
     """The question of a row; an error names the user's column."""
     row.id_field = columns.get("id", "id")
     absent = [f"`{theirs}` (for {ours})" for ours, theirs in columns.items() if theirs not in row]
@@ -173,8 +175,10 @@ def _missing(names: tuple[str, ...], columns: tuple[tuple[str, str], ...], meta:
     return "", ""
 
 
-def _question(row: Row, *, split: str, images: Images, columns: Mapping[str, str], meta: tuple[str, ...]) -> Question:
-    fields = Row({field: row.get(columns.get(field, field)) for field in FIELDS}, row.file, row.line, "id")
+def _question(
+    row: SourceRow, *, split: str, images: ImageFolder, columns: Mapping[str, str], meta: tuple[str, ...]
+) -> Question:
+    fields = SourceRow({field: row.get(columns.get(field, field)) for field in FIELDS}, row.file, row.line, "id")
     if isinstance(fields["id"], int):
         fields["id"] = str(fields["id"])
     answers, limits = _texts(fields, "answers"), _range(fields)
@@ -193,7 +197,7 @@ def _question(row: Row, *, split: str, images: Images, columns: Mapping[str, str
     )
 
 
-def _texts(row: Row, field: str) -> tuple[str, ...]:
+def _texts(row: SourceRow, field: str) -> tuple[str, ...]:
     """A list of texts, or one alone, which may be numbers."""
     value = _split(row, field)
     items = value if isinstance(value, list) else [value]
@@ -208,21 +212,21 @@ def _texts(row: Row, field: str) -> tuple[str, ...]:
     return texts(row, field, default=())
 
 
-def _range(row: Row) -> tuple[float, float] | None:
+def _range(row: SourceRow) -> tuple[float, float] | None:
     if row["range"] in (None, "", []):
         return None
     values = _split(row, "range")
     if not isinstance(values, (list, tuple)) or len(values) != 2:
         fix = f"it should be the lowest and the highest accepted number (in a CSV file `45{_SEPARATOR}55`)"
         raise row.bad("range", f"is {values!r}", fix)
-    ends = Row({"id": row["id"], "range": values[0], "end": values[1]}, row.file, row.line)
-    low, high = number(ends, "range"), number(Row({**ends, "range": ends["end"]}, row.file, row.line), "range")
+    ends = SourceRow({"id": row["id"], "range": values[0], "end": values[1]}, row.file, row.line)
+    low, high = number(ends, "range"), number(SourceRow({**ends, "range": ends["end"]}, row.file, row.line), "range")
     if low > high:
         raise row.bad("range", f"begins at {low:g} and ends at {high:g}", "put the lowest number first")
     return low, high
 
 
-def _split(row: Row, field: str) -> Any:
+def _split(row: SourceRow, field: str) -> Any:
     """The field's value; a CSV's `a|b` as a list."""
     value = row[field]
     if not isinstance(value, str) or not str(row.file).lower().removesuffix(".gz").endswith(".csv"):

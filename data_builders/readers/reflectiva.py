@@ -16,9 +16,9 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
-from reflectune.data_builders.readers.rows import Placed, Row, each, placed, rows, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, placed, rows, text
 from reflectune.data_builders.readers.wiki6m import article
 
 read_source = partial(read_json_dict, key="key")
@@ -32,7 +32,7 @@ _IMAGE_TOKEN = "<image>"
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one file of `aimagelab/ReflectiVA-Data` on the Hub.
 
@@ -70,7 +70,7 @@ def questions(
         yield from ((question, place) for question in row_questions)
 
 
-def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> list[Question]:
+def _questions(row: SourceRow, *, split: str, images: ImageFolder, seen: Counter[str]) -> list[Question]:
     row.id_field = next((field for field in _IDS if row.get(field) not in (None, "")), "")
     turns = _turns(row)
     retrieve = _needs_retrieval(row, turns[1])
@@ -97,12 +97,12 @@ def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> l
     return row_questions
 
 
-def _row_id(row: Row) -> str:
+def _row_id(row: SourceRow) -> str:
     value = row.get(row.id_field)
     return str(value) if isinstance(value, int) else text(row, row.id_field or "id")
 
 
-def _turns(row: Row) -> list[str]:
+def _turns(row: SourceRow) -> list[str]:
     """What is said in each turn, a turn of `human` first and one of `gpt` last."""
     turns = rows(row, "conversations")
     speakers = [turn.get("from") for turn in turns]
@@ -112,7 +112,7 @@ def _turns(row: Row) -> list[str]:
     return [text(turn, "value", empty=True) for turn in turns]
 
 
-def _needs_retrieval(row: Row, reply: str) -> bool:
+def _needs_retrieval(row: SourceRow, reply: str) -> bool:
     token = _RETRIEVAL.match(reply)
     if token:
         return not token.group(1)
@@ -122,7 +122,7 @@ def _needs_retrieval(row: Row, reply: str) -> bool:
     return "No" not in text(row, "need_retrieval")
 
 
-def _with_passage(row: Row, turns: list[str]) -> tuple[str, str, dict[str, str]]:
+def _with_passage(row: SourceRow, turns: list[str]) -> tuple[str, str, dict[str, str]]:
     passage, verdict = _PARAGRAPH.search(turns[2]), _RELEVANCE.match(turns[3])
     if passage is None or verdict is None or len(turns) != 4:
         problem = "has no <paragraph> with one [Relevant] or [No Relevant] after it"
@@ -139,7 +139,7 @@ def _without_passage(turns: list[str]) -> list[tuple[str, str, dict[str, str]]]:
     ]
 
 
-def _image(row: Row, images: Images) -> str:
+def _image(row: SourceRow, images: ImageFolder) -> str:
     """The image by its path, or, since the paths are those of the authors' machine, by its name."""
     field = next((field for field in _IMAGES if row.get(field) not in (None, "")), "")
     if not field:
@@ -148,7 +148,7 @@ def _image(row: Row, images: Images) -> str:
     return images.find_for(row, field, path) or images.path(row, field, PurePosixPath(path).name)
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The entities of the dict, each called by its name in the dict (which ReflectiVA's index refers to).
 
     Args:
@@ -156,11 +156,11 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: The folder that holds `wikipedia_images_full` or is it; an entity without an image there has none.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One member of the dict; one without a title of its own is called by its name."""
     name = text(row, "key")
-    titled = Row({**row, "wikipedia_title": row.get("wikipedia_title") or name}, row.file, row.line)
+    titled = SourceRow({**row, "wikipedia_title": row.get("wikipedia_title") or name}, row.file, row.line)
     return article(titled, name, images)

@@ -13,8 +13,8 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Metric, Question
 from reflectune.data_builders.readers.files import RowSource
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow
 
 QUESTIONS: Mapping[str, str] = {
     "aokvqa": "aokvqa",
@@ -89,8 +89,8 @@ class KnowledgeReader:
     """
 
     read_source: RowSource
-    entry: Callable[[Row, Images], Entry]
-    pictures: Callable[[Row], Iterable[tuple[str, str]]] = lambda row: ()
+    entry: Callable[[SourceRow, ImageFolder], Entry]
+    pictures: Callable[[SourceRow], Iterable[tuple[str, str]]] = lambda row: ()
 
 
 def question_reader(name: str) -> Callable[..., Iterator[Placed[Question]]]:

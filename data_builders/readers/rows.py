@@ -15,7 +15,7 @@ ID_FIELDS = ("data_id", "question_id", "wikidata_id", "id", "_id", "qid", "uniqu
 """Fields that a row is called by in an error, the first that it has; public sets have no common name for it."""
 
 
-class Row(dict[str, Any]):
+class SourceRow(dict[str, Any]):
     """A row, with where it stands; an ordinary dict otherwise."""
 
     __slots__ = ("file", "id_field", "line")
@@ -35,14 +35,16 @@ class Row(dict[str, Any]):
         return BadRow(self.file, self.line, self.id, field, problem, fix)
 
 
-Place = tuple[str, int]
+SourceLine = tuple[str, int]
 """File and line that something was read from."""
 
-Placed = tuple[Made, Place]
+Placed = tuple[Made, SourceLine]
 """What was made of a row, and where the row stands."""
 
 
-def placed(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: Reject) -> Iterator[Placed[Made]]:
+def placed(
+    read: Iterable[tuple[int, SourceRow]], make: Callable[[SourceRow], Made], reject: Reject
+) -> Iterator[Placed[Made]]:
     """`make` of every row, in order, with the row's place; one of which it raises `BadRow` goes to `reject` instead."""
     for _, row in read:
         try:
@@ -53,7 +55,7 @@ def placed(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject:
         yield made, (str(row.file), row.line)
 
 
-def each(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: Reject) -> Iterator[Made]:
+def each(read: Iterable[tuple[int, SourceRow]], make: Callable[[SourceRow], Made], reject: Reject) -> Iterator[Made]:
     """As `placed`, without the places."""
     return (made for made, _ in placed(read, make, reject))
 
@@ -61,7 +63,7 @@ def each(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: R
 _MISSING: Any = object()
 
 
-def text(row: Row, field: str, *, default: str = _MISSING, empty: bool = False) -> str:
+def text(row: SourceRow, field: str, *, default: str = _MISSING, empty: bool = False) -> str:
     """A text field without the space around it.
 
     Args:
@@ -82,7 +84,7 @@ def text(row: Row, field: str, *, default: str = _MISSING, empty: bool = False) 
     return value
 
 
-def number(row: Row, field: str, *, default: float = _MISSING) -> float:
+def number(row: SourceRow, field: str, *, default: float = _MISSING) -> float:
     """A finite number; text that reads as one ("3.5") is taken, as CSV has nothing else.
 
     Raises:
@@ -100,7 +102,7 @@ def number(row: Row, field: str, *, default: float = _MISSING) -> float:
     return as_float if math.isfinite(as_float) else _wrong(row, field, value, "a finite number")
 
 
-def integer(row: Row, field: str, *, default: int = _MISSING) -> int:
+def integer(row: SourceRow, field: str, *, default: int = _MISSING) -> int:
     """A whole number; text that reads as one is taken.
 
     Raises:
@@ -110,7 +112,7 @@ def integer(row: Row, field: str, *, default: int = _MISSING) -> int:
     return int(as_number) if as_number == int(as_number) else _wrong(row, field, row[field], "a whole number")
 
 
-def flag(row: Row, field: str, *, default: bool = _MISSING) -> bool:
+def flag(row: SourceRow, field: str, *, default: bool = _MISSING) -> bool:
     """True or false; the texts `true`, `false`, `yes`, `no`, `1` and `0` in any case are taken.
 
     Raises:
@@ -126,7 +128,7 @@ def flag(row: Row, field: str, *, default: bool = _MISSING) -> bool:
     return _wrong(row, field, value, "true or false") if as_bool is None else as_bool
 
 
-def texts(row: Row, field: str, *, default: Sequence[str] = _MISSING, empty: bool = False) -> tuple[str, ...]:
+def texts(row: SourceRow, field: str, *, default: Sequence[str] = _MISSING, empty: bool = False) -> tuple[str, ...]:
     """A list of texts, stripped, empty ones left out; one text alone is a list of one.
 
     Args:
@@ -150,7 +152,7 @@ def texts(row: Row, field: str, *, default: Sequence[str] = _MISSING, empty: boo
     return stripped
 
 
-def mapping(row: Row, field: str) -> Row:
+def mapping(row: SourceRow, field: str) -> SourceRow:
     """A nested object, as a row at the same place, so that its fields are checked in the same way.
 
     Raises:
@@ -159,10 +161,10 @@ def mapping(row: Row, field: str) -> Row:
     value = row.get(field)
     if not isinstance(value, dict):
         return _default(row, field, _MISSING) if value is None else _wrong(row, field, value, "an object")
-    return Row({"id": row.id, **value}, row.file, row.line)
+    return SourceRow({"id": row.id, **value}, row.file, row.line)
 
 
-def rows(row: Row, field: str) -> list[Row]:
+def rows(row: SourceRow, field: str) -> list[SourceRow]:
     """A list of nested objects, as rows at the same place.
 
     Raises:
@@ -171,10 +173,10 @@ def rows(row: Row, field: str) -> list[Row]:
     value = row.get(field)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         return _default(row, field, _MISSING) if value is None else _wrong(row, field, value, "a list of objects")
-    return [Row({"id": row.id, **item}, row.file, row.line) for item in value]
+    return [SourceRow({"id": row.id, **item}, row.file, row.line) for item in value]
 
 
-def one_of(row: Row, field: str, choices: Sequence[str], *, default: str = _MISSING) -> str:
+def one_of(row: SourceRow, field: str, choices: Sequence[str], *, default: str = _MISSING) -> str:
     """A text that is one of `choices`.
 
     Raises:
@@ -186,7 +188,7 @@ def one_of(row: Row, field: str, choices: Sequence[str], *, default: str = _MISS
     return choice
 
 
-def _default(row: Row, field: str, default: Any, problem: str = "") -> Any:
+def _default(row: SourceRow, field: str, default: Any, problem: str = "") -> Any:
     if default is not _MISSING:
         return default
     if not problem:
@@ -194,7 +196,7 @@ def _default(row: Row, field: str, default: Any, problem: str = "") -> Any:
     raise row.bad(field, problem, "give it a value, or leave the row out")
 
 
-def _wrong(row: Row, field: str, value: Any, wanted: str) -> Any:
+def _wrong(row: SourceRow, field: str, value: Any, wanted: str) -> Any:
     raise row.bad(field, f"is {_short(value)} ({type(value).__name__})", f"it should be {wanted}")
 
 

@@ -11,12 +11,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.files import read_jsonl, read_parquet
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Placed, Row, mapping, placed, rows, text, texts
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, rows, text, texts
 
 
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
     """The questions of one split.
 
@@ -43,7 +43,7 @@ def questions(
     return placed(_rows(source, reject), make, reject)
 
 
-def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     if source.is_dir() or source.suffix == ".parquet":
         return read_parquet(source, reject)
     if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
@@ -51,7 +51,7 @@ def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
     raise UserError(f"{source}: ViQuAE is read from .jsonl (also `.gz`), .parquet or a folder of Parquet files")
 
 
-def _question(row: Row, *, split: str, images: Images) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "id"
     output = mapping(row, "output")
     meta = {
@@ -71,12 +71,12 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     )
 
 
-def _answers(output: Row) -> tuple[str, ...]:
+def _answers(output: SourceRow) -> tuple[str, ...]:
     aliases = texts(output, "answer")
     return tuple(dict.fromkeys((text(output, "original_answer", default=aliases[0]), *aliases)))
 
 
-def _titles(output: Row) -> tuple[str, ...]:
+def _titles(output: SourceRow) -> tuple[str, ...]:
     """Titles of the articles that hold the answer; each provenance is a list of one."""
     if output.get("provenance") is None:
         return ()

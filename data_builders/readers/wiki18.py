@@ -13,13 +13,13 @@ from pathlib import Path
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl
-from reflectune.data_builders.readers.images import Images
-from reflectune.data_builders.readers.rows import Row, each, text
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.rows import SourceRow, each, text
 
 read_source = read_jsonl
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The passages, without images (`images` is not used).
 
     Args:
@@ -27,10 +27,10 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: Not used: the passages have none.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One line of the file."""
     title, line_break, body = text(row, "contents").partition("\n")
     if not line_break:

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl
-from reflectune.data_builders.readers.images import EXTENSIONS, Images
-from reflectune.data_builders.readers.rows import Row, each, text
+from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder
+from reflectune.data_builders.readers.rows import SourceRow, each, text
 
 read_source = read_jsonl
 
@@ -29,7 +29,7 @@ _ENTITY = re.compile(r"Q\d{1,20}")
 _LOST_BREAK = re.compile(r"(?<=[a-z0-9)\]][.!?])(?=[A-Z][a-z ])")
 
 
-def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The entities of Wiki6M.
 
     Args:
@@ -37,15 +37,15 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
         images: The folder that holds `wikipedia_images_full` or is it; an entity without an image there has none.
         reject: What to do with a bad row.
     """
-    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
-def entry(row: Row, images: Images) -> Entry:
+def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """One line of the file; `image_path`, which PMSR's copy adds, is used where it is there."""
     return article(row, text(row, "wikidata_id"), images)
 
 
-def pictures(row: Row) -> Iterator[tuple[str, str]]:
+def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
     """The address of an entity's picture, if it has one, with the path that `entry` looks for it at: by the entity."""
     url, name = text(row, "wikipedia_image_url", default=""), text(row, "wikidata_id")
     if url and _ENTITY.fullmatch(name):
@@ -53,7 +53,7 @@ def pictures(row: Row) -> Iterator[tuple[str, str]]:
         yield url, f"{name[:4]}/{name}{ending if ending in EXTENSIONS else '.jpg'}"
 
 
-def article(row: Row, entry_id: str, images: Images) -> Entry:
+def article(row: SourceRow, entry_id: str, images: ImageFolder) -> Entry:
     """An entry of a row with the fields `wikipedia_title`, `wikipedia_content` and `wikipedia_summary`."""
     title = text(row, "wikipedia_title")
     named = images.find_for(row, "image_path", text(row, "image_path", default=""))

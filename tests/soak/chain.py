@@ -142,10 +142,6 @@ JOBS: dict[str, Job] = {
         "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"
     ),
     "converted": Job("data_builders.convert", f"--config {INPUTS}/user/convert.yaml --output {{out}}"),
-    "lens": Job(
-        "data_builders.convert_lens",
-        f"--lens {INPUTS}/user/lens.csv --dataset {WORLD} --splits val_unseen_entity --output {{out}}/ranked.jsonl",
-    ),
     "title_map": Job(
         "examples.pocket.fit_title_map",
         f"--pictures {INPUTS}/user/pictures.jsonl --knowledge {WORLD}/knowledge --vision {INPUTS}/tower "

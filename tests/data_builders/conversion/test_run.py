@@ -23,7 +23,7 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check, convert, preview
 from reflectune.data_builders.convert import table
 from reflectune.data_builders.readers import own_knowledge, own_questions
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.metrics.official import infoseek
@@ -94,7 +94,7 @@ def test_what_was_read_is_what_can_be_read(source: Path) -> None:
     manifest, new = convert(config(source))
     assert new
     dataset = Dataset(source.parent / "out")
-    images = Images(source)
+    images = ImageFolder(source)
     read = own_questions.questions(source / "questions.jsonl", split="train", images=images)
     direct = [question for question, _ in read]
     absolute = [dataclasses.replace(q, image=str(source / q.image)) for q in direct]

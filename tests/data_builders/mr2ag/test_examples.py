@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Evidence, FollowUp, Passage, Question
-from reflectune.data_builders.annotators.protocol import Annotator, Judgement
+from reflectune.data_builders.annotators.protocol import Annotation, Annotator
 from reflectune.data_builders.annotators.string import annotate_by_string, by_string
 from reflectune.data_builders.mr2ag.examples import (
     ALL_UNCLEAR,
@@ -109,8 +109,8 @@ def test_of_yes_and_no_a_search_for_words_tells_nothing_and_an_annotator_does() 
     asked = replace(QUESTION, text="Is it old?", answers=("no",), evidence=())
     article = [passage("gold", 0, "History", "There is no older tower."), passage("gold", 1, "People", "No one came.")]
 
-    def judged(cases: Sequence[tuple[Question, Passage]]) -> list[Judgement]:
-        return [Judgement("relevant", "no"), Judgement("irrelevant")]
+    def judged(cases: Sequence[tuple[Question, Passage]]) -> list[Annotation]:
+        return [Annotation("relevant", "no"), Annotation("irrelevant")]
 
     assert hang(asked, article, RANKED, draw, RECIPE).reason == YES_OR_NO
     assert hang(asked, article, RANKED, draw, RECIPE, judged).reason == YES_OR_NO
@@ -231,7 +231,7 @@ def test_an_unfit_question_is_described(changes: dict[str, object], problem: str
 
 def says(*labels: str) -> Annotator:
     """An annotator that calls passages so, one after the other, and gives the answer `1872`."""
-    return lambda cases: [Judgement(label, "1872") for _, label in zip(cases, labels, strict=True)]  # type: ignore[arg-type]
+    return lambda cases: [Annotation(label, "1872") for _, label in zip(cases, labels, strict=True)]  # type: ignore[arg-type]
 
 
 UNMARKED = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)

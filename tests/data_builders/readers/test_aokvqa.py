@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.aokvqa import questions
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 
 ROW = {
     "split": "val",
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path, *rows: object) -> list[Question]:
     path = folder / "aokvqa_v1p0_val.json"
     path.write_text(json.dumps(rows))
-    return [question for question, _ in questions(path, split="val", images=Images(folder))]
+    return [question for question, _ in questions(path, split="val", images=ImageFolder(folder))]
 
 
 def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:
@@ -91,6 +91,6 @@ def test_a_file_that_is_cut_off(folder: Path) -> None:
     path = folder / "cut.json"
     path.write_text(json.dumps([ROW])[:-40])
     with pytest.raises(UserError, match=r"cut\.json"):
-        list(questions(path, split="val", images=Images(folder)))
+        list(questions(path, split="val", images=ImageFolder(folder)))
     with pytest.raises(UserError, match="from one file for a split, not from the roles questions"):
-        questions({"questions": path}, split="val", images=Images(folder))
+        questions({"questions": path}, split="val", images=ImageFolder(folder))

@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.ara import questions
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 
 WIKI = "https://en.wikipedia.org/wiki/"
 EVQA = {
@@ -67,15 +67,15 @@ def write(path: Path, *rows: Mapping[str, str]) -> Path:
     return path
 
 
-def draw(root: Path, paths: Sequence[str]) -> Images:
+def draw(root: Path, paths: Sequence[str]) -> ImageFolder:
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(root / path)
-    return Images(root)
+    return ImageFolder(root)
 
 
-def read(path: Path, images: Images | None = None) -> list[Question]:
-    return [question for question, _ in questions(path, split="test", images=images or Images())]
+def read(path: Path, images: ImageFolder | None = None) -> list[Question]:
+    return [question for question, _ in questions(path, split="test", images=images or ImageFolder())]
 
 
 def test_repaired_questions_of_evqa_keep_their_row_and_type(tmp_path: Path) -> None:
@@ -142,6 +142,6 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="question_type"):
         read(write(tmp_path / "b.csv", {**EVQA, "question_type": "other"}))
     with pytest.raises(UserError, match="roles are questions, inaturalist"):
-        list(questions({"annotations": tmp_path}, split="test", images=Images()))
+        list(questions({"annotations": tmp_path}, split="test", images=ImageFolder()))
     with pytest.raises(UserError, match="names images of iNaturalist"):
-        read(write(tmp_path / "c.csv", BIRD), Images(tmp_path))
+        read(write(tmp_path / "c.csv", BIRD), ImageFolder(tmp_path))

@@ -11,7 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.evqa import entries, questions
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.scoring import join
 
@@ -101,7 +101,9 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
 
 def read(folder: Path, *rows: dict[str, str], **options: object) -> list[Question]:
     source = {"questions": write(folder / "test.csv", *rows), "inaturalist": folder / "val.json"}
-    return [question for question, _ in questions(source, split="test", images=Images(folder / "images"), **options)]  # type: ignore[arg-type]
+    return [
+        question for question, _ in questions(source, split="test", images=ImageFolder(folder / "images"), **options)
+    ]  # type: ignore[arg-type]
 
 
 def test_the_four_types_of_question(folder: Path) -> None:
@@ -136,7 +138,8 @@ def test_a_record_that_is_cut_off_has_a_number_too(folder: Path) -> None:
     bad: list[BadRow] = []
     source = {"questions": path, "inaturalist": folder / "val.json"}
     kept = [
-        question for question, _ in questions(source, split="test", images=Images(folder / "images"), reject=bad.append)
+        question
+        for question, _ in questions(source, split="test", images=ImageFolder(folder / "images"), reject=bad.append)
     ]
     assert kept == EXPECTED[1:]
     assert [str(error) for error in bad] == [f"{path}:2: has 2 values for 14 columns; mend the line"]
@@ -155,11 +158,11 @@ def test_entities_and_sections_are_those_of_the_knowledge_base(folder: Path) -> 
 
 def test_no_images_no_json(folder: Path) -> None:
     path = write(folder / "test.csv", *ROWS)
-    assert {q.image for q, _ in questions(path, split="test", images=Images(None))} == {""}
+    assert {q.image for q, _ in questions(path, split="test", images=ImageFolder(None))} == {""}
     with pytest.raises(UserError, match="give their file names as the role `inaturalist`"):
-        list(questions(path, split="test", images=Images(folder / "images")))
+        list(questions(path, split="test", images=ImageFolder(folder / "images")))
     path = write(folder / "test.csv", *ROWS[1:3])
-    of_landmarks = [question for question, _ in questions(path, split="test", images=Images(folder / "images"))]
+    of_landmarks = [question for question, _ in questions(path, split="test", images=ImageFolder(folder / "images"))]
     assert [q.image for q in of_landmarks] == [EXPECTED[1].image, EXPECTED[2].image]
 
 
@@ -168,8 +171,8 @@ def test_a_json_without_images_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"val.json: its field `images` is no JSON array"):
         read(folder, ROWS[0])
     for source in ({"inaturalist": folder}, {"questions": folder, "landmarks": folder}):
-        with pytest.raises(UserError, match="roles are questions, inaturalist, and questions is needed"):
-            list(questions(source, split="test", images=Images(None)))
+        with pytest.raises(UserError, match="roles are questions, inaturalist, lens, and questions is needed"):
+            list(questions(source, split="test", images=ImageFolder(None)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.fvqa import questions
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 
 
 def picture(colour: str) -> dict[str, object]:
@@ -45,7 +45,7 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
 
 
 def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
-    images = Images(tmp_path / "out", tmp_path / "out" / "images")
+    images = ImageFolder(tmp_path / "out", tmp_path / "out" / "images")
     return [question for question, _ in questions(path, split="train", images=images, **options)]  # type: ignore[arg-type]
 
 
@@ -109,4 +109,4 @@ def test_a_truncated_file_and_roles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"fvqa_train.parquet"):
         read(path, tmp_path)
     with pytest.raises(UserError, match="not from the roles train"):
-        list(questions({"train": path}, split="train", images=Images()))
+        list(questions({"train": path}, split="train", images=ImageFolder()))

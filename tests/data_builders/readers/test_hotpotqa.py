@@ -12,7 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.hotpotqa import entries, questions
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 
 WOOD = ["Ed Wood", ["Ed Wood is a film.", " It is by Tim Burton."]]
 DERRICKSON = ["Scott Derrickson", ["Scott Derrickson is an American director."]]
@@ -54,7 +54,7 @@ def hub(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path, **options: Any) -> list[Question]:
-    return [question for question, _ in questions(path, split="dev", images=Images(), **options)]
+    return [question for question, _ in questions(path, split="dev", images=ImageFolder(), **options)]
 
 
 def test_questions_with_the_articles_that_support_them(tmp_path: Path) -> None:
@@ -134,4 +134,4 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"dev\.json"):
             reader(path)
     with pytest.raises(UserError, match="from one path for a split"):
-        questions({"dev": path}, split="dev", images=Images())
+        questions({"dev": path}, split="dev", images=ImageFolder())

@@ -11,10 +11,10 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
-from reflectune.data_builders.readers.images import ADDRESSES, Images, escapes
-from reflectune.data_builders.readers.rows import Row
+from reflectune.data_builders.readers.images import ADDRESSES, ImageFolder, escapes
+from reflectune.data_builders.readers.rows import SourceRow
 
-ROW = Row({"id": "q"}, "f.jsonl", 3)
+ROW = SourceRow({"id": "q"}, "f.jsonl", 3)
 
 
 def picture(color: str = "red") -> bytes:
@@ -40,7 +40,7 @@ def picture(color: str = "red") -> bytes:
 def test_an_image_is_found_however_the_folder_is_sharded(tmp_path: Path, stored: str, image_id: str) -> None:
     (tmp_path / stored).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / stored).write_bytes(b"x")
-    images = Images(tmp_path)
+    images = ImageFolder(tmp_path)
     assert images.find(image_id) == stored
     assert images.find(image_id) == stored
     assert pickle.loads(pickle.dumps(images)).find(image_id) == stored
@@ -52,7 +52,7 @@ def test_one_way_of_sharding_leads_to_all_its_images(tmp_path: Path) -> None:
         folder = tmp_path / f"{n:02d}"
         folder.mkdir()
         (folder / f"oven_{n:02d}000000{'.jpg' if n % 2 else '.JPEG'}").write_bytes(b"x")
-    images = Images(tmp_path)
+    images = ImageFolder(tmp_path)
     assert all(images.find(f"oven_{n:02d}000000") for n in range(30))
 
 
@@ -60,7 +60,7 @@ def test_small_folders_are_not_searched_file_by_file(tmp_path: Path, monkeypatch
     """Of Wiki6M's articles many have no image: a look-up asks for what was found last alone."""
     (tmp_path / "Q806").mkdir()
     (tmp_path / "Q806/Q8061.jpg").write_bytes(b"x")
-    images, asked = Images(tmp_path), list[str]()
+    images, asked = ImageFolder(tmp_path), list[str]()
     assert images.find("Q8061") == "Q806/Q8061.jpg"
 
     def is_file(path: str) -> bool:
@@ -75,9 +75,9 @@ def test_small_folders_are_not_searched_file_by_file(tmp_path: Path, monkeypatch
 
 def test_a_process_that_is_sent_images_again_keeps_what_it_knows(tmp_path: Path) -> None:
     """A conversion sends them with each of its thousands of batches; Wiki6M's folder takes half a minute to list."""
-    sent = pickle.dumps(Images(tmp_path))
+    sent = pickle.dumps(ImageFolder(tmp_path))
     assert pickle.loads(sent) is pickle.loads(sent)
-    assert pickle.loads(sent) is not pickle.loads(pickle.dumps(Images(tmp_path, tmp_path)))
+    assert pickle.loads(sent) is not pickle.loads(pickle.dumps(ImageFolder(tmp_path, tmp_path)))
 
 
 def test_files_are_passed_over_where_folders_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_files_are_passed_over_where_folders_are_listed(tmp_path: Path, monkeypa
     (tmp_path / "02").symlink_to(tmp_path / "deep")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_dir", lambda path: pytest.fail(f"asks about {path}"))
-        images = Images(tmp_path)
+        images = ImageFolder(tmp_path)
         assert [images.find(name) for name in "abcd"] == ["01/a.jpg", "01/b.jpg", "02/er/c.jpg", None]
 
 
@@ -97,24 +97,24 @@ def test_fetched_pictures_are_not_looked_for_by_name(tmp_path: Path, monkeypatch
     for name in ("ab/cd/abcd.jpg", "fa/ce/face.jpg", "named/Facade.jpg", f"{ADDRESSES}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    images = Images(tmp_path)
+    images = ImageFolder(tmp_path)
     assert images.find("Facade.jpg") == "named/Facade.jpg"
     assert images.find("abcd.jpg") is None
     assert images.exact(ROW, "image", "fa/ce/face.jpg") == "fa/ce/face.jpg"
     (tmp_path / ADDRESSES).unlink()
-    assert Images(tmp_path).find("abcd.jpg") == "ab/cd/abcd.jpg"
+    assert ImageFolder(tmp_path).find("abcd.jpg") == "ab/cd/abcd.jpg"
 
 
 def test_a_missing_image_is_its_own_kind_of_error(tmp_path: Path) -> None:
     with pytest.raises(MissingImage, match=r"f.jsonl:3: id q: field `image_id`: no image of `x` below"):
-        Images(tmp_path).path(ROW, "image_id", "x")
-    assert Images(None).path(ROW, "image_id", "x") == ""
+        ImageFolder(tmp_path).path(ROW, "image_id", "x")
+    assert ImageFolder(None).path(ROW, "image_id", "x") == ""
 
 
 @pytest.mark.parametrize("path", ["../x.jpg", "/etc/passwd", "a/../../x.jpg", "..\\x.jpg", "C:\\x.jpg", "a\0.jpg"])
 def test_no_id_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
     (tmp_path / "x.jpg").write_bytes(b"x")
-    images = Images(tmp_path / "inner")
+    images = ImageFolder(tmp_path / "inner")
     assert images.find(path) is None
     with pytest.raises(BadRow, match="leads out of"):
         images.path(ROW, "image", path)
@@ -125,7 +125,7 @@ def test_a_path_of_the_users_own_is_not_looked_for_elsewhere(tmp_path: Path) -> 
     for name in ("train/1.jpg", "val/2.png", "a.tif"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    images = Images(tmp_path)
+    images = ImageFolder(tmp_path)
     for path in ("1.jpg", "val/2.jpg", "val/2"):
         with pytest.raises(MissingImage):
             images.keep(ROW, "image", path)
@@ -135,7 +135,7 @@ def test_a_path_of_the_users_own_is_not_looked_for_elsewhere(tmp_path: Path) -> 
 def test_an_absolute_path_into_the_folder_is_to_be_given_from_there_on(tmp_path: Path) -> None:
     (tmp_path / "x.jpg").write_bytes(b"x")
     with pytest.raises(BadRow, match=r"x.jpg` is an absolute path; give the path from .* on"):
-        Images(tmp_path).path(ROW, "image", str(tmp_path / "x.jpg"))
+        ImageFolder(tmp_path).path(ROW, "image", str(tmp_path / "x.jpg"))
 
 
 @given(st.text(alphabet="ab./\\", max_size=12))
@@ -146,7 +146,7 @@ def test_what_does_not_escape_stays_inside(path: str) -> None:
 
 
 def test_bytes_are_kept_once_under_a_name_of_their_content(tmp_path: Path) -> None:
-    images = Images(tmp_path / "out", tmp_path / "out" / "images")
+    images = ImageFolder(tmp_path / "out", tmp_path / "out" / "images")
     first = images.keep(ROW, "image", picture())
     assert images.keep(ROW, "image", {"bytes": picture(), "path": "x.png"}) == first
     assert images.keep(ROW, "image", picture("blue")) != first
@@ -156,25 +156,25 @@ def test_bytes_are_kept_once_under_a_name_of_their_content(tmp_path: Path) -> No
 
 
 def test_bytes_are_only_looked_at_where_nothing_is_to_be_written(tmp_path: Path) -> None:
-    Images(tmp_path).keep(ROW, "image", picture())
+    ImageFolder(tmp_path).keep(ROW, "image", picture())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bytes_that_are_no_image_are_refused() -> None:
     with pytest.raises(UnreadableImage, match="4 bytes are no image"):
-        Images(None).keep(ROW, "image", b"text")
+        ImageFolder(None).keep(ROW, "image", b"text")
 
 
 @pytest.mark.parametrize("value", [None, "", 3, {}, {"bytes": None}, b""])
 def test_what_is_neither_a_path_nor_bytes_is_refused(value: object) -> None:
     with pytest.raises(BadRow, match="not an image"):
-        Images(None).keep(ROW, "image", value)
+        ImageFolder(None).keep(ROW, "image", value)
 
 
 @pytest.mark.parametrize("url", ["https://e.org/a.jpg", "HTTP://e.org/a.jpg", "s3://bucket/a.jpg"])
 def test_a_url_is_refused_with_advice(url: str) -> None:
     with pytest.raises(UserError, match=r"f.jsonl:3: id q: field `image` holds a URL .*download the images once"):
-        Images(None).keep(ROW, "image", url)
+        ImageFolder(None).keep(ROW, "image", url)
 
 
 @pytest.mark.parametrize("link", ["x.jpg", "01/x.jpg", "linked/private.jpg"])
@@ -187,7 +187,7 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path, link: str) -> None:
     else:
         (root / link).symlink_to(tmp_path / "private.jpg")
     (root / "01" / "good.jpg").write_bytes(b"x")
-    images = Images(root)
+    images = ImageFolder(root)
     image_id = Path(link).stem
 
     assert images.find("good") == "01/good.jpg"

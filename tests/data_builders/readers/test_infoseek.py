@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.infoseek import derived_kind, questions
 
 GALLERY = Path(__file__).parents[3].parent / "shared" / "data" / "infoseek_gallery"
@@ -72,7 +72,8 @@ def roles(folder: Path, rows: list[dict[str, object]], withkb: object = WITHKB, 
 
 def read(source: object, folder: Path, **options: object) -> list[Question]:
     return [
-        question for question, _ in questions(source, split="val", images=Images(folder / "oven_images"), **options)
+        question
+        for question, _ in questions(source, split="val", images=ImageFolder(folder / "oven_images"), **options)
     ]
 
 
@@ -107,7 +108,7 @@ def test_what_reads_as_a_time(answer: str, kind: str) -> None:
 def test_annotations_alone_packed(folder: Path) -> None:
     path = folder / "infoseek_train.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps({**ROWS[0], "data_split": "train"}) + "\n").encode()))
-    ((question, _),) = questions(path, split="train", images=Images(None))
+    ((question, _),) = questions(path, split="train", images=ImageFolder(None))
     assert (question.split, question.entity_ids, question.image, dict(question.meta)) == ("train", (), "", {})
 
 
@@ -191,7 +192,7 @@ def test_roles_are_checked(folder: Path) -> None:
 def test_the_real_gallery_is_read() -> None:
     gallery = [
         question
-        for question, _ in questions(GALLERY / "questions.jsonl", split="val", images=Images(GALLERY / "images"))
+        for question, _ in questions(GALLERY / "questions.jsonl", split="val", images=ImageFolder(GALLERY / "images"))
     ]
     assert len(gallery) == 12
     assert {q.answer_type for q in gallery} == {"string", "time", "numerical"}

@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.infoseek_human import questions
 
 NAME = "mmsearch_r1_infoseek_sub_2k.parquet"
@@ -47,7 +47,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    images = Images(folder, folder / "saved")
+    images = ImageFolder(folder, folder / "saved")
     return [question for question, _ in questions(path, split="human", images=images, **options)]  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"read from .parquet, a folder of such, or .jsonl"):
         read(tmp_path / "human.csv", tmp_path)
     with pytest.raises(UserError, match="not from the roles annotations"):
-        list(questions({"annotations": tmp_path}, split="human", images=Images(None)))
+        list(questions({"annotations": tmp_path}, split="human", images=ImageFolder(None)))
     (tmp_path / NAME).write_bytes(b"PAR1 cut off")
     with pytest.raises(UserError, match="is damaged"):
         read(tmp_path / NAME, tmp_path)

@@ -24,7 +24,7 @@ from reflectune.data_builders.readers import (
     wiki6m,
     wiki18,
 )
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.formats.passages import split_passages
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
@@ -72,9 +72,9 @@ def test_wiki6m_packed_or_not_with_its_marks_as_sections(tmp_path: Path) -> None
         ),
     )
     assert list(wiki6m.entries(plain)) == list(wiki6m.entries(packed)) == [expected]
-    (with_image,) = wiki6m.entries(plain, images=Images(tmp_path / "wikipedia_images_full"))
+    (with_image,) = wiki6m.entries(plain, images=ImageFolder(tmp_path / "wikipedia_images_full"))
     assert with_image.images == ("Q806/Q806563.jpg",)
-    (in_parent,) = wiki6m.entries(plain, images=Images(tmp_path))
+    (in_parent,) = wiki6m.entries(plain, images=ImageFolder(tmp_path))
     assert in_parent.images == ("wikipedia_images_full/Q806/Q806563.jpg",)
 
 
@@ -124,7 +124,7 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
         archive.write(path, path.name)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "Some bird.jpg").write_bytes(b"x")
-    (entry,) = evqa.entries(path, images=Images(tmp_path / "images"))
+    (entry,) = evqa.entries(path, images=ImageFolder(tmp_path / "images"))
     assert entry == Entry(
         id=URL,
         title="Example bird",

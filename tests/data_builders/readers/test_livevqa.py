@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.livevqa import questions
 
 PREVIEW = {"sample_id": "3_1", "query": "Who founded it?", "query_image": "/image/a.jpg", "gt_answer": "Ann Lee"}
@@ -58,7 +58,7 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def read(source: Path | Mapping[str, object], images: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(source, split="test", images=Images(images), **options)]  # type: ignore[arg-type]
+    return [question for question, _ in questions(source, split="test", images=ImageFolder(images), **options)]  # type: ignore[arg-type]
 
 
 def test_the_preview(tmp_path: Path, images: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import FollowUp, Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.llava_instruct import questions
 
 BUS = {
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
     path = folder / "llava_v1_5_mix665k.json"
     path.write_text(json.dumps(rows))
-    return [question for question, _ in questions(path, split="train", images=Images(folder), **options)]
+    return [question for question, _ in questions(path, split="train", images=ImageFolder(folder), **options)]
 
 
 def question(name: str, image: str, text: str, answer: str, *follow_ups: FollowUp) -> Question:
@@ -132,9 +132,9 @@ def test_a_file_that_is_cut_off(folder: Path) -> None:
     path = folder / "cut.json"
     path.write_text(json.dumps(ROWS)[:-80])
     with pytest.raises(UserError, match=r"cut\.json"):
-        list(questions(path, split="train", images=Images(folder)))
+        list(questions(path, split="train", images=ImageFolder(folder)))
     with pytest.raises(UserError, match="from one file at a time"):
-        list(questions({"train": path}, split="train", images=Images(folder)))
+        list(questions({"train": path}, split="train", images=ImageFolder(folder)))
 
 
 def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_or_behind(folder: Path) -> None:

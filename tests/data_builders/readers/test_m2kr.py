@@ -12,7 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers import m2kr
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.m2kr import questions
 
 ASK = "Using the provided image, obtain documents that address the subsequent question: "
@@ -76,7 +76,7 @@ def write(path: Path, schema: pa.Schema, *rows: dict[str, Any]) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="test", images=Images(folder / "images"), **options)]  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="test", images=ImageFolder(folder / "images"), **options)]  # type: ignore[arg-type]
 
 
 def test_infoseek_with_ranges_rebuilt(folder: Path) -> None:
@@ -155,4 +155,4 @@ def test_a_wrong_type_a_damaged_file_and_roles_are_refused(folder: Path) -> None
     with pytest.raises(UserError, match="is damaged"):
         read(folder / "a.parquet", folder)
     with pytest.raises(UserError, match="not from the roles test"):
-        list(questions({"test": folder}, split="test", images=Images(None)))
+        list(questions({"test": folder}, split="test", images=ImageFolder(None)))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.mmsearch import questions
 
 
@@ -42,7 +42,7 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
 
 
 def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
-    images = Images(tmp_path / "out", tmp_path / "out" / "images")
+    images = ImageFolder(tmp_path / "out", tmp_path / "out" / "images")
     return [question for question, _ in questions(path, split="end2end", images=images, **options)]  # type: ignore[arg-type]
 
 
@@ -113,4 +113,4 @@ def test_a_truncated_file_and_roles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"end2end.parquet"):
         read(path, tmp_path)
     with pytest.raises(UserError, match="not from the roles end2end"):
-        list(questions({"end2end": path}, split="end2end", images=Images()))
+        list(questions({"end2end": path}, split="end2end", images=ImageFolder()))

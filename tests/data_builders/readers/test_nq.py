@@ -13,7 +13,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.nq import entries, questions
 
 URL = "https://en.wikipedia.org//w/index.php?title=Email_marketing&amp;oldid=814071202"
@@ -89,7 +89,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, **options: Any) -> list[Question]:
-    return [question for question, _ in questions(path, split="train", images=Images(), **options)]
+    return [question for question, _ in questions(path, split="train", images=ImageFolder(), **options)]
 
 
 def original(row: dict[str, Any]) -> dict[str, Any]:
@@ -246,4 +246,4 @@ def test_a_damaged_line_and_a_row_of_another_layout(tmp_path: Path) -> None:
 
 def test_roles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="from one path for a split"):
-        list(questions({"train": tmp_path}, split="train", images=Images()))
+        list(questions({"train": tmp_path}, split="train", images=ImageFolder()))

@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.okvqa import questions
 from reflectune.metrics.official.vqa import soft_accuracy
 
@@ -71,7 +71,7 @@ def write(folder: Path, question_json: object = QUESTIONS, given: object = ANNOT
 
 
 def read(source: Any, folder: Path, **options: Any) -> list[Question]:
-    return [question for question, _ in questions(source, split="val", images=Images(folder), **options)]
+    return [question for question, _ in questions(source, split="val", images=ImageFolder(folder), **options)]
 
 
 def test_all_ten_answers_with_the_most_frequent_first(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_answers_as_they_were_written(folder: Path) -> None:
 
 
 def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
-    assert [q.image for q, _ in questions(write(tmp_path), split="val", images=Images())] == ["", ""]
+    assert [q.image for q, _ in questions(write(tmp_path), split="val", images=ImageFolder())] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.own_questions import questions
 
 ROWS = [
@@ -42,7 +42,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="train", images=Images(folder), **options)]  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="train", images=ImageFolder(folder), **options)]  # type: ignore[arg-type]
 
 
 def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
     rows = [{"id": "a", "image": {"bytes": buffer.getvalue(), "path": None}, "question": "Who?", "answers": ["Ann"]}]
     (folder / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "set" / "train.parquet")
-    images = Images(folder / "out", folder / "out" / "images")
+    images = ImageFolder(folder / "out", folder / "out" / "images")
     ((question, _),) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
     assert (folder / "out" / question.image).read_bytes() == buffer.getvalue()
     with pytest.raises(UserError, match="can't load"):

@@ -9,7 +9,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.reflectiva import questions
 
 
@@ -45,7 +45,7 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, images: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="train", images=Images(images), **options)]  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="train", images=ImageFolder(images), **options)]  # type: ignore[arg-type]
 
 
 def test_a_row_with_retrieval_gives_its_passage_and_what_is_said_of_it(tmp_path: Path, images: Path) -> None:
@@ -130,4 +130,4 @@ def test_a_truncated_file_and_roles_are_refused(tmp_path: Path, images: Path) ->
     with pytest.raises(UserError, match=r"train_multiturn_infoseek.json"):
         read(path, images)
     with pytest.raises(UserError, match="not from the roles infoseek"):
-        list(questions({"infoseek": path}, split="train", images=Images()))
+        list(questions({"infoseek": path}, split="train", images=ImageFolder()))

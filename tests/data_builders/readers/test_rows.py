@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, stop
 from reflectune.data_builders.readers.rows import (
-    Row,
+    SourceRow,
     each,
     flag,
     integer,
@@ -23,8 +23,8 @@ from reflectune.data_builders.readers.rows import (
 )
 
 
-def row(**values: object) -> Row:
-    return Row({"data_id": "q7", **values}, "set.jsonl", 12)
+def row(**values: object) -> SourceRow:
+    return SourceRow({"data_id": "q7", **values}, "set.jsonl", 12)
 
 
 def test_an_error_is_one_line_that_names_file_line_id_field_and_fix() -> None:
@@ -55,7 +55,7 @@ def test_a_rejected_row_is_left_out_and_the_next_is_read() -> None:
 
 
 def test_what_is_made_of_a_row_comes_with_its_place() -> None:
-    given = [(n, Row({"id": str(n)}, "f", n)) for n in (1, 2, 3)]
+    given = [(n, SourceRow({"id": str(n)}, "f", n)) for n in (1, 2, 3)]
     assert list(placed(given, lambda r: r["id"], stop)) == [("1", ("f", 1)), ("2", ("f", 2)), ("3", ("f", 3))]
 
 
@@ -119,7 +119,7 @@ def test_fields_of_the_wrong_type_are_named(read, values, options, problem) -> N
 
 @given(st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.text()) | st.floats()))
 def test_a_field_is_read_or_refused_whatever_it_is(values: dict[str, object]) -> None:
-    row, errors = Row(values, "f.jsonl", 1), []
+    row, errors = SourceRow(values, "f.jsonl", 1), []
     for name in [*values, "absent"]:
         for read in (text, number, integer, flag, texts, mapping, rows):
             try:

@@ -12,7 +12,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.viquae import questions
 
 ROW = {
@@ -63,7 +63,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="test", images=Images(folder), **options)]  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="test", images=ImageFolder(folder), **options)]  # type: ignore[arg-type]
 
 
 def test_jsonl_and_the_hubs_parquet_say_the_same(folder: Path) -> None:
@@ -116,4 +116,4 @@ def test_other_sources_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"ViQuAE is read from .jsonl"):
         read(folder / "test.csv", folder)
     with pytest.raises(UserError, match="not from the roles test"):
-        list(questions({"test": folder}, split="test", images=Images(folder)))
+        list(questions({"test": folder}, split="test", images=ImageFolder(folder)))
