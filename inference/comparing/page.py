@@ -18,13 +18,13 @@ _LEAST = 1e-3
 """Position of a cost of 0 on the logarithmic axis."""
 
 
-def page(record: Mapping[str, Any], command: str) -> str:
+def page(record: Mapping[str, Any]) -> str:
     """Return the content of compare.md."""
     pipelines = record["pipelines"]
     heads = {column: head for column, head in record["metric"]["columns"].items() if column != OVERALL}
     head = ["pipeline", "score", "lead", "against the best baseline", *heads.values(), *map(COST_HEADS.get, COSTS)]
     lines = [
-        *("# Pipelines compared", "", _caption(record, command), ""),
+        *("# Pipelines compared", "", _caption(record), ""),
         f"| {' | '.join(map(str, head))} |",
         f"|---|--:|--:|---|{'--:|' * (len(head) - 4)}",
     ]
@@ -94,11 +94,11 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def _caption(record: Mapping[str, Any], command: str) -> str:
+def _caption(record: Mapping[str, Any]) -> str:
     counts = max(([score["n"] for score in row["score"] if score] for row in record["pipelines"].values()), key=len)
     baselines = ", ".join(dict.fromkeys(filter(None, record["best_baselines"]))) or "none was run"
     return (
-        f"`{command}`: evaluations of {', '.join(f'{count:,}' for count in counts)} questions. "
+        f"{', '.join(record['evaluations'])}: {', '.join(f'{count:,}' for count in counts)} questions. "
         f"{record['metric']['caption']}. Score in per cent and lead in points are means over evaluations; in brackets "
         "the 95 % interval of one evaluation, or the lowest to the highest of several. The lead is over the best "
         f"baseline of the same evaluation ({baselines}), paired by question. A pipeline is ahead if its interval is "

@@ -37,8 +37,9 @@ class ReagLessonKeys(Settings):
         2, "reag, judge teacher: passages that don't state the answer, kept beside those that do, at most", ge=0
     )
 
+    @cross_check
     def reag_problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+        """Return the problems of keys that must fit each other."""
         issues: list[str] = []
         if self.stage == "critic" and self.judge == "base_model":
             issues.append("`judge: base_model` means nothing for `stage: critic`, which teaches that very model")
@@ -92,14 +93,11 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
         return issues
 
     def what_decides(self) -> dict[str, Any]:
-        """The settings that decide what is written; data set, indexes and model are hashed apart.
+        """Return the settings that decide what is written. Data set, indexes and model are hashed separately.
 
-        ReAG's keys stand there if it is taught, `top_n` among them, which no other taught pipeline reads, and `renamed`
-        if it is set.
+        ReAG's keys, and `top_n`, are left out if it is not taught: no other taught pipeline reads them.
         """
         unread = _ELSEWHERE | (frozenset() if REAG in self.pipelines else _OF_REAG)
-        if not self.renamed:
-            unread |= {"renamed"}
         used = self.as_used(self.model_dump())
         return {name: value for name, value in used.items() if name not in unread}
 

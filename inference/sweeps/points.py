@@ -47,7 +47,8 @@ class Point:
 
     def config(self, base: ReadingConfig) -> ReadingConfig:
         """The config with this point's settings."""
-        return base.model_copy(update={k: v for k, v in self.settings.items() if k not in ELSEWHERE})
+        changes = {key: value for key, value in self.settings.items() if key not in ELSEWHERE}
+        return type(base).model_validate({**base.model_dump(), **changes})
 
 
 def expand(grid: Mapping[str, Sequence[Any]], start: Mapping[str, Any], *, product: bool) -> list[Point]:

@@ -103,9 +103,6 @@ def _fingerprint(
 ) -> str:
     used = config.as_used(config.model_dump())
     settings = {name: str(value) for name, value in used.items() if name not in ELSEWHERE}
-    for name, usual in {"summary_share": "0.0", "fusion": "scores", "s_ret_temperature": "0.0"}.items():
-        if settings[name] == usual:
-            del settings[name]  # points that are older than the key go on
     return fingerprint(
         {
             "settings": settings,

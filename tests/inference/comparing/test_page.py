@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.inference import compare
+from reflectune.inference.compare import compare
 from reflectune.inference.comparing.page import page, plot, spread_out
 from reflectune.inference.comparing.table import compared
 from reflectune.inference.scoring.trajectories import COSTS
@@ -42,12 +42,12 @@ FIRST, SECOND = metrics({"naive": 0.5, "pmsr": 0.6}), metrics({"naive": 0.3, "pm
 
 
 def written(**evaluations: dict[str, Any]) -> str:
-    return page(compared(evaluations), "compare --evaluations x")
+    return page(compared(evaluations))
 
 
 def test_a_row_has_score_lead_standing_columns_and_costs() -> None:
     text = written(one=FIRST, two=SECOND)
-    assert "`compare --evaluations x`: evaluations of 10, 10 questions. A score." in text
+    assert "one, two: 10, 10 questions. A score." in text
     costs = " | ".join(["2,000"] * len(COSTS))
     ties = "ties (1 ahead, 0 behind of 2)"
     assert f"| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | {ties} | – | {costs} |" in text
@@ -93,18 +93,14 @@ def test_names_of_the_plot_keep_their_distance_and_their_order(heights: list[flo
     assert all(-1e-9 <= height <= 1 for height in placed)
 
 
-def test_the_command_writes_a_page_a_plot_and_the_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_page_a_plot_and_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one/metrics.json").write_text(json.dumps(FIRST))
-    argv = ["compare", "--evaluations", str(tmp_path / "one"), "--output", str(tmp_path / "out")]
+    argv = ["--evaluations", str(tmp_path / "one"), "--output", str(tmp_path / "out")]
 
-    monkeypatch.setattr(sys, "argv", [*argv, "--dry_run"])
-    compare.main()
+    compare.main([*argv, "--dry_run"])
     assert not (tmp_path / "out/compare.md").exists()
-    monkeypatch.setattr(sys, "argv", argv)
-    compare.main()
+    compare.main(argv)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.json", "compare.md", "compare.svg"}
     assert "![Score against cost](compare.svg)" in capsys.readouterr().out
     assert (

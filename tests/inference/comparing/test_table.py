@@ -115,4 +115,4 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     problems = CompareConfig(evaluations=[str(tmp_path / "empty"), "nowhere"]).problems()
     assert sum("has no metrics.json" in problem for problem in problems) == 2
     assert any("`output` is needed" in problem for problem in problems)
-    assert any("`evaluations` is empty" in problem for problem in CompareConfig(output="o").problems())
+    assert any("`evaluations` is needed" in problem for problem in CompareConfig(output="o").problems())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.pipelines import mi_rag, pmsr
-from reflectune.inference.write_lessons import main
+from reflectune.inference.write_lessons import write_lessons
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -236,8 +235,7 @@ def test_the_command_shows_one_questions_lessons_and_writes_nothing(
     settings = config()
     words = ["dataset", "index", "encoder", "base_model", "output", "iterations", "device"]
     arguments = [part for name in words for part in (f"--{name}", str(getattr(settings, name)))]
-    monkeypatch.setattr(sys, "argv", ["write_lessons", *arguments, "--pipelines", "mi_rag", "--dry_run", "true"])
-    main()
+    write_lessons.main([*arguments, "--pipelines", "mi_rag", "--dry_run", "true"])
     shown = capsys.readouterr().out
     assert "mi_rag caption:  → A green oak." in shown
     assert not Path(settings.output).exists()
