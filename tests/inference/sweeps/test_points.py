@@ -3,7 +3,15 @@ from __future__ import annotations
 from reflectune.inference.config import AUTO, ReadingConfig
 from reflectune.inference.sweeps.points import START, Point, expand, problems
 
-TOLD = ("list of values", "gama", "`best`", "`top_n` must be", "`k` must be auto", "`mct` should be one of", "`ret` should be")
+TOLD = (
+    "list of values",
+    "gama",
+    "`best`",
+    "`top_n` must be",
+    "`k` must be auto",
+    "`mct` should be one of",
+    "`ret` should be",
+)
 GRID = {"gamma": [0.0, 0.5], "mct": ["none", "filter", "merge"]}
 HOME = {"gamma": 0.5, "mct": "filter"}
 
