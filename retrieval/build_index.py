@@ -17,7 +17,7 @@ from reflectune.core.config import Settings, cross_check, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
-from reflectune.core.values import Device, Dtype, InputFile, output_of
+from reflectune.core.values import Device, Dtype, InputFile, SplitName, output_of
 from reflectune.models.names import EncoderName
 from reflectune.retrieval.stores.names import StoreName, store_setting
 
@@ -35,7 +35,10 @@ class IndexConfig(Settings):
     summaries: bool = setting(
         False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
     )
-    leave_out: InputFile = setting("", "pictures to leave out: near_duplicates.jsonl of data_builders.find_duplicates")
+    leave_out: InputFile = setting("", "pictures to leave out: a near_duplicates.jsonl that `test_pictures` wrote")
+    test_pictures: str = setting("", "data set whose pictures' near-duplicates are left out, and listed in `output`")
+    test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_pictures`")
+    distance: int = setting(0, "bits of 64 in which near-duplicates' hashes may differ; PMSR: 0", ge=0, le=64)
     batch_size: int = setting(64, "entries encoded together", ge=1)
     workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
     shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", ge=1)
@@ -55,6 +58,17 @@ class IndexConfig(Settings):
             advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"
             yield f"`knowledge`: {self.knowledge} has no kb.json; {advice}"
 
+    @cross_check
+    def test_picture_problems(self) -> Iterator[str]:
+        """Yield the problems of `test_pictures` and its splits."""
+        from reflectune.formats.dataset import split_issues  # slow to import
+
+        if self.test_pictures and self.leave_out:
+            yield "`leave_out` is a list that `test_pictures` makes; give one of the two"
+        if self.test_pictures and not Path(self.test_pictures, "dataset.json").is_file():
+            yield f"`test_pictures`: {self.test_pictures} has no dataset.json; give a data set's folder"
+        yield from split_issues("test_splits", self.test_pictures, self.test_splits)
+
 
 def run(config: IndexConfig) -> int:
     """Build the index, or with `dry_run` say what would be built.
@@ -66,16 +80,23 @@ def run(config: IndexConfig) -> int:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
     from reflectune.core.resumable import join_launch  # slow to import, as what follows: after the config is right
+    from reflectune.formats.dataset import Dataset
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder
     from reflectune.retrieval.indexes.building import build_index
     from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
-    from reflectune.retrieval.indexes.near_duplicates import NOTHING, read_omission
+    from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
     from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
     from reflectune.retrieval.indexes.trial import describe_time, try_entries
 
     processes, device = join_launch(config.device)
     kb = KnowledgeBase(config.knowledge)
+    if config.test_pictures and not config.dry_run:
+        with processes.main_process_first():
+            if not processes.index:
+                dataset = Dataset(Path(config.test_pictures))
+                list_near_duplicates(kb, dataset, config.test_splits, Path(config.output), config.distance)
+        config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
     leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
     encoder = load_encoder(config.encoder, device=device, dtype=config.dtype)
     if config.dry_run:
@@ -87,6 +108,8 @@ def run(config: IndexConfig) -> int:
                 raise UserError(f"{told}; mend them, or leave them out with `on_error: skip`")
             print(f"{told}; they would be left out")
         plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
+        if config.test_pictures:
+            print(f"without the near-duplicates of the pictures of {config.test_pictures}")
         if leave_out.pictures:
             print(f"without {len(leave_out.pictures):,} near-duplicates of test pictures, listed in {config.leave_out}")
         print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")

@@ -38,7 +38,7 @@ COMMANDS = {
     "examples/pocket/look.py",
     *(f"retrieval/{name}.py" for name in ("build_index", "build_text_index")),
     *(f"data_builders/build_{name}.py" for name in ("mr2ag", "plain")),
-    *(f"data_builders/{name}.py" for name in ("convert", "derive_labels", "export", "find_duplicates")),
+    *(f"data_builders/{name}.py" for name in ("convert", "derive_labels", "export")),
     "data_builders/probe.py",
     *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall")),
     *(f"inference/{name}.py" for name in ("show_trace", "sweep", "visual_benchmarks", "write_lessons")),

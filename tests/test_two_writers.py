@@ -32,7 +32,6 @@ WRITING = {
     "data_builders.convert": "--config convert.yaml --output OUT",
     "data_builders.derive_labels": f"{DATASET} --probes probes --output OUT",
     "data_builders.export": "--data reflection --to trl --output OUT",
-    "data_builders.find_duplicates": f"{DATASET} --output OUT",
     "data_builders.probe": f"{DATASET} {INDEX} --model model --output OUT",
     "inference.compare": "--evaluations finished --output OUT",
     "inference.evaluate": f"{DATASET} --pipelines closed_book --base_model model --output OUT",

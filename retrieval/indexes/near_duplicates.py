@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import faiss
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import BadImage, load_image
@@ -26,6 +27,7 @@ from reflectune.core.paths import Roots
 from reflectune.core.resumable import Logs, Row, run_batches
 from reflectune.core.rows import from_row
 from reflectune.core.types import Entry
+from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 
 BITS: Final = 64
@@ -142,6 +144,26 @@ def find_near_duplicates(
     return duplicates, counts
 
 
+def list_near_duplicates(
+    kb: KnowledgeBase, dataset: Dataset, splits: Iterable[str], folder: Path, distance: int
+) -> None:
+    """Write `LIST` into a folder, the near-duplicates of the pictures of a data set's splits, and print how many.
+
+    Raises:
+        UserError: See `find_near_duplicates`.
+    """
+    pictures = sorted({question.image for split in splits for question in dataset.stream(split)} - {""})
+    duplicates, counts = find_near_duplicates(kb, pictures, dataset.image_roots, folder, distance=distance)
+    write_atomically(folder / LIST, as_lines(duplicates))
+    tested, entries = len({found.of for found in duplicates}), len({found.entry for found in duplicates})
+    print(
+        f"{folder / LIST}: {len(duplicates):,} of {counts['pictures']:,} pictures, of {entries:,} entries, are within "
+        f"{distance} bits of {tested:,} of {counts['test_pictures']:,} test pictures"
+    )
+    if counts["unreadable"]:
+        print(f"  {counts['unreadable']:,} pictures of the knowledge base can't be read and were not compared")
+
+
 def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
     """A list of near-duplicates as what to leave out of an index.
 
@@ -152,7 +174,7 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} can't be read: {error}; make it with data_builders.find_duplicates") from error
+        raise UserError(f"{path} can't be read: {error}; build_index makes it of `test_pictures`") from error
     for number, line in enumerate(lines, 1):
         try:
             row = from_row(NearDuplicate, json.loads(line))
@@ -197,6 +219,6 @@ def _bytes(hashes: Sequence[str]) -> Hashes:
 
 
 def as_lines(duplicates: Iterable[NearDuplicate]) -> str:
-    """Near-duplicates as they are listed, a JSON object a line."""
-    rows: Iterator[Mapping[str, Any]] = map(dataclasses.asdict, duplicates)
+    """Return near-duplicates as JSON lines."""
+    rows = map(dataclasses.asdict, duplicates)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
 
 from reflectune.core.config import find_problems, parse_config
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.formats.dataset import write_questions
 from reflectune.retrieval.build_index import IndexConfig, main, run
 
 
@@ -45,6 +49,40 @@ def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
     (tmp_path / "images/3.png").unlink()
     with pytest.raises(UserError, match=r"1 of 10 images are missing.*3\.png of entry e3"):
         run(config)
+
+
+def test_near_duplicates_of_test_pictures_are_listed_and_left_out(kb, entries, clip_folder, tmp_path, capsys) -> None:
+    """The validation split asks about an entry's second picture."""
+    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
+    copied = kb.image_paths(entries[1])[1]
+    shutil.copy(copied, tmp_path / "asked.png")
+    write_questions(tmp_path, "val", [Question("val", "asked.png", "What?", split="val")])
+    write_json(tmp_path / "dataset.json", {"fingerprint": "f", "metric": "infoseek"})
+    settings = {"knowledge": str(kb.folder), "encoder": clip_folder, "device": "cpu", "output": str(tmp_path / "index")}
+    config = IndexConfig(**settings, test_pictures=str(tmp_path), test_splits=["val"])
+
+    run(config.model_copy(update={"dry_run": True}))
+    assert f"without the near-duplicates of the pictures of {tmp_path}" in capsys.readouterr().out
+    assert not (tmp_path / "index").exists()
+
+    run(config)
+    printed = capsys.readouterr().out
+    assert "1 of 10 pictures, of 1 entries, are within 0 bits of 1 of 1 test pictures" in printed
+    assert "10 titles and 9 images of owls" in printed
+    (row,) = map(json.loads, (tmp_path / "index/near_duplicates.jsonl").read_text().splitlines())
+    assert (row["entry"], row["image"], row["of"]) == ("e1", f"images/{copied.name}", "asked.png")
+
+    with pytest.raises(UserError, match="built with the `leave_out`"):
+        run(IndexConfig(**settings))
+
+
+def test_problems_of_test_pictures_are_reported_together(kb, tmp_path) -> None:
+    write_questions(tmp_path, "val", [Question("val", "asked.png", "What?", split="val")])
+    write_json(tmp_path / "dataset.json", {"fingerprint": "f"})
+    wrong = {"test_pictures": str(tmp_path), "test_splits": ["train"], "distance": 65, "leave_out": __file__}
+    problems = " ".join(find_problems(IndexConfig, {"knowledge": str(kb.folder), "output": "o", **wrong}))
+    for part in ("`distance` must be", "has no split train", "give one of the two"):
+        assert part in problems
 
 
 def test_bad_images_end_the_command_or_are_left_out_with_exit_status_3(

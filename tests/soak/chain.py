@@ -75,10 +75,9 @@ JOBS: dict[str, Job] = {
         "inference.recall",
         f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
     ),
-    "duplicates": Job("data_builders.find_duplicates", f"--dataset {WORLD} --distance 8 --output {{out}}"),
     "index_without": Job(
         "retrieval.build_index",
-        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --leave_out duplicates/near_duplicates.jsonl "
+        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --test_pictures {WORLD} --distance 8 "
         "--shard_rows 16 --output {out}",
     ),
     DATA: Job(
