@@ -30,6 +30,8 @@ PASSAGES, TOKENS, ANSWERS, NEW = 20, 120, 4, 16
 QUESTIONS = 8
 LONGER = 48
 """Tokens of the longer answers that a decode step is measured by."""
+PROBED = 8
+"""Tokens of the answers behind every passage, as a probe asks them."""
 TREES, BRANCHES, BRANCH_TOKENS = 2, 6, 190
 """Batch of configs/llava15_7b/mr2ag_lora.yaml: questions a step, passages of each, tokens of a passage."""
 RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
@@ -38,8 +40,8 @@ RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
 class Figures:
     """Figures of a section, written to a file after each measurement."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        self._path, self._device, self.values = path, device, dict[str, Any]()
+    def __init__(self, path: Path, device: str, repeats: int = 1) -> None:
+        self._path, self._device, self._repeats, self.values = path, device, repeats, dict[str, Any]()
 
     def put(self, name: str, row: str, value: Any) -> None:
         """Keep one figure, and write them all."""
@@ -50,7 +52,7 @@ class Figures:
     def time(self, name: str, row: str, run: Callable[[], Any], repeats: int = 3, share: int = 1) -> Any:
         """Time calls, keep the seconds divided by `share` and the peak memory, and return the last call's result.
 
-        A call that fails is kept as an error, and None is returned.
+        A call that fails is kept as an error, and None is returned. On a CPU the repeats are bounded by `Figures`.
         """
         import torch
         from workload import timed
@@ -60,7 +62,7 @@ class Figures:
             if on_gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            seconds, result = timed(run, self._device, repeats if on_gpu else 1, warm_up=int(on_gpu))
+            seconds, result = timed(run, self._device, repeats if on_gpu else min(repeats, self._repeats), int(on_gpu))
         except Exception as error:  # the section goes on: the error is the figure
             self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])
             return None
@@ -124,6 +126,9 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     single = functools.partial(w.batched_generate, model, prefixes[:1])
     figures.time("generate", "batched rows", lambda: single([chosen], NEW))
     figures.time("generate", "batched rows, longer", lambda: single([chosen], LONGER), 1)
+    every = [PASSAGES, PROBED]
+    figures.time("probe", "repeated cache", lambda: ours(*first, *every))
+    figures.time("probe", "batched rows", lambda: single(branches[:1], PROBED))
     engine = w.engine_of(model)  # from here on the model's attention is the engine's
     answer = functools.partial(w.engine_answers, engine)
     figures.put("model", "token budget", engine.token_budget)
@@ -133,6 +138,7 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     figures.time("gates of 8", "engine", lambda: w.engine_gates(engine, *last), 3, QUESTIONS)
     figures.time("answers of 8", "engine", lambda: answer(*last, ANSWERS, NEW), 2, QUESTIONS)
     figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), 1, QUESTIONS)
+    figures.time("probe", "engine", lambda: answer(*first, *every))
     decode_steps(figures)
     for name, values in (("engine", gates), ("repeated cache", cached)):
         if values is not None and rows is not None:
@@ -264,23 +270,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
 
 def tables(figures: dict[str, Any]) -> list[str]:
     """Return the page's tables."""
-    lines: list[str] = []
-    for family in ("llava", "qwen2_vl"):
-        found = figures.get(family, {})
-        step = f"decode step of {ANSWERS} rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms"
-        columns = ("gates", "gates of 8", "answers", "answers of 8", "answers, GiB", *step)
-        head = (
-            family,
-            "gates, s",
-            "of 8 questions",
-            "gates and answers, s",
-            "of 8 questions",
-            "GiB",
-            "step of 4 rows, ms",
-            "of 32 rows",
-        )
-        rows = [(name, *(at(found, column, name) for column in columns)) for name in RIVALS]
-        lines += [*table(head, rows), ""]
+    lines = [*inference_tables(figures)]
     trained = figures.get("training", {})
     columns = ("tokens", "step", "tokens/s", "TFLOP/s", "step, GiB")
     rows = [(name, *(at(trained, column, name) for column in columns)) for name in trained.get("step", {})]
@@ -296,6 +286,19 @@ def tables(figures: dict[str, Any]) -> list[str]:
     for section in SECTIONS:
         for name, error in (at(figures, section, "errors") or {}).items():
             lines.append(f"- {section}, {name}: {error}")
+    return lines
+
+
+def inference_tables(figures: dict[str, Any]) -> list[str]:
+    """Return a table of gates, answers, probes and decode steps for each family."""
+    lines: list[str] = []
+    steps = f"decode step of {ANSWERS} rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms"
+    columns = ("gates", "gates of 8", "answers", "answers of 8", "probe", *steps, "answers, GiB")
+    heads = ("gates, s", "of 8", "gates and answers, s", "of 8", "probe, s", "decode step, ms", "of 32 rows", "GiB")
+    for family in ("llava", "qwen2_vl"):
+        found = figures.get(family, {})
+        rows = [(name, *(at(found, column, name) for column in columns)) for name in RIVALS]
+        lines += [*table((family, *heads), rows), ""]
     return lines
 
 
@@ -327,6 +330,7 @@ are medians; those of 8 questions at once are per question. Both sides have the 
 - *Repeated cache*: each prefix is read once, transformers' cache is repeated for the passages, and the chosen rows of
   all questions are decoded in one batch (`repeated_cache` in [workload.py](workload.py)).
 - *Batched rows*: the whole rows of a question as one batch, then `generate` on the chosen rows of all questions.
+- *Probe*: answers of {PROBED} tokens behind all passages.
 
 The LoRA step is that of LLaVA-1.5-7B's recipe: rank 128, recomputation, {TREES} questions of {BRANCHES} passages with
 {BRANCH_TOKENS} tokens. TFLOP/s count 6 floating-point operations a weight and token.
@@ -352,13 +356,12 @@ def main() -> None:
     if arguments.section:
         path = arguments.results / f"gpu_{arguments.section}.part"
         return SECTIONS[arguments.section](arguments, Figures(path, arguments.device))
-    figures, path = hardware(arguments.device), arguments.results
+    figures = hardware(arguments.device)
     for name in arguments.sections:
         print(f"\n== {name}", flush=True)
         figures[name] = run_section(name, arguments.limit or LIMITS[name], arguments)
-        path = BENCHMARK.write(figures, arguments)
-    print("\n".join(["", *tables(figures), "", f"all figures: {path}"]))
-    return None
+        BENCHMARK.write(figures, arguments)
+    return BENCHMARK.finish(figures, arguments)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,13 @@ class Benchmark:
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
 
+    def finish(self, figures: dict[str, Any], arguments: argparse.Namespace) -> None:
+        """Write the figures and the page, and print the tables."""
+        self.write(figures, arguments)
+        print("\n".join(self.tables(figures)))
+        if arguments.results.resolve() == RESULTS:
+            (PAGES / f"{self.name}.md").write_text(self.page(), encoding="utf-8")
+
     def page(self, results: Path = RESULTS) -> str:
         """Return the page as Markdown."""
         lines = [f"# {self.title}", "", self.text.strip(), ""]
@@ -92,6 +99,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 

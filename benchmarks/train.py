@@ -1,0 +1,152 @@
+"""Measure training on trees against flat rows in TRL's stock SFTTrainer, on models of a given size.
+
+    python benchmarks/train.py
+
+A question has a picture of 576 tokens and K passages, each followed by a reflection token and an answer. A step is one
+forward and one backward pass; the optimiser's is the same on both sides. Weights are random, and the losses must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import torch
+from datasets import Dataset
+from results import Benchmark, table
+from torch import Tensor
+from transformers import PreTrainedModel
+from trl import SFTConfig, SFTTrainer
+from workload import FAMILIES, SIZES, build, flat_rows, timed, tree_of
+
+from reflectune.examples.miniature.models.architecture import train_tokenizer
+from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.tree import Tree
+
+PICTURES = 4
+"""Questions of a batch about one picture, and about as many pictures."""
+
+
+def stock_trainer(model: PreTrainedModel, folder: str, rows: int) -> SFTTrainer:
+    """Build TRL's trainer on the model, with its own loss."""
+    config = SFTConfig(
+        output_dir=folder,
+        per_device_train_batch_size=rows,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        remove_unused_columns=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        gradient_checkpointing=False,
+        max_length=None,
+    )
+    tokenizer = train_tokenizer(["what is it made of"], 300, "llava")
+    unused = Dataset.from_dict({"input_ids": [[0]] * rows})
+    trainer = SFTTrainer(model, config, data_collator=list, train_dataset=unused, processing_class=tokenizer)
+    trainer.current_gradient_accumulation_steps = 1  # set by its own loop
+    return trainer
+
+
+def tree_step(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
+    """Run a forward and a backward pass on trees, and return the loss."""
+    model.zero_grad()
+    loss, weight = loss_terms(model, batch)
+    (loss / weight).backward()
+    return float((loss / weight).detach())
+
+
+def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time a step on flat rows and on a tree, and a batch about one picture and about several."""
+    model: Any = build(family, SIZES[arguments.size])
+    tower = model.model.vision_tower if family == "llava" else model.model.visual
+    tower.requires_grad_(False)
+    model.train()
+    tree = tree_of(model, arguments.branches, arguments.tokens)
+    rows = flat_rows(model, tree)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = stock_trainer(model, folder, arguments.branches)
+
+        def flat_step() -> float:
+            model.zero_grad()
+            if family == "qwen2_vl":
+                model.model.rope_deltas = None
+            return float(trainer.training_step(model, dict(rows)))
+
+        flat, flat_loss = timed(flat_step, repeats=arguments.repeats, warm_up=1)
+    collate = TreeCollator(model)
+    batch = collate([tree])
+    ours, our_loss = timed(lambda: tree_step(model, batch), repeats=arguments.repeats, warm_up=1)
+    return {
+        "flat rows": {"seconds": round(flat, 3), "tokens": rows["input_ids"].numel(), "loss": flat_loss},
+        "tree": {"seconds": round(ours, 3), "tokens": tree.length, "loss": our_loss},
+        "pictures": {
+            name: round(timed(lambda trees=trees: tree_step(model, collate(trees)), repeats=arguments.repeats)[0], 3)
+            for name, trees in (("several", pictures(tree)), ("one", [tree] * PICTURES))
+        },
+    }
+
+
+def pictures(tree: Tree) -> list[Tree]:
+    """Return the same question about several pictures."""
+    generator = torch.Generator().manual_seed(0)
+    shape = tree.vision["pixel_values"].shape
+    drawn = (torch.randn(shape, generator=generator) for _ in range(PICTURES))
+    return [replace(tree, vision={**tree.vision, "pixel_values": pixels}) for pixels in drawn]
+
+
+def tables(figures: dict[str, Any]) -> list[str]:
+    """Return the page's tables."""
+    rows, batches = [], []
+    for family in FAMILIES:
+        flat, ours, seen = (figures[family][name] for name in ("flat rows", "tree", "pictures"))
+        ratio, tokens = flat["seconds"] / ours["seconds"], flat["tokens"] / ours["tokens"]
+        far = abs(ours["loss"] - flat["loss"]) / flat["loss"]
+        rows.append((family, flat["seconds"], ours["seconds"], f"{ratio:.2f} ×", f"{tokens:.2f} ×", f"{far:.0e}"))
+        batches.append((family, seen["several"], seen["one"], f"{seen['several'] / seen['one']:.2f} ×"))
+    head = ("a step, s", "SFTTrainer, flat rows", "tree", "faster", "fewer tokens", "difference of the loss")
+    return [*table(head, rows), "", *table(("4 trees, s", "4 pictures", "one picture", "faster"), batches)]
+
+
+def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the rows of the board."""
+    rows = []
+    for family, name in (("llava", "LLaVA"), ("qwen2_vl", "Qwen2-VL")):
+        flat, ours = figures[family]["flat rows"]["seconds"], figures[family]["tree"]["seconds"]
+        claim = f"{name}, small, one CPU thread: a step on a tree of 8 passages"
+        rows.append((claim, f"{ours:.2f} s", f"SFTTrainer on flat rows {flat:.2f} s"))
+    return rows
+
+
+BENCHMARK = Benchmark(
+    "train",
+    "Training on trees on a CPU",
+    """
+Random weights, float32, one thread, all weights but the vision tower's; medians. A question has a picture of 576 tokens
+and 8 passages of 120 tokens with 17 supervised ones each. Flat rows are TRL's stock `SFTTrainer`: one row a passage,
+with the picture and the question in each, as one batch. Both sides have the same weights, tokens and labels. The second
+table has 4 such questions in a batch, about one picture or about four. At 7 B: [gpu.md](gpu.md).
+""",
+    tables,
+    claims,
+)
+
+
+def main() -> None:
+    """Measure both families, and write the results."""
+    parser = BENCHMARK.parser(__doc__)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--branches", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=137, help="tokens of a branch: passage, token and answer")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    if arguments.page:
+        return BENCHMARK.write_page(arguments)
+    torch.set_num_threads(arguments.threads)
+    return BENCHMARK.finish({family: measure(family, arguments) for family in FAMILIES}, arguments)
+
+
+if __name__ == "__main__":
+    main()
