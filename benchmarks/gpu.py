@@ -1,4 +1,4 @@
-"""Measure the toolkit on one GPU at the size of 7 B against what an engineer would write first, in one command.
+"""Measure the toolkit on one GPU at the size of 7 B against simple code of transformers, in one command.
 
     python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 8 minutes
     python benchmarks/gpu.py --results OUT --device cpu --size tiny --dtype float32     # does it run? anywhere

@@ -47,7 +47,7 @@ class Benchmark:
         """Return a parser with the options that every benchmark has."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file to write")
-        parser.add_argument("--commit", help="commit to record, where there is no git")
+        parser.add_argument("--commit", help="commit to record, for a machine without git")
         parser.add_argument("--page", action="store_true", help="measure nothing: write the page from the JSON file")
         return parser
 

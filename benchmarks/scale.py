@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py --rows 200000 2000000
 
-A wiki18 and a Wiki6M of so many rows each are generated, with the articles of a miniature world spread among them. They
+A wiki18 and a Wiki6M of `--rows` rows each are generated, with the articles of a miniature world spread among them. They
 are converted, indexed (store `faiss`, the miniature's encoders) and searched, and questions about the world are
 answered from both. Each step is a command. A finished step is not run again.
 """
@@ -186,7 +186,7 @@ BENCHMARK = Benchmark(
     "scale",
     "From Wikipedia's files to evaluated answers",
     f"""
-Two generated files of so many rows each: wiki18's passages of 100 words, and Wiki6M's articles of some 3,300
+Two generated files of equally many rows: wiki18's passages of 100 words, and Wiki6M's articles of some 3,300
 characters. The articles of a miniature world are spread among both, and questions ask about them alone. Encoders are
 the miniature's ({TEXT_TOKENS} tokens of a passage): a real encoder takes most of a build's time. *Peak memory* is that
 of all processes of a step, mapped files included, which the system takes back when it needs them.

@@ -12,12 +12,26 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HELPERS = {"results", "workload"}
-SCRIPTS = ["gpu"]
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_page_is_made_from_its_results(script: Callable[[str], ModuleType], name: str) -> None:
     assert (BENCHMARKS / f"{name}.md").read_text(encoding="utf-8") == script(name).BENCHMARK.page()
+
+
+def test_each_script_has_a_short_page_and_each_page_a_script() -> None:
+    assert sorted(path.stem for path in BENCHMARKS.glob("*.md")) == sorted([*SCRIPTS, "board"])
+    assert len(SCRIPTS) + len(HELPERS) <= 14
+    for path in BENCHMARKS.glob("*.md"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(" ".join(line for line in lines if not line.startswith("|")).split()) <= 250, path.name
+
+
+def test_each_result_is_on_a_page(script: Callable[[str], ModuleType]) -> None:
+    shown = [name for page in SCRIPTS for name in (page, *(script(page).BENCHMARK.also or {}))]
+
+    assert {path.stem for path in (BENCHMARKS / "results").glob("*.json")} <= set(shown)
 
 
 def test_the_board_is_made_from_the_results(script: Callable[[str], ModuleType]) -> None:
