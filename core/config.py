@@ -31,6 +31,7 @@ def setting(
     le: float | None = None,
     needed: str | None = None,
     secret: bool = False,
+    hashed: bool = True,
 ) -> Any:
     """Declare a key of a `Settings` class.
 
@@ -42,9 +43,11 @@ def setting(
         le: Greatest value.
         needed: Marks a key that must be given. Says what to give, e.g. "a data set folder"; "" if the name says it.
         secret: The value may hold a password: no error and no help shows it.
+        hashed: False for a key that doesn't determine the results, or whose content is hashed. A run can be resumed
+            with another value of it.
     """
-    extra = None if needed is None else {"needed": needed}
-    return Field(default, description=help, ge=ge, gt=gt, le=le, repr=not secret, json_schema_extra=extra)  # type: ignore[arg-type]
+    extra = ({} if needed is None else {"needed": needed}) | ({} if hashed else {"hashed": False})
+    return Field(default, description=help, ge=ge, gt=gt, le=le, repr=not secret, json_schema_extra=extra or None)  # type: ignore[arg-type]
 
 
 def cross_check(method: Check) -> Check:
@@ -95,14 +98,19 @@ class Settings(BaseModel):
                 continue
         return list(dict.fromkeys(problems))
 
+    def hashed(self) -> dict[str, Any]:
+        """Return the keys that determine the results, by name (see `setting`)."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self.model_dump().items() if _extra(fields[name]).get("hashed", True)}
+
     @cross_check
     def needed_problems(self) -> Iterable[str]:
         """Return the keys that are needed and not given."""
         for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra
+            needed = _extra(field).get("needed")
             value = self.__dict__.get(name, True)  # a key that is wrong is given
-            if isinstance(extra, dict) and not (value.strip() if isinstance(value, str) else value):
-                yield f"`{name}` is needed" + (f": {extra['needed']}" if extra["needed"] else "")
+            if needed is not None and not (value.strip() if isinstance(value, str) else value):
+                yield f"`{name}` is needed" + (f": {needed}" if needed else "")
 
     @field_validator("*")
     @classmethod
@@ -131,6 +139,11 @@ class Settings(BaseModel):
             if name in type(self).model_fields:
                 raise _WrongKey(name)
             return super().__getattr__(name)
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    """Return the arguments of `setting` that pydantic doesn't know."""
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 Config = TypeVar("Config", bound=Settings)

@@ -70,7 +70,7 @@ def read_count(value: Any) -> Count:
 class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
     """Keys that every pipeline reads, without those of the retrieval gate: models, knowledge base, how to read."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)", hashed=False)
     model: str = setting("", "checkpoint that was fine-tuned to reflect")
     base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
     plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")

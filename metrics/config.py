@@ -21,7 +21,7 @@ class MetricConfig(Settings):
         "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
         "is the part of it without a model. One of " + ", ".join(METRICS),
     )
-    bem: BemName = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
+    bem: BemName = setting("", "folder or hub id of a converted BEM, for `metric: evqa`", hashed=False)
 
     def scored_by(self, dataset: str) -> Metric:
         """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""

@@ -14,10 +14,10 @@ from reflectune.models.names import EncoderName
 class IndexKeys(Settings):
     """Keys of a config that name what finds entries; a command's own config class may inherit them."""
 
-    index: str = setting("", "index folder over the data set's knowledge base; needed by what retrieves")
+    index: str = setting("", "index folder over the data set's knowledge base; needed by what retrieves", hashed=False)
     encoder: EncoderName = setting("miniature/clip", "the encoder that the index was built with")
     ranked_entities: InputFile = setting(
-        "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens"
+        "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens", hashed=False
     )
 
     summary_share: float = setting(

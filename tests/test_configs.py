@@ -20,11 +20,12 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.models.processing.image_config import ImageKeys
-from reflectune.train.estimates.config import EstimateConfig
+from reflectune.train.estimates.architecture import image_tokens
+from reflectune.train.estimates.from_shapes import QUESTION_TOKENS, forecast_from_shapes
 from reflectune.train.estimates.memory import GIB, total
-from reflectune.train.estimates.planning import QUESTION_TOKENS, image_tokens, plan
 from reflectune.train.model.parameters import add_adapters, tower_of
 from reflectune.train.runs.preview import longest_travel
+from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]
@@ -371,7 +372,7 @@ def test_a_recipes_header_has_the_memory_that_is_computed_and_it_fits(folder: st
     card, written = (int(re.findall(p, text)[0]) for p in (r"Launch, .*? of (\d+) GB", r"not measured: (\d+) GiB"))
 
     config = EstimateConfig(**values, processes=processes, sharding=sharding)
-    computed = total(plan(config, path.with_name("architecture.json")).parts())
+    computed = total(forecast_from_shapes(config, path.with_name("architecture.json")).parts())
 
     assert written == math.ceil(computed / GIB)
     assert written < card
@@ -390,7 +391,7 @@ def test_a_baselines_header_has_the_memory_that_is_computed_and_it_fits(folder: 
     sharding: Any = "" if launch[1] == "multi_gpu" else launch[1]
 
     config = EstimateConfig(**values, processes=processes, sharding=sharding, branches=branches, branch_tokens=tokens)
-    computed = total(plan(config, path.with_name("architecture.json")).parts())
+    computed = total(forecast_from_shapes(config, path.with_name("architecture.json")).parts())
 
     assert written == math.ceil(computed / GIB)
     assert written < card
@@ -422,7 +423,7 @@ def test_stage_1_has_the_published_hyperparameters_and_its_header_counts_right()
     values, text, batch = settings("llava15_7b", path.stem), header(path), batch_of("llava15_7b", path.stem)
     config = EstimateConfig(**values, branches=1, branch_tokens=40, processes=8, cache_features="anywhere")
 
-    found = plan(config, path.with_name("architecture.json"))
+    found = forecast_from_shapes(config, path.with_name("architecture.json"))
     steps, captions = numbers(r"Steps: ([\d,]+) for ([\d,]+) captions", text)
     tokens, width, each, whole = numbers(
         r"; (\d+) × ([\d,]+) numbers in bfloat16 would take ([\d.]+) MiB .*?, (\d+) GiB", text
@@ -469,7 +470,7 @@ def test_a_recipe_of_reag_counts_right_and_fits(stage: str, method: str) -> None
         assert gib == round(cache / GIB, 1)
     sharding: Any = "zero2" if method == "full" else ""
     estimate = EstimateConfig(**shapes, scheme="plain", processes=8, sharding=sharding, **flags)
-    computed = total(plan(estimate, path.with_name("architecture.json")).parts()) + cache
+    computed = total(forecast_from_shapes(estimate, path.with_name("architecture.json")).parts()) + cache
 
     assert written == math.ceil(computed / GIB) < card
     steps, asked = numbers(r"Steps: ([\d,]+) for ([\d,]+) (?:questions|prompts)", text)

@@ -1,11 +1,10 @@
-"""What a recipe takes on each device, without its weights or data:
+"""Estimate the memory of a recipe on each device, without its weights or data:
 
     python -m reflectune.train.estimate --config configs/llava15_7b/mr2ag_full.yaml --processes 8 --sharding zero3 \
-        --device_gib 80 --questions 1700000 --tflops 400
+        --device_gib 80
 
-With `questions` it says how long training takes too, at a rate that is given or measured here.
-A model's shapes come from its `config.json`, in its folder or from the Hub; those of the model that the recipe itself
-names also from `architecture.json` beside the recipe, so that nothing is downloaded.
+A model's shapes come from its `config.json`, in its folder or from the Hub; those of the recipe's own model also from
+`architecture.json` next to the recipe. `train/sft.py --dry_run` measures the time of a step.
 """
 
 from __future__ import annotations
@@ -17,23 +16,20 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.flags import split_config
 from reflectune.core.parsing import read_yaml
-from reflectune.train.estimates.config import ARCHITECTURE, EstimateConfig
+from reflectune.train.settings.estimate import ARCHITECTURE, EstimateConfig
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then print the table."""
     config = parse_config(EstimateConfig)
-    from reflectune.train.estimates.planning import hours, plan, report  # slow to import: after the config is right
+    from reflectune.train.estimates.from_shapes import forecast_from_shapes, report  # slow to import
 
-    shapes = shapes_file(config, sys.argv)
-    print(report(config, plan(config, shapes)))
-    if config.questions is not None:
-        print(hours(config, shapes))
+    print(report(config, forecast_from_shapes(config, shapes_file(config, sys.argv))))
 
 
 def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
-    """The file with the model's shapes: the model's own, or the recipe's if the model is the recipe's too.
+    """Return the file with the model's shapes: the model's own, or the recipe's if the recipe names this model.
 
     Raises:
         UserError: There is neither, or no such model.
@@ -43,9 +39,9 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
         return models_file
     recipe, _, _ = split_config(arguments)
     if recipe is not None and _model_of(recipe) == config.model:
-        beside = recipe.with_name(ARCHITECTURE)
-        if beside.is_file():
-            return beside
+        recipes_file = recipe.with_name(ARCHITECTURE)
+        if recipes_file.is_file():
+            return recipes_file
     from reflectune.models import loading  # slow to import
 
     try:
@@ -60,7 +56,7 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
 
 
 def _model_of(recipe: Path) -> str:
-    """The model that a recipe names; what stands beside the recipe is of no other."""
+    """Return the model that a recipe names."""
     values = read_yaml(recipe)
     return str(values.get("model", "")) if isinstance(values, dict) else ""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 from reflectune.core.config import cross_check, parse_config
 from reflectune.core.errors import entry_point
@@ -45,16 +44,6 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
             issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
         return issues
 
-    def run_settings(self) -> dict[str, Any]:
-        """The settings that determine the weights. Rewards are of both ways, whatever the gate says.
-
-        The gate's keys stand there with the values that they always had, and those of the search and of S_ret with the
-        values that they had too do not, so that runs from before can be resumed.
-        """
-        settings = {**self.as_used(super().run_settings()), "gamma": 0.5, "ret": True}
-        usual = (("title_weight", 0.5), ("summary_share", 0.0), ("s_ret_temperature", 0.0))
-        return {name: value for name, value in settings.items() if (name, value) not in usual}
-
 
 @entry_point
 def main() -> None:
@@ -85,7 +74,7 @@ def run(config: GrpoConfig) -> None:
         correctness=find_metric(config.metric, bem),
         batch_questions=config.batch_questions,
         relevance="relevance" in config.gates,
-        run=fingerprint(config.run_settings()),
+        run=fingerprint(config.hashed()),
     )
     index = config.finder_fingerprint()
     hashes = {"index_fingerprint": index, **({"bem_fingerprint": bem.fingerprint} if bem else {})}

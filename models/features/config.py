@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from reflectune.core.config import Settings, setting
 from reflectune.core.values import OutputFolder
@@ -16,6 +16,7 @@ class FeatureKeys(Settings):
     cache_features: OutputFolder = setting(
         "",
         "folder for the features of a frozen vision tower, which then reads each picture once; shared by runs",
+        hashed=False,
     )
     cache_dtype: CacheDtype = setting("auto", "precision of those features; auto: as the tower puts them out")
 
@@ -29,7 +30,3 @@ class FeatureKeys(Settings):
                 "`train_towers`, or set `freeze_vision: true`"
             ]
         return []
-
-    def feature_settings(self) -> dict[str, Any]:
-        """The keys that determine what a model reads: where features are kept doesn't, nor that they are."""
-        return {} if self.cache_dtype == "auto" else {"cache_dtype": self.cache_dtype}

@@ -182,7 +182,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
             folder=config.rewards_folder(),
             correctness=find_metric("infoseek"),
             relevance="relevance" in config.gates,
-            run=str(config.run_settings()),
+            run=str(config.hashed()),
         )
         return lambda number, *, kept=False: [change(outcome) for outcome in both(number, kept=kept)]
 

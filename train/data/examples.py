@@ -1,4 +1,4 @@
-"""Training examples as the model reads them: checked as a whole, encoded when needed, and packed into batches."""
+"""Training examples: read and checked as a whole, encoded when they are needed, and packed into batches."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.answer_weight import weigh_answers
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One example as token trees: one, or one per branch if prefixes are not shared."""
+    """An example as one token tree, or as one per branch if prefixes are not shared."""
 
     id: str
     trees: tuple[Tree, ...]
 
 
 class EncodedExamples(Dataset[EncodedExample]):
-    """Examples, encoded the first time they are asked for.
+    """Examples that are encoded at their first use.
 
     Args:
         examples: The examples.
         renderer: Writes them as token trees.
-        roots: The folders that their image paths may lead into; relative ones start at the first.
-        share_prefix: Whether one tree holds all branches, or one tree each.
+        roots: Folders that their image paths may lead into; relative ones start at the first.
+        share_prefix: One tree holds all branches, instead of one tree each.
         max_tokens: Most tokens from the image to the end of a branch.
-        cache_bytes: Encoded examples are kept until they take this much memory.
-        answer_weight: α, see `weigh_answers`; None: all tokens of a reply weigh the same.
+        cache_bytes: Memory for encoded examples.
+        answer_weight: α, see `weigh_answers`; None for equal weights of a reply's tokens.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         return len(self.examples)
 
     def __getitem__(self, index: int) -> EncodedExample:
-        """The example, encoded; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
+        """Return an encoded example; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
 
         Raises:
             UserError: Its image is unreadable, the processor refuses it, it is too long, or nothing is supervised.
@@ -100,7 +100,7 @@ class EncodedExamples(Dataset[EncodedExample]):
                 return tree
             replies = [branch.reply for branch in example.branches]
             return weigh_answers(tree, replies, self._renderer, self._answer_weight)
-        except (UserError, ValueError) as error:  # the processor's, e.g. of a picture that is a line
+        except (UserError, ValueError) as error:  # of the processor, e.g. about a picture of one row
             raise UserError(f"training example {example.id} can't be encoded: {error}") from error
         except Exception as error:
             raise RuntimeError(f"training example {example.id} can't be encoded: {error}") from error
@@ -121,13 +121,13 @@ class EncodedExamples(Dataset[EncodedExample]):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The examples of all data sets, one after the other.
+    """The examples of all data sets, one data set after the other.
 
     Attributes:
         scheme: Their scheme.
         examples: The examples.
-        image_roots: The folders that their image paths may lead into; relative ones start at the first.
-        parts: Of each data set the number of its examples, and how often an epoch reads each.
+        image_roots: Folders that their image paths may lead into; relative ones start at the first.
+        parts: For each data set its number of examples, and the reads of each in an epoch.
     """
 
     scheme: Scheme
@@ -136,10 +136,10 @@ class TrainingData:
     parts: tuple[tuple[int, float], ...]
 
 
-def load_training_data(parts: Sequence[Part], scheme: str) -> TrainingData:
-    """Read data sets and check every row. Of several the image paths are made whole, since each has its own folder."""
-    read = [load_examples(part, scheme) for part in parts]
-    sizes = tuple((len(examples), part.weight) for part, (examples, _) in zip(parts, read, strict=True))
+def load_training_data(sources: Sequence[DataSource], scheme: str) -> TrainingData:
+    """Read data sets and check every row. Image paths of several are made absolute, since each has its own folder."""
+    read = [load_examples(source, scheme) for source in sources]
+    sizes = tuple((len(examples), source.weight) for source, (examples, _) in zip(sources, read, strict=True))
     if len(read) == 1:
         return TrainingData(find_scheme(scheme), *read[0], sizes)
     whole = [_moved(example, roots[0]) for examples, roots in read for example in examples]
@@ -147,26 +147,26 @@ def load_training_data(parts: Sequence[Part], scheme: str) -> TrainingData:
 
 
 def _moved(example: Any, root: Path) -> TrainingExample:
-    """The example with its image's path made absolute."""
+    """Return the example with an absolute path of its image."""
     moved: TrainingExample = replace(example, image=str(root.absolute() / example.image))
     return moved
 
 
-def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
-    """Read one data set and check every row of it.
+def load_examples(source: DataSource, scheme: str) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
+    """Read one data set and check every row.
 
     Returns:
-        The examples, and the folders that their image paths may lead into; relative ones start at the first.
+        The examples, and folders that their image paths may lead into; relative ones start at the first.
 
     Raises:
         UserError: There is no example, one is malformed, an image is missing or outside of its folders, or the data is
             for another scheme.
     """
-    path = part.file
-    roots: tuple[Path, ...] = (Path(part.image_root), part.folder)
-    if not part.image_root:
-        manifest = read_manifest(part.folder)
-        roots = image_roots(part.folder, manifest)
+    path = source.file
+    roots: tuple[Path, ...] = (Path(source.image_root), source.folder)
+    if not source.image_root:
+        manifest = read_manifest(source.folder)
+        roots = image_roots(source.folder, manifest)
         if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     known = find_scheme(scheme)
@@ -201,14 +201,14 @@ def _weightless(encoded: EncodedExample) -> EncodedExample:
 
 
 def _memory(encoded: EncodedExample) -> int:
-    """About how many bytes an encoded example holds: tensors, and three lists of numbers per segment."""
+    """Estimate the bytes of an encoded example: tensors, and three lists of numbers per segment."""
     tensors = {id(t): t.numel() * t.element_size() for tree in encoded.trees for t in tree.vision.values()}
     tokens = sum(len(segment.ids) for tree in encoded.trees for segment in (tree.prefix, *tree.branches))
     return sum(tensors.values()) + 24 * tokens
 
 
 class Collator:
-    """Packs the trees of a batch into one row without padding, and adds what the trainer's messages need.
+    """Packs the trees of a batch into one row without padding, with the examples' ids for the trainer's messages.
 
     Args:
         model: The model that reads the batches.
@@ -218,7 +218,7 @@ class Collator:
         self._collate = TreeCollator(model)
 
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
-        """The model's inputs, `labels` and `weights` (see `TreeCollator`), `sample_ids`, and the number of `tokens`."""
+        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and `tokens`, a count."""
         trees = [tree for example in examples for tree in example.trees]
         sample_ids = [example.id for example in examples]
         with _naming(sample_ids):
@@ -228,7 +228,7 @@ class Collator:
 
 @contextlib.contextmanager
 def _naming(sample_ids: Sequence[str]) -> Iterator[None]:
-    """Whatever fails inside says on which examples; what tells so itself, or a lack of memory, stays as it is."""
+    """Name the examples in errors that this block raises; a `UserError` and a lack of memory stay as they are."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""What training reads: one data set, or several with weights that say how often each example is seen in an epoch."""
+"""Sources of training data: one data set, or several with weights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from reflectune.core.values import short, split_problem
 from reflectune.formats.reflection_data import MANIFEST
 
 MOST_WEIGHT: Final = 10_000
-"""Reads of an example in an epoch."""
+"""Most reads of an example in an epoch."""
 
 _KEYS: Mapping[str, Any] = {"weight": (int, float), "split": str, "image_root": str}
 
 
 @dataclass(frozen=True)
-class Part:
+class DataSource:
     """One data set.
 
     Attributes:
         data: A folder of reflection data, or one Parquet file.
-        split: Which of a folder's.
-        image_root: The folder of its images; "" for the one that its manifest names.
-        weight: How often an epoch reads each example: 2 for twice, 0.5 for a half that is drawn anew each epoch.
+        split: A split of the folder.
+        image_root: Folder of its images; "" for the one in its manifest.
+        weight: Reads of each example in an epoch: 2 for two, 0.5 for a half that is drawn again each epoch.
     """
 
     data: str
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """The folder of its data."""
+        """Folder of its data."""
         return Path(self.data).parent if Path(self.data).is_file() else Path(self.data)
 
     @property
@@ -47,9 +47,9 @@ class Part:
         return path if path.suffix == ".parquet" else path / f"{self.split}.parquet"
 
     def problems(self) -> list[str]:
-        """What is wrong with it, one sentence each."""
+        """Return its problems, one sentence each."""
         if not Path(self.data).exists():
-            return [f"{self.data} does not exist; build it with data_builders.build_mr2ag"]
+            return [f"{self.data} does not exist; build it with build_mr2ag"]
         if not self.weight > 0:
             return [f"the weight of {self.data} must be above 0, found {self.weight}"]
         if self.weight > MOST_WEIGHT:
@@ -57,7 +57,7 @@ class Part:
         if self.image_root and not Path(self.image_root).is_dir():
             return [f"`image_root`: {self.image_root} is not a folder"]
         if not self.image_root and not (self.folder / MANIFEST).is_file():
-            return [f"`image_root` is needed: there is no {MANIFEST} beside {self.data} to say where the images are"]
+            return [f"`image_root` is needed: there is no {MANIFEST} next to {self.data} that names the images' folder"]
         return []
 
 
@@ -80,13 +80,13 @@ class Mixture(dict[str, Any]):
         super().__init__(values)
 
     def __str__(self) -> str:
-        """The data sets with their weights, in words."""
+        """Return the data sets with their weights."""
         if list(self.values()) == [1]:
             return next(iter(self))
         return ", ".join(f"{_keys(value).get('weight', 1)} x {data}" for data, value in self.items())
 
     def malformed(self) -> list[str]:
-        """Values that are neither a weight nor a mapping of the right keys, one sentence each."""
+        """Return the problems of values that are neither a weight nor a mapping of the right keys."""
         issues: list[str] = []
         for data, value in self.items():
             settings = _keys(value)
@@ -98,16 +98,15 @@ class Mixture(dict[str, Any]):
                 for name in sorted(set(settings) & set(_KEYS))
                 if not isinstance(settings[name], _KEYS[name]) or isinstance(settings[name], bool)
             ]
-            if isinstance(settings.get("split"), str) and (told := split_problem(settings["split"])):
-                issues.append(f"{data}: `split` {told}")
+            if isinstance(settings.get("split"), str) and (problem := split_problem(settings["split"])):
+                issues.append(f"{data}: `split` {problem}")
             issues += [f"{data}: `{name}` can't be {settings[name]!r}" for name in wrong]
         return issues
 
-    def parts(self, split: str, image_root: str) -> list[Part]:
-        """The data sets, with what those have that name nothing else."""
-        return [
-            Part(data, **{"split": split, "image_root": image_root, **_keys(value)}) for data, value in self.items()
-        ]
+    def sources(self, split: str, image_root: str) -> list[DataSource]:
+        """Return the data sets, with defaults for their split and image root."""
+        defaults = {"split": split, "image_root": image_root}
+        return [DataSource(data, **{**defaults, **_keys(value)}) for data, value in self.items()]
 
 
 def read_mixture(value: Any) -> Mixture:
@@ -124,15 +123,15 @@ MixtureSetting = Annotated[Mixture, PlainValidator(read_mixture)]
 
 
 def epoch_reads(count: int, weight: float) -> int:
-    """How many examples an epoch reads of a data set of `count`; at least one, if there is one."""
+    """Return the examples that an epoch reads of a data set of `count`; at least one, if there is one."""
     return max(round(count * weight), min(count, 1))
 
 
-def mixture_lines(parts: Sequence[Part], counts: Sequence[int]) -> list[str]:
-    """Each data set with its number of examples and how many an epoch reads, for a person to read."""
+def mixture_lines(sources: Sequence[DataSource], counts: Sequence[int]) -> list[str]:
+    """Describe each data set by its number of examples and its reads in an epoch."""
     return [
-        f"{part.weight:g} x {part.file}: {count:,} questions, {epoch_reads(count, part.weight):,} reads an epoch"
-        for part, count in zip(parts, counts, strict=True)
+        f"{source.weight:g} x {source.file}: {count:,} questions, {epoch_reads(count, source.weight):,} reads an epoch"
+        for source, count in zip(sources, counts, strict=True)
     ]
 
 

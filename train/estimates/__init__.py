@@ -1,1 +1,1 @@
-"""What a run takes before it is made: memory by its parts, time, and what to change where it does not fit."""
+"""Estimates of a run's memory, and the settings to change where it doesn't fit."""

@@ -1,4 +1,4 @@
-"""A model's shapes, as far as they decide what it computes and keeps, and how many tokens a picture becomes."""
+"""The shapes of a model that decide its memory, and the number of tokens of a picture."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from transformers import PreTrainedConfig
 
 _MEGAPIXEL = 1000 * 1000
 _TILES = 5
-"""Of a large picture in LLaVA-NeXT."""
+"""Tiles of a large picture in LLaVA-NeXT."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What of a model decides its activations: widths in numbers a token.
+    """The shapes of a model; widths are numbers per token.
 
     Attributes:
         width: Of the hidden states.
-        layers: Of the decoder.
+        layers: Decoder layers.
         head_size: Of one attention head.
         query_width: Of all query heads together.
         key_width: Of all key heads together.
         hidden: Of the decoder's feed-forward layers.
-        vocabulary: Rows of the head.
-        normed_heads: Whether queries and keys are normed head by head (Qwen3).
+        vocabulary: Rows of the output head.
+        normed_heads: True if queries and keys are normed head by head (Qwen3).
         vision_width: Of the vision tower.
-        vision_layers: Of the vision tower.
-        vision_hidden: Of its feed-forward layers.
-        patch_size: Pixels of a patch's side.
+        vision_layers: Layers of the vision tower.
+        vision_hidden: Of the vision tower's feed-forward layers.
+        patch_size: Side of a patch in pixels.
     """
 
     width: int
@@ -46,7 +46,7 @@ class Architecture:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Architecture:
-        """Read it from a multimodal model's config."""
+        """Read the shapes from a multimodal model's config."""
         text = config.get_text_config().to_dict()
         vision: dict[str, Any] = config.to_dict()["vision_config"]
         vision_width = vision.get("embed_dim") or vision["hidden_size"]  # Qwen2-VL's `hidden_size` is the decoder's
@@ -69,19 +69,19 @@ class Architecture:
 
 
 def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
-    """Tokens of a large picture; of Qwen's one that has `max_pixels`, or a megapixel if that is 0."""
+    """Return the tokens of a large picture; for Qwen, of a picture of `max_pixels`, or of a megapixel if that is 0."""
     vision = model.vision_config
     if is_qwen(model):
-        side = vision.patch_size * vision.spatial_merge_size  # of the square that a token stands for
+        side = vision.patch_size * vision.spatial_merge_size  # of the square of a token
         return (max_pixels or _MEGAPIXEL) // side**2
     return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
 
 
 def image_patches(model: PreTrainedConfig, tokens: int) -> int:
-    """Patches that the vision tower reads of a picture that becomes so many tokens."""
+    """Return the patches that the vision tower reads of a picture of so many tokens."""
     return tokens * (model.vision_config.spatial_merge_size**2 if is_qwen(model) else 1)
 
 
 def is_qwen(model: PreTrainedConfig) -> bool:
-    """Whether a model's pictures keep their shape, and become tokens by their size."""
+    """Return True if a model's pictures keep their shape, and become tokens by their size."""
     return model.model_type.startswith("qwen")

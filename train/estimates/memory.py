@@ -1,14 +1,13 @@
-"""What a training run takes on each device: weights counted, what is made of the counts, and its table.
+"""Memory of a training run on each device: weights counted, the bytes made of the counts, and their table.
 
-Weights, gradients and optimiser states are divided as ZeRO (arXiv 1910.02054, figure 1) and FSDP divide them. What
-DeepSpeed (0.19) holds beside them is read from its `estimate_zero2_model_states_mem_needs`, `…zero3…` and the defaults
-of `DeepSpeedZeroConfig`. Weights are counted of a model as it will be trained, or of shapes alone.
+ZeRO (arXiv 1910.02054, figure 1) and FSDP shard weights, gradients and optimiser states. DeepSpeed's (0.19) buffers are
+those of its `estimate_zero2_model_states_mem_needs`, `…zero3…` and the defaults of `DeepSpeedZeroConfig`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -16,11 +15,11 @@ from transformers import PreTrainedModel
 
 from reflectune.train.estimates.activations import Activations
 from reflectune.train.model.parameters import freeze_all_but, parameter_count, projector_modules
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.model import AdapterConfig
 
 GIB = 2**30
 CONTEXT = GIB
-"""Bytes of an accelerator that are no tensors of ours: its context and its kernels' workspaces. Assumed."""
+"""Bytes of an accelerator's context and its kernels' workspaces. Assumed."""
 
 BLOCK, SCALES_BLOCK = 64, 256
 """Weights that share a scale in four bits, and scales that share one under double quantisation (bitsandbytes)."""
@@ -32,6 +31,8 @@ _IN_LAYER = re.compile(r"\.(?:layers|blocks)\.\d+\.")
 _FIRST_LAYER = re.compile(r"language_model\..*\blayers\.0\.")
 NEW_TOKENS = 4
 """Reflection tokens of a scheme."""
+_DIVIDE_GRADIENTS = ("zero2", "zero3", "fsdp")
+_DIVIDE_STATES = ("zero1", "zero2", "zero3", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,16 @@ class Division:
 
 @dataclass(frozen=True)
 class WeightCounts:
-    """A model's weights, counted.
+    """The weights of a model, counted.
 
     Attributes:
-        trained: Those that train, kept in float32.
-        frozen: Those that don't, but for those in four bits.
-        frozen_bytes: Of one of them.
-        quantized: Those in four bits.
-        double: Whether their scales are quantised too.
-        layer: Those of one decoder layer.
-        outside: Those outside of all layers: embedding, head, projector.
+        trained: Trained weights, kept in float32.
+        frozen: Frozen weights, without those in four bits.
+        frozen_bytes: Bytes of a frozen weight.
+        quantized: Weights in four bits.
+        double: True if the scales of weights in four bits are quantised too.
+        layer: Weights of one decoder layer.
+        outside: Weights outside of all layers: embedding, head, projector.
     """
 
     trained: int
@@ -76,7 +77,7 @@ class WeightCounts:
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One line of the table: what takes memory, its bytes on each device, and how they come about."""
+    """One line of the table: its name, its bytes on each device, and their explanation."""
 
     name: str
     bytes: int
@@ -84,7 +85,7 @@ class MemoryItem:
 
 
 def four_bits(weights: int, *, double: bool) -> int:
-    """Bytes of weights in NF4 with their scales (arXiv 2305.14314, §3): 0.5, and 0.0625 or 0.0159 of scales each."""
+    """Return bytes of weights in NF4 with their scales (arXiv 2305.14314, §3): 0.5 + 0.0625 or 0.0159 a weight."""
     scales = -(-weights // BLOCK)
     return weights // 2 + (scales + 4 * -(-scales // SCALES_BLOCK) if double else 4 * scales)
 
@@ -92,14 +93,14 @@ def four_bits(weights: int, *, double: bool) -> int:
 def memory(
     weights: WeightCounts, activations: Activations, division: Division, compute: int, *, accelerator: bool
 ) -> list[MemoryItem]:
-    """What each device holds at the peak of a step.
+    """List the memory of each device at the peak of a step.
 
     Args:
-        weights: The model's.
-        activations: The largest batch's activations.
-        division: Of the run.
+        weights: Weights of the model.
+        activations: Activations of the largest batch.
+        division: Division of the run.
         compute: Bytes of a number in products: 2 in bfloat16, 4 in float32.
-        accelerator: Whether the device is one, whose context takes memory too.
+        accelerator: True if the device is one, whose context takes memory too.
     """
     parts = [
         *_weights(weights, division, compute),
@@ -114,12 +115,12 @@ def memory(
 
 
 def total(parts: Iterable[MemoryItem]) -> int:
-    """Bytes of all parts."""
+    """Sum the bytes."""
     return sum(part.bytes for part in parts)
 
 
 def table(parts: Iterable[MemoryItem], available: int | None) -> list[str]:
-    """The parts as lines, their sum, and whether it fits into what is available."""
+    """Format the parts and their sum as lines, with a verdict if the available memory is known."""
     parts = list(parts)
     verdict = "no accelerator here to compare with"
     if available is not None:
@@ -129,26 +130,19 @@ def table(parts: Iterable[MemoryItem], available: int | None) -> list[str]:
 
 
 def in_words(count: int) -> str:
-    """Bytes as GiB, or as MiB if there are few."""
+    """Format bytes as GiB, or as MiB if there are few."""
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.1f} MiB"
 
 
 def _weights(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
-    kept = [MemoryItem("weights", four_bits(weights.quantized, double=weights.double), "in 4 bits, with their scales")]
-    if division.kind.startswith("zero"):
-        plain = compute * (weights.trained + weights.frozen)
-        kept.append(
-            MemoryItem("weights", _share(plain, division, "zero3"), f"in {_named(compute)}{_of(division, 'zero3')}")
-        )
-    else:
-        for count, size, what in (
-            (weights.trained, 4, "that train"),
-            (weights.frozen, weights.frozen_bytes, "that don't"),
-        ):
-            share = _share(size * count, division, "fsdp")
-            kept.append(MemoryItem("weights", share, f"{what}, in {_named(size)}{_of(division, 'fsdp')}"))
     if division.offloads_weights:
         return []
+    kept = [MemoryItem("weights", four_bits(weights.quantized, double=weights.double), "in 4 bits, with their scales")]
+    if division.kind.startswith("zero"):
+        whole = compute * (weights.trained + weights.frozen)
+        return [*kept, _divided("weights", whole, f"in {_named(compute)}", division, ("zero3",))]
+    for count, size, kind in ((weights.trained, 4, "that train"), (weights.frozen, weights.frozen_bytes, "that don't")):
+        kept.append(_divided("weights", size * count, f"{kind}, in {_named(size)}", division, ("fsdp",)))
     if compute < 4 and not division.kind:
         kept.append(MemoryItem("casts", compute * weights.trained, "of weights that train, made for products"))
     return kept
@@ -157,21 +151,14 @@ def _weights(weights: WeightCounts, division: Division, compute: int) -> list[Me
 def _training(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
     if division.offloads_optimizer:
         return []
-    grad_bytes = compute if division.kind.startswith("zero") else 4
-    sent, divided = ("zero2", "zero3", "fsdp"), ("zero1", "zero2", "zero3", "fsdp")
-    what = f"in {_named(grad_bytes)}{_of(division, *sent)}"
-    parts = [MemoryItem("gradients", _share(grad_bytes * weights.trained, division, *sent), what)]
-    of = _of(division, *divided)
-    if division.kind.startswith("zero"):
-        if grad_bytes < 4:
-            parts.append(
-                MemoryItem("gradients", _share(4 * weights.trained, division, *divided), f"in float32, to step{of}")
-            )
-        parts.append(MemoryItem("masters", _share(4 * weights.trained, division, *divided), f"weights in float32{of}"))
-    return [
-        *parts,
-        MemoryItem("moments", _share(8 * weights.trained, division, *divided), f"AdamW's two, in float32{of}"),
-    ]
+    trained, is_zero = weights.trained, division.kind.startswith("zero")
+    size = compute if is_zero else 4
+    parts = [_divided("gradients", size * trained, f"in {_named(size)}", division, _DIVIDE_GRADIENTS)]
+    if is_zero and size < 4:
+        parts.append(_divided("gradients", 4 * trained, "in float32, to step", division, _DIVIDE_STATES))
+    if is_zero:
+        parts.append(_divided("masters", 4 * trained, "weights in float32", division, _DIVIDE_STATES))
+    return [*parts, _divided("moments", 8 * trained, "AdamW's two, in float32", division, _DIVIDE_STATES)]
 
 
 def _buffers(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
@@ -188,13 +175,11 @@ def _buffers(weights: WeightCounts, division: Division, compute: int) -> list[Me
     return [MemoryItem("buffers", 4 * weights.trained if division.processes > 1 else 0, "gradients that DDP averages")]
 
 
-def _share(whole: int, division: Division, *kinds: str) -> int:
-    """What one process holds of something that these kinds of sharding divide."""
-    return -(-whole // division.processes) if division.kind in kinds else whole
-
-
-def _of(division: Division, *kinds: str) -> str:
-    return f", one part of {division.processes}" if division.kind in kinds and division.processes > 1 else ""
+def _divided(name: str, whole: int, why: str, division: Division, kinds: Sequence[str]) -> MemoryItem:
+    """Return the part of one process, of a total that these kinds of sharding divide."""
+    if division.kind not in kinds or division.processes == 1:
+        return MemoryItem(name, whole, why)
+    return MemoryItem(name, -(-whole // division.processes), f"{why}, one part of {division.processes}")
 
 
 def _named(size: int) -> str:
@@ -202,11 +187,11 @@ def _named(size: int) -> str:
 
 
 def weights_of(model: nn.Module, *, double: bool) -> WeightCounts:
-    """The weights of a model that is ready to train.
+    """Count the weights of a model that is ready to train.
 
     Args:
         model: The model, its parameters frozen or not.
-        double: Whether the scales of weights in four bits are quantised too.
+        double: True if the scales of weights in four bits are quantised too.
     """
     trained = frozen = quantized = layer = outside = 0
     frozen_bytes = 4
@@ -223,17 +208,18 @@ def weights_of(model: nn.Module, *, double: bool) -> WeightCounts:
     return WeightCounts(trained, frozen, frozen_bytes, quantized, double, layer, outside)
 
 
-def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> WeightCounts:
-    """The weights that a run trains, from a model of the right shapes that nothing was done to.
+def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -> WeightCounts:
+    """Count the weights that a run would train, from its base model.
 
     Args:
-        model: The base model; it may lie on `meta`. The towers that the run freezes are frozen.
-        config: The run's.
+        model: The base model, which may be on `meta`. Towers are frozen in place.
+        config: The weights that train.
+        dtype: Precision of the forward pass.
     """
     if config.method == "full":
         freeze_all_but(model, config.trained_towers)
         weights = weights_of(model, double=False)
-        in_half = bool(config.train_towers) and config.dtype == "bfloat16"
+        in_half = bool(config.train_towers) and dtype == "bfloat16"
         return replace(weights, frozen_bytes=2) if in_half else weights
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
@@ -250,6 +236,6 @@ def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> WeightCou
         plain,
         trained=adapters + rows,
         frozen=plain.frozen - quantized,
-        frozen_bytes=2 if config.dtype == "bfloat16" else 4,
+        frozen_bytes=2 if dtype == "bfloat16" else 4,
         quantized=quantized,
     )

@@ -63,7 +63,7 @@ class AnswerReader:
 
     @functools.cached_property
     def _engine(self) -> PrefixEngine:
-        """The engine, made at the first reading: by then training has its memory, and a GPU's budget is found by trial."""
+        """The engine, made at the first reading: a GPU's budget is found by trial when training has its memory."""
         return PrefixEngine(self._loaded)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:

@@ -23,8 +23,10 @@ from reflectune.train.estimates.advice import suggestions
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import forecast, memory_of, patches
 from reflectune.train.estimates.memory import in_words, total
+from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.model import AdapterConfig
+from reflectune.train.settings.training import ComputeConfig
 
 _FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
 _NO_BATCH = BatchSize(tokens=0, longest=0, supervised=0, patches=0, trees=0)
@@ -105,11 +107,14 @@ def plain_worker_errors() -> Iterator[None]:
 
 
 @contextmanager
-def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments, why_fixed: str) -> Iterator[None]:
+def advising(
+    adapters: AdapterConfig, compute: ComputeConfig, model: nn.Module, args: TrainingArguments, why_fixed: str
+) -> Iterator[None]:
     """Turn running out of memory in this block into an error that says which settings to change.
 
     Args:
-        config: Settings of the run.
+        adapters: The weights that train.
+        compute: Precision and checkpointing.
         model: The model, not wrapped.
         args: Arguments of the trainer.
         why_fixed: The reason why the global batch can't be divided differently; "" if it can.
@@ -123,24 +128,29 @@ def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments, 
         if not is_out_of_memory(error):
             raise
         batch = error.batch if isinstance(error, StepOutOfMemoryError) else None
-        raise UserError(_advice(config, model, batch, args, why_fixed)) from error
+        raise UserError(_advice(adapters, compute, model, batch, args, why_fixed)) from error
 
 
 def _advice(
-    config: TrainingConfig, model: nn.Module, batch: FailingBatch | None, args: TrainingArguments, why_fixed: str
+    adapters: AdapterConfig,
+    compute: ComputeConfig,
+    model: nn.Module,
+    batch: FailingBatch | None,
+    args: TrainingArguments,
+    why_fixed: str,
 ) -> str:
     device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
     if batch is None:
         where, size = "between batches (moving the model, or stepping its weights)", _NO_BATCH
     else:
         where, size = f"at {batch.words}", batch.size(patch_size)
-    predicted = forecast(config, model, size, device, division(os.environ, args.world_size))
+    predicted = forecast(adapters, compute, model, size, device, division(os.environ, args.world_size))
     available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
-    ways = "\n  ".join(suggestions(config, model, predicted, available))
+    changes = "\n  ".join(suggestions(adapters, compute, global_batch(args), model, predicted, available))
     return (
         f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
-        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. These take less:\n  {ways}\n"
+        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. These take less:\n  {changes}\n"
         f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run resumes "
         "from it; other changes need another `output_dir`"
     )

@@ -43,8 +43,8 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
         )
     if kind == "fsdp" and environment.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT").upper() != "FULL_STATE_DICT":
         raise UserError(
-            "this launch saves FSDP's shards alone, and training would end without a checkpoint that can be loaded; set "
-            "`fsdp_state_dict_type: FULL_STATE_DICT` in its config, as in configs/accelerate/fsdp2.yaml"
+            "this launch saves FSDP's shards alone, and training would end without a checkpoint that can be loaded; "
+            "set `fsdp_state_dict_type: FULL_STATE_DICT` in its config, as in configs/accelerate/fsdp2.yaml"
         )
     if kind == "zero3" and not _gathers_weights(environment):
         raise UserError(

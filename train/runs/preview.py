@@ -1,39 +1,44 @@
-"""What a dry run prints: how much there is to train, with what, what it takes, and what the model reads and writes."""
+"""The text of a dry run: data, tokens, parameters, steps, memory, time, and an example of each kind."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from reflectune.core.progress import duration
+from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.processing.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
-from reflectune.train.data.examples import EncodedExample, EncodedExamples
-from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.forecast import forecast, largest_batch, seconds_of_batch
+from reflectune.train.estimates.forecast import forecast, largest_batch, length
 from reflectune.train.estimates.memory import table
 from reflectune.train.model.parameters import parameter_table
+from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
+from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.training import ComputeConfig, OptimisationConfig
 
 _SAMPLE = 64
 """Examples that are encoded to estimate the number of tokens."""
 _LONG_RUN = 4
-"""A token that is repeated this often (an image's placeholder) is shown once, with its count."""
+"""Repetitions from which a token (an image's placeholder) is shown once, with its count."""
 _SAMPLE_ROWS = 4096
-"""Rows of the table of embeddings that its spread is measured on."""
+"""Rows of the embedding table of which the spread is measured."""
+_SLOW = 5.0
+"""Seconds from which a batch isn't timed a second time."""
 
 
 def describe(
@@ -44,50 +49,116 @@ def describe(
     steps: int,
     args: TrainingArguments,
 ) -> str:
-    """Data, tokens, parameters by tower, steps and time, memory, and an example of each kind with its spans marked.
+    """Describe a run.
 
     Args:
-        config: The run's.
+        config: Settings of the run.
         model: Ready to train.
-        dataset: The examples as it reads them.
-        renderer: Decodes its tokens.
-        steps: Of the whole run.
-        args: Arguments of the trainer; a batch is read on its device to see how long it takes.
+        dataset: The training examples.
+        renderer: Decodes their tokens.
+        steps: Steps of the whole run.
+        args: Arguments of the trainer. A batch is read on its device to measure the time.
     """
     sample = [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
+    patch_size = Architecture.of(inner_model(model).config).patch_size
+    batch = largest_batch(sample, config.per_device_train_batch_size, patch_size)
+    adapters, compute = AdapterConfig.of(config), ComputeConfig.of(config)
+    memory = forecast(adapters, compute, model, batch, args.device, division(os.environ, args.world_size))
     return "\n".join(
         [
-            *_data_lines(config, dataset, sample, renderer.processor, inner_model(model).config.image_token_id),
-            _batch_line(config, dataset, args.world_size),
+            *_data_lines(str(config.train_data), dataset, sample, renderer.processor, inner_model(model)),
+            _batch_line(dataset, global_batch(args).size),
             parameter_table(model),
             f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
-            travel_line(config, model, steps),
-            *_memory_lines(config, model, sample, args),
-            _time_line(config, model, sample, steps, args.device),
+            travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full"),
+            f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):",
+            *table(memory.parts(), memory.available),
+            _time_line(config, model, sample, steps, args),
             *_example_lines(dataset, renderer),
         ]
     )
 
 
 def marked(tree: Tree, renderer: Renderer) -> str:
-    """A tree as text: each branch on a line of its own, what is supervised in double brackets."""
+    """Return a tree as text: each branch on its own line, supervised tokens in double brackets."""
     lines = [_marked_segment(tree.prefix, renderer)]
     lines += [f"  ├ {_marked_segment(branch, renderer)}" for branch in tree.branches]
     return "\n".join(lines)
 
 
+def seconds_of_batch(
+    compute: ComputeConfig,
+    model: nn.Module,
+    examples: Sequence[EncodedExample],
+    size: int,
+    device: torch.device,
+    *,
+    in_half: bool = False,
+) -> float | None:
+    """Measure the forward and backward pass of a batch of middling length, in seconds. Gradients are dropped.
+
+    Args:
+        compute: Precision and checkpointing.
+        model: Ready to train; it is moved to the device, and can't be trained afterwards.
+        examples: A sample of the data.
+        size: Examples of the batch.
+        device: Device of the run.
+        in_half: Hold all weights in bfloat16, as DeepSpeed does.
+
+    Returns:
+        None if the batch doesn't fit into memory.
+    """
+    size = min(size, len(examples))
+    start = (len(examples) - size) // 2
+    if compute.gradient_checkpointing:
+        inner_model(model).activation_checkpointing_enable({"use_reentrant": False})
+    batch = Collator(inner_model(model))(sorted(examples, key=length)[start : start + size])
+    inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+    try:
+        model.to(device)
+        if in_half:
+            model.to(torch.bfloat16)
+        seconds = _timed(model, inputs, device, compute.dtype)
+        return seconds if seconds > _SLOW else min(seconds, _timed(model, inputs, device, compute.dtype))
+    except torch.OutOfMemoryError:
+        return None
+
+
+def longest_travel(optimisation: OptimisationConfig, steps: int) -> float:
+    """Sum the learning rates of all steps: about the farthest that AdamW moves a number, if always one way.
+
+    Args:
+        optimisation: Learning rate, warm-up and schedule.
+        steps: Steps of the whole run.
+    """
+    warmup = optimisation.warmup
+    first = min(math.ceil(warmup * steps) if warmup < 1 else int(warmup), steps)
+    share = 1.0 if optimisation.lr_scheduler == "constant_with_warmup" else 0.5  # mean of half a cosine, and of a line
+    return optimisation.learning_rate * (first / 2 + (steps - first) * share)
+
+
+def travel_line(optimisation: OptimisationConfig, model: nn.Module, steps: int, *, adapters: bool) -> str:
+    """Compare the farthest that new rows can move with the spread of the embedding table."""
+    rows = inner_model(model).get_input_embeddings().weight[:_SAMPLE_ROWS]
+    spread, travel = float(rows.detach().to(torch.float32).std()), longest_travel(optimisation, steps)
+    far = f"a new token's row can move by {travel:.2g}, the learning rates added up; its table spreads by {spread:.2g}"
+    if adapters and travel < spread:
+        return f"{far}: too few steps for new rows to get anywhere; raise `epochs`, `max_steps` or `learning_rate`"
+    return far
+
+
 def _data_lines(
-    config: SftConfig, dataset: EncodedExamples, sample: Sequence[EncodedExample], processor: Any, image_token: int
+    name: str, dataset: EncodedExamples, sample: Sequence[EncodedExample], processor: Any, model: Any
 ) -> list[str]:
     examples = dataset.examples
-    kinds = ", ".join(f"{count:,} {name}" for name, count in Counter(map(dataset.scheme.kind, examples)).items())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(map(dataset.scheme.kind, examples)).items())
     branches = sum(len(example.branches) for example in examples)
     segments = [s for example in sample for tree in example.trees for s in (tree.prefix, *tree.branches)]
     tokens = sum(len(segment.ids) for segment in segments) / len(sample)
     supervised = sum(label != IGNORE for segment in segments for label in segment.labels) / len(sample)
-    images = [example.trees[0].prefix.ids.count(image_token) for example in sample]
+    images = [example.trees[0].prefix.ids.count(model.config.image_token_id) for example in sample]
     return [
-        f"data: {len(examples):,} questions ({kinds}), {branches:,} branches, from {config.train_data}",
+        f"data: {len(examples):,} questions ({kinds}), {branches:,} branches, from {name}",
         f"tokens: about {tokens:,.0f} a question, {supervised:,.1f} of them supervised; "
         f"{tokens * len(examples):,.0f} to read each once (estimated from {len(sample)} questions)",
         f"tokens of an image: {min(images):,} at least, {sum(images) / len(images):,.0f} on average, "
@@ -96,8 +167,7 @@ def _data_lines(
     ]
 
 
-def _batch_line(config: SftConfig, dataset: EncodedExamples, processes: int) -> str:
-    questions = GlobalBatch(config.per_device_train_batch_size, config.gradient_accumulation_steps, processes).size
+def _batch_line(dataset: EncodedExamples, questions: int) -> str:
     rows = sum(max(len(example.branches), 1) for example in dataset.examples) / len(dataset.examples)
     return (
         f"batch: {questions:,} questions a step, {questions * rows:,.0f} rows on average (a question with one passage "
@@ -105,35 +175,37 @@ def _batch_line(config: SftConfig, dataset: EncodedExamples, processes: int) -> 
     )
 
 
-def _memory_lines(
-    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], args: TrainingArguments
-) -> list[str]:
-    patch_size = Architecture.of(inner_model(model).config).patch_size
-    batch = largest_batch(sample, config.per_device_train_batch_size, patch_size)
-    predicted = forecast(config, model, batch, args.device, division(os.environ, args.world_size))
-    head = f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):"
-    return [head, *table(predicted.parts(), predicted.available)]
-
-
 def _time_line(
-    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], steps: int, device: torch.device
+    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], steps: int, args: TrainingArguments
 ) -> str:
-    divided = sharding(os.environ)
-    if divided in ("zero3", "fsdp"):
-        return f"time: not measured, since {divided} divides the model only when training begins"
-    seconds = seconds_of_batch(config, model, sample, device, in_half=divided.startswith("zero"))
+    kind, size = sharding(os.environ), config.per_device_train_batch_size
+    if kind in ("zero3", "fsdp"):
+        return f"time: not measured, since {kind} divides the model only when training begins"
+    in_half = kind.startswith("zero") and config.method == "full" and config.dtype == "bfloat16"
+    seconds = seconds_of_batch(ComputeConfig.of(config), model, sample, size, args.device, in_half=in_half)
     if seconds is None:
         return "time: not measured, a batch does not fit"
     whole = duration(seconds * config.gradient_accumulation_steps * steps)
     return f"time: about {whole}, from one batch forward and backward here in {seconds:.2f} s"
 
 
+def _timed(model: nn.Module, inputs: Mapping[str, Any], device: torch.device, dtype: str) -> float:
+    began = time.perf_counter()
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+        loss, weight = loss_terms(model, inputs)
+    (loss / weight).backward()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    model.zero_grad(set_to_none=True)
+    return time.perf_counter() - began
+
+
 def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:
     lines = []
     first = {dataset.scheme.kind(example): i for i, example in reversed(list(enumerate(dataset.examples)))}
-    for name, index in sorted(first.items()):
+    for kind, index in sorted(first.items()):
         example = dataset[index]
-        lines += [f"example {name}, {example.id}, ⟦supervised⟧:", marked(example.trees[0], renderer)]
+        lines += [f"example {kind}, {example.id}, ⟦supervised⟧:", marked(example.trees[0], renderer)]
     return lines
 
 
@@ -147,7 +219,7 @@ def _marked_segment(segment: Segment, renderer: Renderer) -> str:
 
 
 def _decoded(ids: Sequence[int], renderer: Renderer) -> str:
-    """Tokens as text, a long run of one token as `<token>×count`."""
+    """Decode tokens, with a long run of one token as `<token>×count`."""
     pieces: list[str] = []
     pending: list[int] = []
     for token, run in itertools.groupby(ids):
@@ -158,25 +230,3 @@ def _decoded(ids: Sequence[int], renderer: Renderer) -> str:
             pieces += [renderer.decode(pending), f"{renderer.decode([token])}×{count}"]
             pending = []
     return "".join([*pieces, renderer.decode(pending)])
-
-
-def longest_travel(config: TrainingConfig, steps: int) -> float:
-    """The learning rates of all steps added up: about what AdamW moves a number of a weight by, if always one way.
-
-    Args:
-        config: The run's learning rate, warm-up and schedule.
-        steps: Optimiser steps of the whole run.
-    """
-    warmup = min(math.ceil(config.warmup * steps) if config.warmup < 1 else int(config.warmup), steps)
-    falls = 1.0 if config.lr_scheduler == "constant_with_warmup" else 0.5  # the mean of a cosine's half, and of a line
-    return config.learning_rate * (warmup / 2 + (steps - warmup) * falls)
-
-
-def travel_line(config: TrainingConfig, model: nn.Module, steps: int) -> str:
-    """How far rows can travel, beside how far apart the table's are, for a person to read."""
-    table = inner_model(model).get_input_embeddings().weight[:_SAMPLE_ROWS]
-    spread, travel = float(table.detach().to(torch.float32).std()), longest_travel(config, steps)
-    far = f"a new token's row can move by {travel:.2g}, the learning rates added up; its table spreads by {spread:.2g}"
-    if config.method != "full" and travel < spread:
-        return f"{far}: too few steps for new rows to get anywhere; raise `epochs`, `max_steps` or `learning_rate`"
-    return far

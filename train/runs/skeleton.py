@@ -45,7 +45,9 @@ from reflectune.train.runs.launch import (
     sharding,
 )
 from reflectune.train.runs.logs import track_as_one_run, write_log
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.model import AdapterConfig
+from reflectune.train.settings.saving import PublishingConfig
+from reflectune.train.settings.training import ComputeConfig, TrainingConfig
 
 
 class Method(ABC):
@@ -54,7 +56,7 @@ class Method(ABC):
     needs_tuned = False
     """True if training continues a fine-tuned checkpoint."""
     whole_model_for = ""
-    """The work that needs the whole weights in each process, for an error under ZeRO-3 and FSDP; "" if there is none."""
+    """The work that needs the whole weights in each process, for an error under ZeRO-3 and FSDP; "" if none does."""
     reads_whole_model = False
     """True if a part of the model is run before training begins, so that FSDP can't shard it from its file."""
     fixes_processes = ""
@@ -105,7 +107,8 @@ def run(config: TrainingConfig, method: Method) -> None:
     batch = global_batch(args)
     fixed = method.fixes_processes or why_fixed(loaded.model, config.adapters_dropout, kind)
     settings = {
-        **config.run_settings(),
+        **config.hashed(),
+        "device": args.device.type,
         **method.fingerprints(),
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
         "sharding": kind,
@@ -114,19 +117,24 @@ def run(config: TrainingConfig, method: Method) -> None:
     if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
     method.before_training(loaded, args)
-    model = adapted.train() if adapted else prepare_model(loaded, config, seed=config.seed, sharding=divided)
+    adapters = AdapterConfig.of(config)
+    model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=divided)
     if config.dry_run:
         say(args, method.preview(model, loaded, args, batch))
         return
     say(args, parameter_table(model))
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    with advising(config, model, args, fixed):
+    with advising(adapters, ComputeConfig.of(config), model, args, fixed):
         trainer = method.trainer(Run(model, args, save, settings), loaded, batch)
         card = functools.partial(
-            write_card, publishing=config, loaded=loaded, data=method.data_summary(), settings=settings
+            write_card,
+            publishing=PublishingConfig.of(config),
+            loaded=loaded,
+            data=method.data_summary(),
+            settings=settings,
         )
         train(trainer, card)
-    publish(config.output_dir, config, args)
+    publish(config.output_dir, PublishingConfig.of(config), args)
 
 
 def _load(
@@ -152,7 +160,7 @@ def is_trained_already(
     if not is_finished(folder, settings):
         return False
     say(args, f"nothing to do: {folder} holds this run's final checkpoint")
-    publish(folder, config, args)
+    publish(folder, PublishingConfig.of(config), args)
     return True
 
 

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import Roots
+from reflectune.models.features.config import FeatureKeys
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.train.checkpoints.model_card import data_in_words
@@ -26,6 +27,7 @@ from reflectune.train.runs.skeleton import Method, run
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.settings.validation import ValidationConfig
 
 
 def fine_tune(config: SftConfig) -> None:
@@ -47,19 +49,19 @@ class SupervisedFineTuning(Method):
     def load_data(self) -> None:
         """Read the training and validation data, and check every row."""
         config = self._config
-        self._data = load_training_data(config.parts(), config.scheme)
-        self._validation = load_validation(config, config.eval_part(), config.scheme)
+        self._data = load_training_data(config.sources(), config.scheme)
+        self._validation = load_validation(ValidationConfig.of(config), config.eval_source(), config.scheme)
 
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
         """Make transformers' arguments."""
-        return TrainingArguments(**common, **validation_arguments(self._config))
+        return TrainingArguments(**common, **validation_arguments(ValidationConfig.of(self._config)))
 
     def fingerprints(self) -> dict[str, Any]:
         """Return hashes of the training data, and of the validation data if it chooses the weights."""
         config = self._config
         return {
-            "data_fingerprint": [[file_fingerprint(part.file), part.weight] for part in config.parts()],
-            "eval_fingerprint": file_fingerprint(config.eval_part().file) if config.best_metric else "",
+            "data_fingerprint": [[file_fingerprint(source.file), source.weight] for source in config.sources()],
+            "eval_fingerprint": file_fingerprint(config.eval_source().file) if config.best_metric else "",
         }
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
@@ -67,7 +69,7 @@ class SupervisedFineTuning(Method):
         config, data = self._config, self._data
         if config.cache_features:
             cache_features(
-                config,
+                FeatureKeys.of(config),
                 loaded,
                 [(data.examples, data.image_roots), *([self._validation] if self._validation else [])],
                 args,
@@ -81,7 +83,7 @@ class SupervisedFineTuning(Method):
         config, data = self._config, self._data
         steps = config.max_steps or batch.steps(self._order(batch).examples, config.epochs)
         dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
-        mixture = mixture_lines(config.parts(), [count for count, _ in data.parts])
+        mixture = mixture_lines(config.sources(), [count for count, _ in data.parts])
         return "\n".join([*mixture, describe(config, model, dataset, loaded.renderer, steps, args)])
 
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> ReflectionTrainer:

@@ -1,4 +1,4 @@
-"""The trainer of fine-tuning: transformers' own with the reflection loss and an order that depends on the seed alone."""
+"""The trainer of fine-tuning: transformers' own with the reflection loss and a reproducible order."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         return loss
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
-        """Return the summed loss of a batch, before the division by the global batch's weight. Other objectives override it."""
+        """Return the summed loss of a batch, not divided by the global batch's weight. Other objectives override it."""
         return loss_terms(model, inputs)[0]
 
     def evaluate(

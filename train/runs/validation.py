@@ -21,7 +21,7 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.examples import EncodedExamples, load_examples
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 from reflectune.train.runs.answers import check_answers
 from reflectune.train.settings.validation import ANSWERS, ValidationConfig
 
@@ -50,21 +50,21 @@ class WeightedLoss:
 
 
 def load_validation(
-    validation: ValidationConfig, part: Part, scheme: str
+    validation: ValidationConfig, source: DataSource, scheme: str
 ) -> tuple[Sequence[TrainingExample], Roots] | None:
     """Read the validation data and check it as training data is checked; None if there is none.
 
     Args:
         validation: The metric that chooses the weights, and the number of answers to read.
-        part: The data.
+        source: The data.
         scheme: Name of the scheme.
     """
     if not validation.eval_data:
         return None
-    examples, roots = load_examples(part, scheme)
-    check_metric(validation.best_metric, examples, find_scheme(scheme), part.file)
+    examples, roots = load_examples(source, scheme)
+    check_metric(validation.best_metric, examples, find_scheme(scheme), source.file)
     if validation.eval_answers:
-        check_answers(examples, find_scheme(scheme), part.file)
+        check_answers(examples, find_scheme(scheme), source.file)
     return examples, roots
 
 

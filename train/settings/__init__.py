@@ -1,1 +1,1 @@
-"""The settings of training by concern, of which the commands' configs are put together."""
+"""Settings of training by concern; a command's config inherits those that it needs."""

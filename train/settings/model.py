@@ -1,4 +1,4 @@
-"""Which model is trained, and what of it."""
+"""Settings of the model to train, and of the weights that train."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ TOWERS: Final = ("vision_tower", "projector", "language_model")
 
 
 class ModelConfig(ImageKeys):
-    """The model, the scheme that it learns, and how it is given pictures."""
+    """Settings of the model, its scheme, and how pictures are fitted."""
 
     model: ModelName = setting(
         "miniature/llava",
         "base model: a miniature, a hub id or a folder",
         needed="e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",
+        hashed=False,  # its content is
     )
-    scheme: str = setting("mr2ag", "whose tokens and prompts to train", needed="e.g. mr2ag")
+    scheme: str = setting("mr2ag", "scheme of tokens and prompts to train", needed="e.g. mr2ag")
 
 
 class AdapterConfig(Settings):
-    """Which weights train: all of them, or adapters."""
+    """Settings of the weights that train: all, those of some towers, or adapters."""
 
     method: Literal["full", "lora", "qlora"] = setting(
         "full", "train all weights, adapters, or adapters on a 4-bit language model"
@@ -52,6 +53,20 @@ class AdapterConfig(Settings):
         "regular expression that a module's whole name must match to get an adapter",
     )
 
+    @property
+    def trained_towers(self) -> frozenset[str]:
+        """The parts of the model that train, the language model's by adapters if `method` says so."""
+        if self.train_towers:
+            return frozenset(self.train_towers)
+        if self.method != "full":
+            return frozenset({"language_model"})
+        return frozenset(TOWERS) - ({"vision_tower"} if self.freeze_vision else set())
+
+    @property
+    def adapters_dropout(self) -> float:
+        """Dropout before the adapters; 0 if the method has none."""
+        return 0.0 if self.method == "full" else self.lora_dropout
+
     @cross_check
     def target_problems(self) -> Iterator[str]:
         """Yield a problem if `lora_targets` is not a regular expression."""
@@ -61,32 +76,30 @@ class AdapterConfig(Settings):
             yield f"`lora_targets` is not a regular expression: {error}"
 
     @cross_check
-    def tower_problems(self) -> list[str]:
-        """Return the problems of the choice of what trains."""
-        issues = []
+    def tower_problems(self) -> Iterator[str]:
+        """Yield the problems of the choice of towers."""
         if unknown := [name for name in self.train_towers if name not in TOWERS]:
-            issues.append(f"`train_towers` may name {', '.join(TOWERS)}; found {', '.join(unknown)}")
+            yield f"`train_towers` may name {', '.join(TOWERS)}; found {', '.join(unknown)}"
         if len(set(self.train_towers)) < len(self.train_towers):
-            issues.append(f"`train_towers` should name each part once; found {', '.join(self.train_towers)}")
+            yield f"`train_towers` should name each part once; found {', '.join(self.train_towers)}"
         if self.freeze_vision and "vision_tower" in self.train_towers:
-            issues.append("`freeze_vision` keeps the vision tower as it is, and `train_towers` names it; drop one")
+            yield "`freeze_vision` keeps the vision tower as it is, and `train_towers` names it; drop one"
         trained = self.trained_towers
         if self.method != "full" and "language_model" not in trained:
-            issues.append(
+            yield (
                 f"`method: {self.method}` trains adapters of the language model, and `train_towers` leaves it out; "
                 "name language_model too, or set `method: full`, which trains the named parts alone"
             )
         if self.method != "full" and "vision_tower" in trained:
-            issues.append(
+            yield (
                 f"`method: {self.method}` keeps the vision tower as it is; drop vision_tower from `train_towers`, or "
                 "set `method: full`"
             )
         rate = self.projector_learning_rate
         if rate is not None and "projector" not in trained:
-            issues.append("`projector_learning_rate`: the projector doesn't train; name it in `train_towers`")
+            yield "`projector_learning_rate`: the projector doesn't train; name it in `train_towers`"
         if rate is not None and trained == {"projector"}:
-            issues.append("`projector_learning_rate`: nothing but the projector trains; set `learning_rate`")
-        return issues
+            yield "`projector_learning_rate`: nothing but the projector trains; set `learning_rate`"
 
     def token_problems(self, scheme: str) -> list[str]:
         """Return a problem if a scheme's new tokens can't be learned: their rows are the language model's."""
@@ -97,22 +110,3 @@ class AdapterConfig(Settings):
             f"`train_towers` leaves out language_model, whose rows of the tokens of `scheme: {scheme}` would stay "
             "untrained; name it too, or set `scheme: plain`"
         ]
-
-    @property
-    def trained_towers(self) -> frozenset[str]:
-        """The parts of the model that train, the language model's by adapters if `method` says so."""
-        if self.train_towers:
-            return frozenset(self.train_towers)
-        if self.method != "full":
-            return frozenset({"language_model"})
-        return frozenset(TOWERS) - ({"vision_tower"} if self.freeze_vision else set())
-
-    def tower_settings(self) -> set[str]:
-        """The keys about towers that are as they were before there were any: no record of a run names them."""
-        keys = {"train_towers": bool(self.train_towers), "projector_learning_rate": self.projector_learning_rate}
-        return {name for name, value in keys.items() if not value}
-
-    @property
-    def adapters_dropout(self) -> float:
-        """Dropout before the adapters, if the method has any."""
-        return 0.0 if self.method == "full" else self.lora_dropout

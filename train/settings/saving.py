@@ -1,4 +1,4 @@
-"""What a run writes: checkpoints, a log, and an upload of the finished checkpoint."""
+"""Settings of a run's output: checkpoints, a log, and an upload of the finished checkpoint."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class SavingConfig(Settings):
-    """Where checkpoints go, how often they are written, and what is told on the way."""
+    """Settings of checkpoints and logs. None of them determines the weights."""
 
     output_dir: Annotated[str, output_of("scheme.json", "config.json", "adapter_config.json", "log.jsonl")] = setting(
         "",
         "folder for the checkpoint",
         needed="a folder for the checkpoint",
+        hashed=False,
     )
-    resume: bool = setting(True, "go on from the last checkpoint in output_dir")
-    save_steps: int = setting(500, "steps between checkpoints", ge=1)
-    save_total_limit: int = setting(1, "checkpoints to keep", ge=1)
-    logging_steps: int = setting(10, "steps between log lines", ge=1)
+    resume: bool = setting(True, "resume from the last checkpoint in output_dir", hashed=False)
+    save_steps: int = setting(500, "steps between checkpoints", ge=1, hashed=False)
+    save_total_limit: int = setting(1, "checkpoints to keep", ge=1, hashed=False)
+    logging_steps: int = setting(10, "steps between log lines", ge=1, hashed=False)
     report_to: list[str] = setting(
-        [], "trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written"
+        [], "trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written", hashed=False
     )
 
     @cross_check
@@ -35,11 +36,11 @@ class SavingConfig(Settings):
 
 
 class PublishingConfig(Settings):
-    """Whether the finished checkpoint is uploaded, and where to."""
+    """Settings of the finished checkpoint's card and upload. None of them determines the weights."""
 
-    push_to_hub: str = setting("", "upload the finished checkpoint to this repository, owner/name")
-    hub_private: bool = setting(True, "make that repository private, if it is new")
-    licence: str = setting("", "of the checkpoint, for its card, e.g. apache-2.0")
+    push_to_hub: str = setting("", "upload the finished checkpoint to this repository, owner/name", hashed=False)
+    hub_private: bool = setting(True, "make that repository private, if it is new", hashed=False)
+    licence: str = setting("", "licence of the checkpoint, for its card, e.g. apache-2.0", hashed=False)
 
     @cross_check
     def hub_problems(self) -> list[str]:
@@ -54,7 +55,7 @@ def _tracker_problem(name: str) -> str:
 
 
 _TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
-"""What transformers reports to, each by the name of its package."""
+"""Trackers that transformers supports, by the names of their packages."""
 
 
 def _repository_problems(repository: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The settings of `sft.py`."""
+"""Settings of `sft.py`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import SplitName
 from reflectune.models.features.config import FeatureKeys
-from reflectune.train.data.mixture import Mixture, MixtureSetting, Part
+from reflectune.train.data.mixture import DataSource, Mixture, MixtureSetting
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 
 
 class DataConfig(Settings):
-    """Reflection data, where their images are, and how a question's passages are read."""
+    """Settings of the training data, and of how a question's passages are read."""
 
     train_data: MixtureSetting = setting(
         Mixture(),
         "reflection data: a folder, one Parquet file, or several of them, each with how often an epoch reads its "
         "examples (0.5: half of them)",
         needed="a folder of reflection data, e.g. the output of build_mr2ag",
+        hashed=False,  # its content is, here and below
     )
-    train_split: SplitName = setting("train", "split to train on, of a folder that names no other")
-    image_root: str = setting("", "folder of the images; the one in the data's manifest if unset")
+    train_split: SplitName = setting("train", "split to train on, of a folder that names no other", hashed=False)
+    image_root: str = setting("", "folder of the images; the one in the data's manifest if unset", hashed=False)
     tree: bool = setting(True, "read a question's prefix once for all its passages, or once per passage")
     answer_weight: float | None = setting(
         None,
@@ -38,11 +39,11 @@ class DataConfig(Settings):
         """Return the problems of the training data, as far as they are seen without reading it."""
         if malformed := self.train_data.malformed():
             return [f"`train_data`: {problem}" for problem in malformed]
-        return [f"`train_data`: {problem}" for part in self.parts() for problem in part.problems()]
+        return [f"`train_data`: {problem}" for source in self.sources() for problem in source.problems()]
 
-    def parts(self) -> list[Part]:
-        """The data sets to train on."""
-        return self.train_data.parts(self.train_split, self.image_root)
+    def sources(self) -> list[DataSource]:
+        """Return the data sets to train on."""
+        return self.train_data.sources(self.train_split, self.image_root)
 
 
 class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
@@ -57,20 +58,18 @@ class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
     @cross_check
     def eval_problems(self) -> list[str]:
         """Return the problems of validation."""
-        return self.validation_problems(self.scheme, self.eval_part())
+        return self.validation_problems(self.scheme, self.eval_source())
 
     @cross_check
     def cache_problems(self) -> list[str]:
         """Return the problems of caching features while towers train."""
         return self.feature_problems(self.trained_towers)
 
-    def eval_part(self) -> Part:
-        """The data set to validate on."""
-        return Part(self.eval_data, self.eval_split, self.image_root)
+    def eval_source(self) -> DataSource:
+        """Return the data set to validate on."""
+        return DataSource(self.eval_data, self.eval_split, self.image_root)
 
-    def run_settings(self) -> dict[str, Any]:
-        """The settings that determine the weights; of the data their content does, wherever they are."""
-        unread = {"train_data", "image_root", "cache_features", "cache_dtype"} | self.undecided()
-        unread |= {"answer_weight"} if self.answer_weight is None else set()  # as before there was one
-        decided = {name: value for name, value in super().run_settings().items() if name not in unread}
-        return decided | self.feature_settings()
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that determine the weights. Validation does if it chooses them."""
+        unused = () if self.best_metric else ValidationConfig.model_fields
+        return {name: value for name, value in super().hashed().items() if name not in unused}

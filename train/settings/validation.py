@@ -1,4 +1,4 @@
-"""What is measured while training: on which data, how often, and what follows from it."""
+"""Settings of validation while training."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Final
 from reflectune.core.config import Settings, setting
 from reflectune.core.values import SplitName
 from reflectune.models.schemes.registry import all_schemes
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 
 ANSWERS: Final = "answer_exact_match"
-"""The share of right answers, if any are read."""
+"""The metric of answers: the share of right ones."""
 
 _METRICS: Final = ("accuracy", "auroc", "calibration_error")
 
 
 class ValidationConfig(Settings):
-    """Validation data, when they are read, and the metric that the best weights are chosen by."""
+    """Settings of the validation data, and of the metric that chooses the weights."""
 
-    eval_data: str = setting("", "validation data, like train_data: its gates are read every eval_steps")
-    eval_split: SplitName = setting("val", "split to validate on, if eval_data is a folder")
+    eval_data: str = setting(
+        "",
+        "validation data, like train_data: its gates are read every eval_steps",
+        hashed=False,  # its content is
+    )
+    eval_split: SplitName = setting("val", "split to validate on, if eval_data is a folder", hashed=False)
     eval_answers: int = setting(
         0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none", ge=0
     )
@@ -29,17 +33,17 @@ class ValidationConfig(Settings):
         None, "stop after this many validations without a better best_metric", ge=1
     )
 
-    def validation_problems(self, scheme: str, part: Part) -> list[str]:
+    def validation_problems(self, scheme: str, source: DataSource) -> list[str]:
         """Return the problems of validation, one sentence each.
 
         Args:
-            scheme: Whose gates are measured.
-            part: The validation data; only looked at if `eval_data` is set.
+            scheme: The scheme, whose gates are measured.
+            source: The validation data; ignored unless `eval_data` is set.
         """
         issues: list[str] = []
         known = metric_names(scheme)
-        if self.eval_data and not part.file.is_file():
-            issues.append(f"`eval_data`: {part.file} does not exist; build it, or choose another `eval_split`")
+        if self.eval_data and not source.file.is_file():
+            issues.append(f"`eval_data`: {source.file} does not exist; build it, or choose another `eval_split`")
         if self.best_metric and self.best_metric not in known:
             issues.append(f"`best_metric` must be one of {', '.join(known)} for {scheme}, found {self.best_metric}")
         if self.eval_answers and not self.eval_data:
@@ -52,19 +56,13 @@ class ValidationConfig(Settings):
             issues.append("`early_stopping_patience` needs a `best_metric` to be patient about")
         return issues
 
-    def undecided(self) -> set[str]:
-        """The keys that don't determine the weights: all of them if the last weights are taken."""
-        unread = {"eval_data", "eval_split"}
-        unread |= set() if self.best_metric else {"best_metric", "early_stopping_patience", "eval_steps"}
-        return unread | (set() if self.best_metric == ANSWERS else {"eval_answers"})
-
 
 def metric_names(scheme: str) -> list[str]:
-    """What validation measures, and `best_metric` may be; no gate for a scheme that is not known."""
+    """Return the metrics of validation, which `best_metric` may be; no gate's for an unknown scheme."""
     gates = all_schemes()[scheme].gates if scheme in all_schemes() else ()
     return ["loss", *(f"{gate.name}_{metric}" for gate in gates for metric in _METRICS), ANSWERS]
 
 
 def greater_is_better(metric: str) -> bool:
-    """Whether more of a metric is better."""
+    """Return True if a greater value of a metric is better."""
     return not metric.endswith(("loss", "calibration_error"))

@@ -38,7 +38,7 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import run as build_index
 from reflectune.train.data.examples import load_examples
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 
 TEXTS = ("Gold Tower: It was built in 1603. [Relevant] </s>", "<image> Red Oak: It is tall.", "Blue Well: It is deep.")
 
@@ -169,7 +169,7 @@ def test_a_critics_lesson_has_the_evidence_and_the_shares_of_the_config(config: 
         assert lesson.branch_documents[0] == evidence
         assert not any(str(1600 + number) in text for text in lesson.branch_documents[1:])
         assert len(set(lesson.branch_documents)) == 11
-    examples, _ = load_examples(Part(str(Path(config().output)), "train"), "plain")
+    examples, _ = load_examples(DataSource(str(Path(config().output)), "train"), "plain")
     assert list(examples) == lessons
 
 

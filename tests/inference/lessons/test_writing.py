@@ -30,7 +30,7 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import run as build_index
 from reflectune.train.data.examples import load_examples
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 
 PROMPTS = {
     "caption": (mi_rag.DESCRIBE, ()),
@@ -156,7 +156,7 @@ def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(
     assert mine[-1].documents == f"{both}\n{both}"
     assert mine[-1].branches[0].reply == "Ben Roth"
     assert {lesson.id.split()[1] for lesson in lessons} == {"mi_rag", "pmsr"}
-    examples, _ = load_examples(Part(str(folder), "train"), "plain")
+    examples, _ = load_examples(DataSource(str(folder), "train"), "plain")
     assert list(examples) == lessons
 
 

@@ -14,7 +14,7 @@ from reflectune.models.loading import load
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.train.data.examples import EncodedExamples, load_examples
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def encoded(renderer: Renderer, data_folder: Path, examples: list[ReflectionExam
     return build
 
 
-def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -> Part:
+def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -> DataSource:
     """The data with its first example changed."""
     write_examples(folder / "train.parquet", [dataclasses.replace(examples[0], **changes), *examples[1:]])
-    return Part(str(folder), "train")
+    return DataSource(str(folder), "train")
 
 
 def test_an_example_is_encoded_once_while_memory_lasts(encoded: Callable[..., EncodedExamples]) -> None:
@@ -80,7 +80,7 @@ def test_a_truncated_image_is_named_with_its_example(
 
 
 def test_examples_are_read_with_their_image_root(data_folder: Path, examples: list[ReflectionExample]) -> None:
-    loaded, roots = load_examples(Part(str(data_folder), "train"), "mr2ag")
+    loaded, roots = load_examples(DataSource(str(data_folder), "train"), "mr2ag")
 
     assert loaded == examples
     assert roots[0] == data_folder / "images"
@@ -121,19 +121,19 @@ def test_all_bad_rows_are_counted(data_folder: Path, examples: list[ReflectionEx
     write_examples(data_folder / "train.parquet", [dataclasses.replace(example, question="") for example in examples])
 
     with pytest.raises(UserError, match=r"24 bad rows(.|\n)*and 14 more"):
-        load_examples(Part(str(data_folder), "train"), "mr2ag")
+        load_examples(DataSource(str(data_folder), "train"), "mr2ag")
 
 
 def test_data_of_another_scheme_is_refused(data_folder: Path) -> None:
     with pytest.raises(UserError, match="built for the scheme `mr2ag`, and `scheme` is `mmkb_rag`"):
-        load_examples(Part(str(data_folder), "train"), "mmkb_rag")
+        load_examples(DataSource(str(data_folder), "train"), "mmkb_rag")
 
 
 def test_no_examples_are_an_error(data_folder: Path) -> None:
     write_examples(data_folder / "train.parquet", [], ReflectionExample)
 
     with pytest.raises(UserError, match="holds no example"):
-        load_examples(Part(str(data_folder), "train"), "mr2ag")
+        load_examples(DataSource(str(data_folder), "train"), "mr2ag")
 
 
 def test_an_image_of_any_mode_is_read(data_folder: Path, encoded: Callable[..., EncodedExamples]) -> None:
@@ -156,7 +156,7 @@ def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
     write_examples(data_folder / "inner" / "train.parquet", [dataclasses.replace(examples[0], image=named)])
 
     with pytest.raises(UserError, match=r"k0: image refused: .*leads out of"):
-        load_examples(Part(str(data_folder / "inner"), "train"), "mr2ag")
+        load_examples(DataSource(str(data_folder / "inner"), "train"), "mr2ag")
 
 
 def test_a_plain_example_reads_the_leading_documents_that_its_context_holds(

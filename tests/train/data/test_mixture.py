@@ -15,7 +15,7 @@ from reflectune.core.errors import UserError
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.data.examples import load_training_data
-from reflectune.train.data.mixture import Mixture, Part
+from reflectune.train.data.mixture import DataSource, Mixture
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
@@ -95,11 +95,11 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
     alone = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", str(data_folder)])
 
     expected = [
-        Part(str(data_folder), "train", "", 1),
-        Part(str(data_folder / "train.parquet"), "train", pictures, 0.5),
+        DataSource(str(data_folder), "train", "", 1),
+        DataSource(str(data_folder / "train.parquet"), "train", pictures, 0.5),
     ]
-    assert by_file.parts() == by_flag.parts() == expected
-    assert alone.parts() == expected[:1]
+    assert by_file.sources() == by_flag.sources() == expected
+    assert alone.sources() == expected[:1]
     assert str(by_flag.train_data) == f"1 x {data_folder}, 0.5 x {data_folder}/train.parquet"
     assert str(alone.train_data) == str(data_folder)
 
@@ -130,7 +130,7 @@ def test_a_bad_mixture_is_a_problem(data_folder: Path, mixture: dict[str, Any], 
 
 def test_each_data_set_has_its_own_images(data_folder: Path, other_folder: Path) -> None:
     mixture = Mixture({str(data_folder): 1, str(other_folder): 2})
-    data = load_training_data(mixture.parts("train", ""), "mr2ag")
+    data = load_training_data(mixture.sources("train", ""), "mr2ag")
 
     assert data.parts == ((24, 1), (10, 2))
     assert {(data.image_roots[0] / example.image).parent for example in data.examples[:24]} == {data_folder / "images"}
@@ -154,7 +154,7 @@ def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
         "epochs": 1.5,
     }
     straight, resumed = config("straight", **changes), config("resumed", **changes)
-    fine_tune(dataclasses.replace(straight, dry_run=True))
+    fine_tune(straight.model_copy(update={"dry_run": True}))
     said = capsys.readouterr().out
     assert f"0.5 x {data_folder}/train.parquet: 24 questions, 12 reads an epoch" in said
     assert f"2 x {other_folder}/train.parquet: 10 questions, 20 reads an epoch" in said

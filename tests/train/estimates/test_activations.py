@@ -56,13 +56,21 @@ def prepared(
         model = prepare_model(loaded, config)
         if config.gradient_checkpointing:
             inner_model(model).activation_checkpointing_enable({"use_reentrant": False})
-        dataset = encoded_examples(*load_examples(config.parts()[0], config.scheme), loaded, config)
+        dataset = encoded_examples(*load_examples(config.sources()[0], config.scheme), loaded, config)
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
         patch_size = Architecture.of(loaded.model.config).patch_size
-        return model, batch, forecast(config, model, largest_batch(examples, 4, patch_size), CPU, Division("", 1))
+        return (
+            model,
+            batch,
+            forecast(config, config, model, largest_batch(examples, 4, patch_size), CPU, Division("", 1)),
+        )
 
     return build
+
+
+def kept_of(predicted: Forecast) -> Activations:
+    return activations(predicted.architecture, predicted.batch, predicted.forward)
 
 
 def length(example: EncodedExample) -> int:
@@ -103,7 +111,7 @@ def test_the_formulas_give_what_autograd_saves(
 ) -> None:
     model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing, dtype=dtype)
 
-    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+    assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +130,7 @@ def test_so_they_do_without_the_vision_tower_and_with_dropout(
     model, batch, predicted = prepared("llava", **changes)
     dtype = changes.get("dtype", "float32")
 
-    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+    assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
 
 
 def test_so_they_do_where_trees_have_a_dense_mask(
@@ -132,9 +140,9 @@ def test_so_they_do_where_trees_have_a_dense_mask(
     for module in (tree_mask, forecasting):
         monkeypatch.setattr(module, "has_backward", lambda *kind: False)
     model, batch, predicted = prepared("llava", freeze_vision=True)
-    assert not predicted.passing.by_parts
+    assert not predicted.forward.by_parts
 
-    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)
+    assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -143,10 +151,10 @@ def test_new_tokens_rows_keep_no_copy_of_the_head(prepared: Callable[..., Any], 
     model, batch, predicted = prepared(family, vocabulary=20_000, method="lora", gradient_checkpointing=True)
     architecture = predicted.architecture
     assert architecture.vocabulary >= 20_000
-    assert 4 * architecture.vocabulary * architecture.width > predicted.activations().kept
+    assert 4 * architecture.vocabulary * architecture.width > kept_of(predicted).kept
 
     saved = saved_bytes(model, batch, "float32", vocabulary=architecture.vocabulary)
-    assert predicted.activations().kept == pytest.approx(saved, rel=0.15)
+    assert kept_of(predicted).kept == pytest.approx(saved, rel=0.15)
 
 
 class Peak(TorchDispatchMode):
@@ -200,7 +208,7 @@ def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(
     architecture, batch = predicted.architecture, predicted.batch
 
     def kept(batch: BatchSize = batch, **changes: Any) -> Activations:
-        return activations(architecture, batch, replace(predicted.passing, **changes))
+        return activations(architecture, batch, replace(predicted.forward, **changes))
 
     again = kept(checkpointing=True)
     ends = 2 * 4 * batch.tokens * architecture.width

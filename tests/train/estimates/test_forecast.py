@@ -8,9 +8,10 @@ import torch
 from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, load_examples
-from reflectune.train.estimates.forecast import largest_batch, patches, seconds_of_batch
+from reflectune.train.estimates.forecast import largest_batch, patches
 from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs.failures import FailingBatch
+from reflectune.train.runs.preview import seconds_of_batch
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
 
@@ -22,7 +23,7 @@ def prepared(data_folder: Path, base_model: Callable[..., Path]) -> Callable[...
     def build(**changes: Any) -> Any:
         config = SftConfig(model=str(base_model("llava")), train_data=str(data_folder), output_dir="out", **changes)
         loaded = load(config.model, scheme="mr2ag")
-        dataset = encoded_examples(*load_examples(config.parts()[0], config.scheme), loaded, config)
+        dataset = encoded_examples(*load_examples(config.sources()[0], config.scheme), loaded, config)
         return config, prepare_model(loaded, config), [dataset[i] for i in range(len(dataset))]
 
     return build
@@ -32,7 +33,7 @@ def prepared(data_folder: Path, base_model: Callable[..., Path]) -> Callable[...
 def test_a_timed_batch_leaves_no_gradient(prepared: Callable[..., Any], in_half: bool) -> None:
     config, model, sample = prepared(dtype="bfloat16", gradient_checkpointing=True)
 
-    seconds = seconds_of_batch(config, model, sample, torch.device("cpu"), in_half=in_half)
+    seconds = seconds_of_batch(config, model, sample, 4, torch.device("cpu"), in_half=in_half)
 
     assert seconds is not None
     assert 0 < seconds < 60
@@ -47,7 +48,7 @@ def test_what_does_not_fit_is_not_timed(prepared: Callable[..., Any], monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(type(model), "forward", full)
-    assert seconds_of_batch(config, model, sample, torch.device("cpu")) is None
+    assert seconds_of_batch(config, model, sample, 4, torch.device("cpu")) is None
 
 
 def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_is_small(

@@ -122,7 +122,7 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
     four = Quantization("float32", config.double_quantization) if method == "qlora" else None
     real = weights_of(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config), double=True)
 
-    planned = planned_weights(load(config.model).model, config)
+    planned = planned_weights(load(config.model).model, config, config.dtype)
 
     width = load(config.model).model.config.get_text_config().hidden_size
     new_rows = NEW_TOKENS * width * (1 if family == "qwen2_vl" else 2)  # added to the table, which the plan leaves out
@@ -173,7 +173,7 @@ def test_weights_of_named_towers_are_counted_from_shapes_too(
     config = SftConfig(model=str(base_model(family, size="base")), scheme="plain", **changes)
     real = weights_of(prepare_model(load(config.model, scheme="plain"), config), double=False)
 
-    planned = planned_weights(load(config.model).model, config)
+    planned = planned_weights(load(config.model).model, config, config.dtype)
 
     rows = planned.trained - real.trained  # planned for four reflection tokens, which plain doesn't have
     width = load(config.model).model.config.get_text_config().hidden_size

@@ -75,7 +75,7 @@ def fill_cache(run: SftConfig, loaded: Loaded, data: TrainingData) -> None:
 def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
     """Loss and gradients of a batch, and the batch."""
     loaded = load(run.model, scheme=run.scheme)
-    data = load_training_data(run.parts(), run.scheme)
+    data = load_training_data(run.sources(), run.scheme)
     if run.cache_features:
         fill_cache(run, loaded, data)
     model = prepare_model(loaded, run)
@@ -240,8 +240,8 @@ def test_kept_in_half_precision_they_take_half_the_room_and_the_run_records_it(
     sizes = [Path(path).stat().st_size for path in (*sorted(before)[:1], *sorted(set(files(half)) - before)[:1])]
     assert sizes[1] < 0.6 * sizes[0]
     assert losses(half.output_dir) == pytest.approx(losses(exact.output_dir), rel=0.02)
-    assert half.run_settings()["cache_dtype"] == "bfloat16"
-    assert not {"cache_dtype", "cache_features"} & set(exact.run_settings())
+    assert half.hashed()["cache_dtype"] == "bfloat16"
+    assert "cache_features" not in exact.hashed()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_projector_inside_of_its_tower_can_not_train_from_cached_features(
 def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions: Callable[..., SftConfig]) -> None:
     run = captions()
     loaded: Loaded = load(run.model, scheme=run.scheme)
-    data = load_training_data(run.parts(), run.scheme)
+    data = load_training_data(run.sources(), run.scheme)
     fill_cache(run, loaded, data)
     dataset = encoded_examples(data.examples, data.image_roots, loaded, run)
     paths = [Path(path) for path in files(run)]

@@ -202,11 +202,3 @@ def test_a_choice_of_towers_that_can_not_be_is_said_once(
     (issue,) = [issue for issue in captions(**{"scheme": "plain", **changes}).problems() if said in issue]
 
     assert issue
-
-
-def test_the_record_of_a_run_names_towers_only_where_they_were_chosen() -> None:
-    keys = {"train_towers", "projector_learning_rate"}
-    chosen = SftConfig(method="lora", train_towers=["projector", "language_model"], projector_learning_rate=1e-3)
-
-    assert not keys & set(SftConfig().run_settings())
-    assert keys <= set(chosen.run_settings())

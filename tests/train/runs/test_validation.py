@@ -241,7 +241,7 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     loaded = load(straight.output_dir)
     root = Path(straight.eval_data, "images")
     metrics = gate_metrics(
-        *read(reader(loaded, read_examples(straight.eval_part().file, ReflectionExample), root), loaded.model)
+        *read(reader(loaded, read_examples(straight.eval_source().file, ReflectionExample), root), loaded.model)
     )
     assert metrics["relevance_accuracy"] == pytest.approx(best["eval_relevance_accuracy"])
     assert metrics["loss"] == pytest.approx(best["eval_loss"], abs=1e-5)
@@ -298,7 +298,7 @@ def test_a_metric_that_the_data_cannot_give_is_refused_before_training(
     config: Callable[..., SftConfig], examples: list[ReflectionExample]
 ) -> None:
     run = config(best_metric="retrieve_auroc")
-    write_examples(run.eval_part().file, examples[:5])  # all with retrieval
+    write_examples(run.eval_source().file, examples[:5])  # all with retrieval
 
     with pytest.raises(UserError, match=r"`best_metric: retrieve_auroc` cannot be computed: .* only True labels"):
         fine_tune(run)

@@ -18,7 +18,7 @@ def test_the_defaults_need_only_data_and_a_place(tmp_path: Path) -> None:
     config = parse_config(SftConfig, argv=arguments(tmp_path))
 
     assert config.problems() == []
-    assert [part.file for part in config.parts()] == [tmp_path / "train.parquet"]
+    assert [source.file for source in config.sources()] == [tmp_path / "train.parquet"]
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_what_a_run_may_change_is_not_among_what_determines_the_weights() -> Non
     one = SftConfig(train_data="a", output_dir="b", save_steps=5)
     other = SftConfig(model="elsewhere", train_data="c", output_dir="d", save_steps=7, resume=False, cache_mib=1)
 
-    assert one.run_settings() == other.run_settings()
-    assert one.run_settings() != SftConfig(learning_rate=1.0).run_settings()
+    assert one.hashed() == other.hashed()
+    assert one.hashed() != SftConfig(learning_rate=1.0).hashed()
 
 
 def test_a_wrong_config_is_refused_before_torch_is_imported(tmp_path: Path) -> None:

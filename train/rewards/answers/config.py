@@ -1,49 +1,54 @@
-"""The settings of `reag_grpo.py`."""
+"""Settings of `reag_grpo.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import SplitName
 from reflectune.formats.dataset import split_issues
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
-from reflectune.train.data.mixture import Part
+from reflectune.train.data.mixture import DataSource
 from reflectune.train.settings.training import TrainingConfig
 
 
 class AnswerGrpoConfig(MetricConfig, TrainingConfig):
-    """Reinforce the answers of a fine-tuned checkpoint: GRPO of TRL, without a KL term, rewards of accuracy and format.
+    """Train the answers of a fine-tuned checkpoint by TRL's GRPO, without a KL term, for accuracy and format.
 
     `per_device_train_batch_size` counts replies.
     """
 
     model: ModelName = setting(
-        "", "checkpoint of the answer's SFT to start from: full or an adapter", needed="a checkpoint that sft wrote"
+        "",
+        "checkpoint of the answer's SFT to start from: full or an adapter",
+        needed="a checkpoint that sft wrote",
+        hashed=False,  # its content is, and that of `dataset` and `train_data`
     )
     scheme: str = setting("plain", "always plain: replies have no tokens of their own")
     dataset: str = setting(
         "",
-        "data set folder: its questions say which answers are right",
-        needed="a data set folder, whose questions say which answers are right",
+        "data set folder, whose questions have the right answers",
+        needed="a data set folder, whose questions have the right answers",
+        hashed=False,
     )
     split: SplitName = setting("train", "split of its questions")
     train_data: str = setting(
         "",
         "prompts: a folder that write_lessons wrote with `stage: grpo`",
-        needed="prompts, e.g. what write_lessons writes with `stage: grpo`",
+        needed="prompts, which write_lessons writes with `stage: grpo`",
+        hashed=False,
     )
-    train_split: SplitName = setting("train", "split of the prompts")
+    train_split: SplitName = setting("train", "split of the prompts", hashed=False)
     limit: int | None = setting(None, "most prompts, drawn by seed; all if unset", ge=1)
-    generations: int = setting(8, "replies to a prompt, which are compared with each other", ge=2)
+    generations: int = setting(8, "replies to a prompt, compared with each other", ge=2)
     max_new_tokens: int = setting(256, "longest reply in tokens, thoughts included", ge=1)
-    temperature: float = setting(1.0, "of sampling replies", gt=0)
+    temperature: float = setting(1.0, "temperature of sampling replies", gt=0)
     accuracy_reward: float = setting(1.0, "reward of an answer that is right by the metric", ge=0)
-    format_reward: float = setting(0.2, "reward of thoughts and an answer inside their tags, and nothing else", ge=0)
+    format_reward: float = setting(0.2, "reward of a reply of thoughts and an answer inside their tags alone", ge=0)
     policy_loss: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = setting(
-        "grpo", "how TRL averages a reply's tokens: grpo, over each reply; the others, see its `loss_type`"
+        "grpo", "TRL's `loss_type`; grpo averages the tokens of each reply"
     )
 
     @cross_check
@@ -59,18 +64,11 @@ class AnswerGrpoConfig(MetricConfig, TrainingConfig):
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
             issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
         issues += split_issues("split", self.dataset, [self.split])
-        if self.train_data and not self.part.file.is_file():
-            issues.append(f"`train_data`: {self.part.file} does not exist; write it with inference.write_lessons")
+        if self.train_data and not self.source.file.is_file():
+            issues.append(f"`train_data`: {self.source.file} does not exist; write it with write_lessons")
         return issues + self.metric_issues(self.dataset)
 
     @property
-    def part(self) -> Part:
+    def source(self) -> DataSource:
         """The prompts."""
-        return Part(self.train_data, self.train_split)
-
-    def run_settings(self) -> dict[str, Any]:
-        """The settings that determine the weights; data sets and prompts are hashed instead of named."""
-        return {name: value for name, value in super().run_settings().items() if name not in _HASHED}
-
-
-_HASHED: Final = ("dataset", "train_data", "bem")
+        return DataSource(self.train_data, self.train_split)

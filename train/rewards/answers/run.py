@@ -82,7 +82,7 @@ class AnswerTraining(Method):
         """Return hashes of prompts, questions and the inputs of rewards."""
         return {
             **self._hashes,
-            "data_fingerprint": file_fingerprint(self._config.part.file),
+            "data_fingerprint": file_fingerprint(self._config.source.file),
             "questions_fingerprint": self._dataset.fingerprint,
         }
 
@@ -125,17 +125,17 @@ def load_prompts(
     Raises:
         UserError: A row isn't a prompt of a pipeline, or its question isn't in the data set.
     """
-    examples, roots = load_examples(config.part, config.scheme)
+    examples, roots = load_examples(config.source, config.scheme)
     questions = {question.id: question for question in dataset.stream(config.split)}
     prompts = [example for example in examples if isinstance(example, PromptedExample)]
     if bare := [example.id for example in prompts if not example.template or example.branch_documents]:
         raise UserError(
-            f"`train_data`: {config.part.file} has rows that are not prompts for an answer, the first one {bare[0]}; "
+            f"`train_data`: {config.source.file} has rows that are not prompts for an answer, the first one {bare[0]}; "
             "write it with write_lessons and `stage: grpo`"
         )
     if unknown := [example.id for example in prompts if example.id not in questions]:
         raise UserError(
-            f"`train_data`: {config.part.file} has {len(unknown)} prompts about no question of {config.split} in "
+            f"`train_data`: {config.source.file} has {len(unknown)} prompts about no question of {config.split} in "
             f"{config.dataset}, the first one {unknown[0]}; name their data set, and `split`"
         )
     drawn = random.Random(config.seed).sample(prompts, len(prompts))[: config.limit]

@@ -1,10 +1,9 @@
-"""The settings of `grpo.py` that training needs; those of the pipelines that rewards are measured with are theirs."""
+"""Settings of `grpo.py` about training; those of measuring are the pipelines'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import OutputFolder, SplitName
@@ -17,33 +16,35 @@ GATES = ("retrieve", "relevance")
 
 
 class GateConfig(MetricConfig, TrainingConfig):
-    """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
+    """Train the gates of a fine-tuned checkpoint by reward."""
 
     model: ModelName = setting(
-        "", "fine-tuned checkpoint to start from: a full one or an adapter", needed="a checkpoint that sft wrote"
+        "",
+        "fine-tuned checkpoint to start from: a full one or an adapter",
+        needed="a checkpoint that sft wrote",
+        hashed=False,  # its content is
     )
-    split: SplitName = setting("train", "split of the data set whose questions to learn from")
+    split: SplitName = setting("train", "split of the data set's questions to train on")
     limit: int | None = setting(None, "most questions, drawn by seed; all if unset", ge=1)
     visual_limit: int | None = setting(
         None, "most of them that are visual-dependent, drawn by seed; all if unset", ge=0
     )
-    gates: list[str] = setting(["retrieve"], "gates to refine: retrieve, or retrieve and relevance")
-    retrieval_cost: float = setting(0.01, "λ: taken off the reward of retrieving for each passage that is read", ge=0)
-    keeping_cost: float = setting(0.1, "gates with relevance: taken off the reward of keeping a passage", ge=0)
+    gates: list[str] = setting(["retrieve"], "gates to train: retrieve, or retrieve and relevance")
+    retrieval_cost: float = setting(0.01, "λ: cost of retrieving, for each passage that is read", ge=0)
+    keeping_cost: float = setting(0.1, "gates with relevance: cost of keeping a passage", ge=0)
     beta: float = setting(0.01, "weight of the divergence from the checkpoint's own gates", ge=0)
     policy_loss: PolicyLoss = setting(
         "regression",
         "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
-        "log-probabilities weighted by their rewards, which moves gates that are sure, too",
+        "log-probabilities weighted by their rewards, which moves sure gates too",
     )
-    hold: float = setting(
-        1.0, "weight of what else the checkpoint says staying as it is: relevance gates, answers, MCT", ge=0
-    )
-    refresh_steps: int = setting(0, "steps after which rewards are measured anew; 0: once, before the first step", ge=0)
+    hold: float = setting(1.0, "weight of keeping the checkpoint's other outputs: relevance gates, answers, MCT", ge=0)
+    refresh_steps: int = setting(0, "steps until rewards are measured again; 0: once, before the first step", ge=0)
     rewards: OutputFolder = setting(
         "",
-        "folder of the answers that rewards are taken from, output_dir/rewards if unset; runs that differ in their "
+        "folder of the answers that rewards are computed from, output_dir/rewards if unset; runs that differ in their "
         "costs alone can share one",
+        hashed=False,
     )
     batch_questions: int = setting(8, "questions answered together when rewards are measured", ge=1)
 
@@ -56,17 +57,5 @@ class GateConfig(MetricConfig, TrainingConfig):
             yield "`rewards` can be shared only if they are measured once: leave it out, or `refresh_steps`"
 
     def rewards_folder(self) -> Path:
-        """Where the answers are kept."""
+        """Return the folder of the answers."""
         return Path(self.rewards) if self.rewards else Path(self.output_dir, "rewards")
-
-    def run_settings(self) -> dict[str, Any]:
-        """The settings that determine the weights; data set and index are hashed instead of named."""
-        settings = {name: value for name, value in super().run_settings().items() if name not in _HASHED}
-        return {**settings, **_RECORDED}
-
-
-_HASHED = ("dataset", "index", "ranked_entities", "rewards", "bem")
-"""Settings whose content decides, and not where it is kept."""
-_RECORDED: Final[Mapping[str, Any]] = {"train_split": "", "tree": True}
-"""Keys of fine-tuning that stand in the record of every run, with the value that they always had, so that runs from
-before can be resumed."""

@@ -2,7 +2,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from transformers import AutoConfig
 from reflectune.core.errors import UserError
 from reflectune.train import estimate
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.config import EstimateConfig
-from reflectune.train.estimates.planning import long_batch, plan
+from reflectune.train.estimates.from_shapes import forecast_from_shapes, long_batch
+from reflectune.train.settings.estimate import EstimateConfig
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "configs/llava15_7b/mr2ag_full.yaml"
@@ -96,7 +95,9 @@ def test_a_large_picture_of_each_family() -> None:
     tokens = {}
     for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
         path = ROOT / "configs" / folder / "architecture.json"
-        forecast = plan(EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path)
+        forecast = forecast_from_shapes(
+            EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path
+        )
         tokens[folder] = forecast.batch.tokens - 160
 
     assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
@@ -107,13 +108,13 @@ def test_a_bound_of_pixels_bounds_the_tokens_that_are_estimated() -> None:
     for folder, pixels in (("qwen2_vl_7b", 256 * 28 * 28), ("qwen2_vl_7b", 0), ("qwen3_vl_4b", 256 * 32 * 32)):
         path = ROOT / "configs" / folder / "architecture.json"
         recipe = EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100, max_pixels=pixels)
-        batch = plan(recipe, path).batch
+        batch = forecast_from_shapes(recipe, path).batch
         tokens[folder, pixels] = batch.tokens - 160
         assert batch.patches == 4 * tokens[folder, pixels]
 
     assert tokens == {("qwen2_vl_7b", 200_704): 256, ("qwen2_vl_7b", 0): 1275, ("qwen3_vl_4b", 262_144): 256}
     with pytest.raises(UserError, match="this is a llava"):
-        plan(EstimateConfig(max_pixels=200_704), RECIPE.with_name("architecture.json"))
+        forecast_from_shapes(EstimateConfig(max_pixels=200_704), RECIPE.with_name("architecture.json"))
 
 
 def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
@@ -133,10 +134,13 @@ def test_cached_features_are_counted_and_refused_where_they_can_not_be(
     qwen = ROOT / "configs/qwen2_vl_7b/architecture.json"
     frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
 
-    assert plan(frozen, qwen).feature_bytes == 256 * 3584 * 4
-    assert plan(replace(frozen, cache_dtype="bfloat16"), qwen).feature_bytes == 256 * 3584 * 2
+    assert forecast_from_shapes(frozen, qwen).feature_bytes == 256 * 3584 * 4
+    assert (
+        forecast_from_shapes(frozen.model_copy(update={"cache_dtype": "bfloat16"}), qwen).feature_bytes
+        == 256 * 3584 * 2
+    )
     with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
-        plan(replace(frozen, train_towers=["projector"]), qwen)
+        forecast_from_shapes(frozen.model_copy(update={"train_towers": ["projector"]}), qwen)
     with pytest.raises(UserError, match="this is a qwen3_vl"):
-        plan(frozen, ROOT / "configs/qwen3_vl_4b/architecture.json")
+        forecast_from_shapes(frozen, ROOT / "configs/qwen3_vl_4b/architecture.json")
     assert "features: 2.2 MiB a picture on the disk" in said(capsys, monkeypatch, "--cache_features", "anywhere")

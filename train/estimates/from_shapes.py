@@ -1,4 +1,4 @@
-"""A run's forecast from shapes alone: no weights, no data, no accelerator."""
+"""The forecast of a run from its model's shapes alone: no weights, no data, no accelerator."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from reflectune.models.processing.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
-from reflectune.train.estimates.config import ARCHITECTURE, EstimateConfig
-from reflectune.train.estimates.forecast import Forecast, passing
-from reflectune.train.estimates.hours import long_question, time_line
+from reflectune.train.estimates.forecast import Forecast, forward_pass
 from reflectune.train.estimates.memory import GIB, Division, in_words, planned_weights, table
+from reflectune.train.settings.estimate import ARCHITECTURE, EstimateConfig
+from reflectune.train.settings.model import AdapterConfig
+from reflectune.train.settings.training import ComputeConfig
 
 QUESTION_TOKENS = 60
-"""Of the text around a picture and a question."""
+"""Tokens of the text around a picture and a question."""
 
 
-def plan(config: EstimateConfig, shapes: Path) -> Forecast:
-    """The forecast of a batch of long questions.
+def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
+    """Make the forecast of a batch of long questions.
 
     Args:
-        config: The run's and the machine's settings.
+        config: Settings of the run and of the machine.
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
     of_model = model_config(shapes)
@@ -36,8 +37,9 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(of_model)
     architecture = Architecture.of(of_model)
-    divided = Division(config.sharding, config.processes, config.offload, config.offload)
-    batch, weights = long_batch(config, of_model), planned_weights(model, config)
+    division = Division(config.sharding, config.processes, config.offload, config.offload)
+    adapters, compute = AdapterConfig.of(config), ComputeConfig.of(config)
+    batch, weights = long_batch(config, of_model), planned_weights(model, adapters, config.dtype)
     if config.cache_features:
         refuse_features(model, config.trained_towers)
         batch = replace(batch, patches=0)
@@ -45,33 +47,27 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         weights,
         architecture,
         batch,
-        passing(config, divided, architecture, "cuda", weights.frozen_bytes),
-        divided,
+        forward_pass(adapters, compute, division, architecture, "cuda", weights.frozen_bytes),
+        division,
         accelerator=True,
         available=None if config.device_gib is None else int(config.device_gib * GIB),
         feature_bytes=feature_bytes(config, of_model, weights.frozen_bytes) if config.cache_features else 0,
     )
 
 
-def hours(config: EstimateConfig, shapes: Path) -> str:
-    """How long training takes, if all questions are like those of the forecast's batch."""
-    model = model_config(shapes)
-    return time_line(config, model, long_question(config, model, QUESTION_TOKENS, branches_of(config)))
-
-
 def model_config(shapes: Path) -> PreTrainedConfig:
-    """A model's config from a recipe's `architecture.json`, or from its own file."""
+    """Read a model's config from a recipe's `architecture.json`, or from its own file."""
     facts: dict[str, Any] = read_json(shapes, "the model's shapes")
     return AutoConfig.for_model(**(facts["config"] if shapes.name == ARCHITECTURE else facts))
 
 
 def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:
-    """Bytes of a picture's cached features: of Qwen behind the projector, of LLaVA of each layer that it reads.
+    """Return the bytes of a picture's cached features: Qwen's after the projector, LLaVA's of each layer that it reads.
 
     Args:
-        config: The run's.
-        model: Its model's.
-        frozen_bytes: Of a number that a frozen tower puts out.
+        config: Settings of the run.
+        model: Config of the model.
+        frozen_bytes: Bytes of a number that a frozen tower puts out.
     """
     size = {"auto": frozen_bytes, "float32": 4}.get(config.cache_dtype, 2)
     layers = getattr(model, "vision_feature_layer", -1)
@@ -81,32 +77,27 @@ def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes:
 
 
 def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> BatchSize:
-    """A batch of questions that each have all their branches."""
-    image = config.image_tokens or image_tokens(model, config.max_pixels)
-    branches = branches_of(config)
-    tree = image + QUESTION_TOKENS + branches * config.branch_tokens
-    patches = image_patches(model, image)
-    one = BatchSize(tree, tree, branches * config.branch_supervised, patches, 1)
+    """Return the size of a batch of questions that each have all their branches."""
+    image, branches = config.image_tokens or image_tokens(model, config.max_pixels), branches_of(config)
+    tokens = image + QUESTION_TOKENS + branches * config.branch_tokens
+    one = BatchSize(tokens, tokens, branches * config.branch_supervised, image_patches(model, image), 1)
     return one.times(config.per_device_train_batch_size)
 
 
 def branches_of(config: EstimateConfig) -> int:
-    """Branches of a long question."""
+    """Return the branches of a long question."""
     return config.branches or find_scheme(config.scheme).long_question
 
 
 def report(config: EstimateConfig, forecast: Forecast) -> str:
-    """The table, and what it was computed for."""
+    """Format the memory table under a line about the run."""
     weights, batch = forecast.weights, forecast.batch
     count = f"{weights.trained:,} of {weights.trained + weights.frozen + weights.quantized:,}"
-    how = (
-        f"{config.processes} processes, {config.sharding or 'nothing'} divided"
-        if config.processes > 1
-        else "one process"
-    )
+    launch = f"{config.processes} processes, {config.sharding or 'nothing'} divided"
     head = (
-        f"{config.model}, {config.method}: {count} weights train; {how}; a batch of "
-        f"{config.per_device_train_batch_size} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
+        f"{config.model}, {config.method}: {count} weights train; {launch if config.processes > 1 else 'one process'}; "
+        f"a batch of {config.per_device_train_batch_size} questions with {branches_of(config)} branches, "
+        f"{batch.tokens:,} tokens"
     )
     cached = f"features: {in_words(forecast.feature_bytes)} a picture on the disk, and the tower isn't run"
     return "\n".join(

@@ -28,11 +28,6 @@ class EstimateConfig(SftConfig):
     branch_tokens: int = setting(250, "tokens of one, with what is asked and answered", gt=0)
     branch_supervised: int = setting(20, "tokens of one that are supervised", gt=0)
 
-    questions: int | None = setting(None, "questions of the data, to say how long training takes", gt=0)
-    tflops: float | None = setting(
-        None, "10¹² operations a second that a device's products reach; measured here if unset", gt=0
-    )
-
     def needed_problems(self) -> Iterator[str]:
         """Yield nothing: data, model and output need not be there."""
         yield from ()

@@ -41,6 +41,6 @@ def test_adamw_moves_a_number_that_far_at_most_about() -> None:
 def test_a_run_too_short_for_new_rows_is_told_so(base_model: Callable[..., Any]) -> None:
     model = load(str(base_model())).model
 
-    assert "too few steps" in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 39)
-    assert "too few" not in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 7300)
-    assert "too few" not in travel_line(SftConfig(method="full", learning_rate=1e-4), model, 39)
+    assert "too few steps" in travel_line(SftConfig(learning_rate=1e-4), model, 39, adapters=True)
+    assert "too few" not in travel_line(SftConfig(learning_rate=1e-4), model, 7300, adapters=True)
+    assert "too few" not in travel_line(SftConfig(learning_rate=1e-4), model, 39, adapters=False)
