@@ -1,4 +1,4 @@
-"""What the annotator `llm` is asked: how much that is before the first request, and the same as files of a batch."""
+"""Requests of the annotator `llm`: an estimate of their cost, and files for a batch API."""
 
 from __future__ import annotations
 
@@ -12,58 +12,55 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import conversation
 from reflectune.data_builders.annotators.protocol import Annotation, Case
-from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import ExampleBuilder
-from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.formats.dataset import Dataset
 from reflectune.models.remote.batches import BatchFolder, Results, Written
 from reflectune.models.remote.client import RemoteModel, request_key
 from reflectune.models.remote.endpoint import Endpoint
 
 SAMPLE = 256
-"""Questions, at even distances, that an estimate is made from."""
+"""Most questions that an estimate reads, evenly spaced."""
 MEASURED = 20
-"""So many replies that are kept tell what others will cost."""
+"""Least number of cached replies whose tokens are used for an estimate."""
 
-_LETTERS_A_TOKEN = 4
-"""Of English text, roughly; as long as no reply told how many tokens a request has."""
+_CHARACTERS_PER_TOKEN = 4
+"""Rough average for English text, used without cached replies."""
 _CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What an annotation will cost.
+class AnnotationEstimate:
+    """Requests, tokens and cost of an annotation.
 
     Attributes:
-        requests: Still to be sent.
-        kept: Replies that are there already.
-        prompt_tokens: To send.
-        completion_tokens: To receive: at most, or as many as kept replies have on average.
-        measured: Kept replies that the tokens are reckoned from; 0 if there are too few.
-        sampled: Questions that it was made from; 0 for all.
-        first: What is asked first.
+        requests: Requests still to send.
+        cached: Replies that are cached already.
+        prompt_tokens: Tokens to send.
+        completion_tokens: Tokens to receive: at most, or by the average of the cached replies.
+        measured: Number of cached replies used; 0 if there are too few.
+        sampled: Number of questions read; 0 for all.
+        first: Text of the first request.
     """
 
     requests: int
-    kept: int
+    cached: int
     prompt_tokens: int
     completion_tokens: int
     measured: int
     sampled: int
     first: str
 
-    def told(self, endpoint: Endpoint) -> str:
-        """The estimate, in two lines."""
-        kept = f" ({self.kept:,} more are answered already)" if self.kept else ""
+    def describe(self, endpoint: Endpoint) -> str:
+        """Return the estimate in two lines."""
+        cached = f" ({self.cached:,} more are answered already)" if self.cached else ""
         at_most = "about" if self.measured else "at most"
-        each = "" if self.measured else f" ({endpoint.max_tokens} each)"
+        per_reply = "" if self.measured else f" ({endpoint.max_tokens} each)"
         basis = [
-            *([f"from {self.sampled} questions at even distances"] if self.sampled else []),
-            *([f"by the {self.measured:,} replies that are kept"] if self.measured else []),
+            *([f"from {self.sampled} evenly spaced questions"] if self.sampled else []),
+            *([f"by the {self.measured:,} cached replies"] if self.measured else []),
         ]
         lines = [
-            f"{endpoint.model} would be asked about {self.requests:,} paragraphs{kept}: "
-            f"about {self.prompt_tokens:,} tokens to send, {at_most} {self.completion_tokens:,} to receive{each}"
+            f"{endpoint.model} would be asked about {self.requests:,} paragraphs{cached}: "
+            f"about {self.prompt_tokens:,} tokens to send, {at_most} {self.completion_tokens:,} to receive{per_reply}"
             + (f"; estimated {' and '.join(basis)}" if basis else "")
         ]
         if endpoint.input_price or endpoint.output_price:
@@ -75,92 +72,98 @@ class Estimate:
         return "\n".join(lines)
 
 
-def estimate(builder: ExampleBuilder, questions: Sequence[Question], config: BuildConfig, cache: Path) -> Estimate:
-    """What the annotator would be asked and what that costs; nothing is sent or written.
+def estimate(
+    builder: ExampleBuilder, questions: Sequence[Question], endpoint: Endpoint, cache: Path
+) -> AnnotationEstimate:
+    """Estimate the requests for questions. Nothing is sent or written.
 
     Args:
-        builder: Of the build.
-        questions: All that it is about.
-        config: The build's.
-        cache: The file of replies, which need not be there.
+        builder: Builder of the examples.
+        questions: All knowledge-based questions.
+        endpoint: The server and model.
+        cache: File of replies, which may be missing.
     """
-    endpoint = config.endpoint()
-    kept = _kept(cache)
-    some = _evenly(questions, SAMPLE)
+    cached = _cached_tokens(cache)
+    sample = _evenly(questions, SAMPLE)
     prompts: dict[str, str] = {}
-    for question in some:
-        with suppress(UserError):  # a bad row: the build says so
+    for question in sample:
+        with suppress(UserError):  # a bad row, which the build reports
             for passage in builder.candidates(question):
                 messages = conversation((question, passage))
                 prompts.setdefault(request_key(endpoint, endpoint.request(messages)), messages[0]["content"])
-    scale = len(questions) / max(1, len(some))
-    left = [prompt for key, prompt in prompts.items() if key not in kept]
+    scale = len(questions) / max(1, len(sample))
+    left = [prompt for key, prompt in prompts.items() if key not in cached]
     requests = round(len(left) * scale)
-    measured = len(kept) if len(kept) >= MEASURED else 0
-    sent, received = (sum(column) for column in zip(*kept.values(), strict=True)) if measured else (0, 0)
-    letters = sum(map(len, left)) * scale
-    return Estimate(
+    measured = len(cached) if len(cached) >= MEASURED else 0
+    sent, received = (sum(column) for column in zip(*cached.values(), strict=True)) if measured else (0, 0)
+    characters = sum(map(len, left)) * scale
+    return AnnotationEstimate(
         requests=requests,
-        kept=round((len(prompts) - len(left)) * scale),
-        prompt_tokens=round(requests * sent / measured) if measured else round(letters / _LETTERS_A_TOKEN),
+        cached=round((len(prompts) - len(left)) * scale),
+        prompt_tokens=round(requests * sent / measured) if measured else round(characters / _CHARACTERS_PER_TOKEN),
         completion_tokens=round(requests * received / measured) if measured else requests * endpoint.max_tokens,
         measured=measured,
-        sampled=len(some) if len(some) < len(questions) else 0,
+        sampled=len(sample) if len(sample) < len(questions) else 0,
         first=next(iter(prompts.values()), "").rstrip(),
     )
 
 
-def ask_by_batch(dataset: Dataset, questions: Sequence[Question], config: BuildConfig, model: RemoteModel) -> bool:
-    """Keep the replies of the batch's result files, and write files of what is still to be asked.
+def ask_by_batch(builder: ExampleBuilder, questions: Sequence[Question], folder: str, model: RemoteModel) -> bool:
+    """Cache the replies in the batch's result files, and write request files for the rest.
+
+    Args:
+        builder: Builder of the examples.
+        questions: All knowledge-based questions.
+        folder: Folder of the batch's files.
+        model: The model, which caches replies.
 
     Returns:
-        Whether nothing is left to ask: the build can go on.
+        True if every request is answered, and the build can go on.
 
     Raises:
-        UserError: A result file is damaged, or a row is bad and `on_error` is stop.
+        UserError: A result file is damaged, or a row is bad and `on_error` is `stop`.
     """
-    batch = BatchFolder(config.llm_batch)
+    batch = BatchFolder(folder)
     results = batch.read_results(model)
-    written = batch.write(_requests(dataset, questions, config, model), results)
+    written = batch.write(_requests(builder, questions, model), results)
     if results.answered:
         print(f"{batch.folder}: {results}")
     if not (written.files or written.waiting):
         return True
     if written.files:
-        builder = ExampleBuilder(dataset, None, by_string, config)
-        print(estimate(builder, questions, config, model.cache).told(model.endpoint))
-    print(_told(batch, results, written))
+        print(estimate(builder, questions, model.endpoint, model.cache).describe(model.endpoint))
+    print(_describe(batch, results, written))
     return False
 
 
 def _requests(
-    dataset: Dataset, questions: Sequence[Question], config: BuildConfig, model: RemoteModel
+    builder: ExampleBuilder, questions: Sequence[Question], model: RemoteModel
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """What the builder will ask, by the builder itself: bad rows are told before anything is paid."""
+    """Yield the requests that a build sends, by building: so bad rows are reported before anything is paid for."""
     cases: list[Case] = []
 
-    def collect(some: Sequence[Case]) -> list[Annotation]:
-        cases.extend(some)
-        return [Annotation("unclear") for _ in some]
+    def collect(chunk: Sequence[Case]) -> list[Annotation]:
+        cases.extend(chunk)
+        return [Annotation("unclear") for _ in chunk]
 
-    builder = ExampleBuilder(dataset, None, collect, config)
+    collecting = builder.with_annotator(collect)
     for start in range(0, len(questions), _CHUNK):
-        builder.knowledge(questions[start : start + _CHUNK])
+        collecting.build_knowledge(questions[start : start + _CHUNK])
         yield from model.unanswered([conversation(case) for case in cases]).items()
         cases.clear()
 
 
-def _told(batch: BatchFolder, results: Results, written: Written) -> str:
+def _describe(batch: BatchFolder, results: Results, written: Written) -> str:
     lines = [f"{path}: {count:,} requests, to be given to the batch API" for path, count in written.files]
     lines += [f"{path}: {count:,} requests without a result yet" for path, count in sorted(written.waiting.items())]
-    again = sum(results.errors.values())
-    lines += [f"{again:,} of them failed before and are asked again"] if again else []
+    failed = sum(results.errors.values())
+    lines += [f"{failed:,} of them failed before and are sent again"] if failed else []
     lines.append(f"put the result files into {batch.folder}, and run the same command again")
     return "\n".join(lines)
 
 
-def _kept(cache: Path) -> dict[str, tuple[int, int]]:
-    """The tokens sent and received for each reply that is kept."""
+def _cached_tokens(cache: Path) -> dict[str, tuple[int, int]]:
+    """Return the numbers of tokens sent and received for each cached reply."""
     if not cache.is_file():
         return {}
     return {row["id"]: (row["prompt_tokens"], row["completion_tokens"]) for row in read_rows(cache)}

@@ -1,7 +1,4 @@
-"""mR²AG-IT examples from questions and articles (mR²AG, section 3.3): which passages hang from a question, and as what.
-
-Pure functions over passages; reading, retrieving, annotating and writing are in `reflection_run`.
-"""
+"""Select positive and negative passages for each mR²AG-IT question (§3.3). Pure functions; I/O is in `run.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
+from reflectune.core.config import Settings, setting
 from reflectune.core.types import Passage, Question
+from reflectune.core.values import Seed
 from reflectune.data_builders.annotators.protocol import Annotation
 from reflectune.data_builders.annotators.string import canonical_answer, is_yes_or_no, stated_answer, states_a_part
 from reflectune.models.rendering.turns import passage_text
@@ -21,43 +20,36 @@ Item = TypeVar("Item")
 StringFilter = Literal["strict", "strict_parts", "negatives", "off"]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How many passages of which source hang from a knowledge-based question.
+class PassageSettings(Settings):
+    """Number of passages of each source, and the filter of their labels.
 
-    Attributes:
-        positives: At most this many evidence paragraphs.
-        same_article: Other paragraphs of the question's own articles.
-        retrieved: Paragraphs of other entries that the retriever ranks high for the question's image, under the
-            evidence's heading where there is one (source `look_alike`), else any (source `retrieved`).
-        random: Paragraphs of entries drawn at random.
-        seed: Of every draw, together with the question's id.
-        string_filter: "Strict string searches …, ensuring answers appear only in evidence paragraphs" (section 3.3).
-            `strict`: evidence must hold an accepted answer, and no negative may, nor its title or lead; `strict_parts`:
-            nor may a negative hold a part of a list of answers; `negatives`: evidence needn't hold one, since a
-            paragraph can support an answer in other words; `off`: the annotator alone decides.
-        known_sections: Where the data set names evidence sections, look for evidence in them alone.
+    "Strict string searches …, ensuring answers appear only in evidence paragraphs" (section 3.3). `strict`: evidence
+    must contain an accepted answer, and no negative may, including its title and lead. `strict_parts`: nor may a
+    negative contain an item of a list of answers. `negatives`: evidence need not contain an answer, since a paragraph
+    can support it in other words. `off`: the annotator alone decides.
     """
 
-    positives: int = 1
-    same_article: int = 2
-    retrieved: int = 2
-    random: int = 1
-    seed: int = 0
-    string_filter: StringFilter = "strict"
-    known_sections: bool = True
+    string_filter: StringFilter = setting(
+        "strict", "labels that string search rejects: strict, strict_parts, negatives or off; see PassageSettings"
+    )
+    known_sections: bool = setting(True, "look for evidence only in the sections that the data set names, if any")
+    positives: int = setting(1, "most evidence passages per question", ge=1)
+    negatives_same_article: int = setting(2, "other passages of the question's article", ge=0)
+    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high", ge=0)
+    negatives_random: int = setting(1, "passages of random entries", ge=0)
+    seed: Seed = setting(0, "seed of every draw")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a question: an example, or the reason why there is none.
+class ExampleResult:
+    """A question's example, or the reason why it has none.
 
     Attributes:
         example: The training example, or None.
-        reason: Why there is none.
-        answer_elsewhere: Passages that the filter kept from being negatives, because an answer occurs in them.
-        without_answer: Passages that the filter kept from being evidence, because no answer occurs in them.
-        unclear: Passages of which the annotator couldn't say what they are.
+        reason: Reason why there is none.
+        answer_elsewhere: Number of passages that the filter rejected as negatives: they contain an answer.
+        without_answer: Number of passages that the filter rejected as evidence: they contain no answer.
+        unclear: Number of passages that the annotator could not judge.
     """
 
     example: ReflectionExample | None
@@ -68,18 +60,18 @@ class Outcome:
 
 
 NO_EVIDENCE = "no paragraph of the question's articles is evidence"
-NO_ANSWER_IN_EVIDENCE = "no accepted answer occurs in the evidence (`string_filter: strict`)"
-ALL_UNCLEAR = "the annotator can't say which paragraph is evidence"
+NO_ANSWER_IN_EVIDENCE = "the evidence contains no accepted answer (`string_filter: strict`)"
+ALL_UNCLEAR = "the annotator can't judge which paragraph is evidence"
 YES_OR_NO = (
-    "the answer is yes or no, which no search for words finds (`annotator: llm` with `string_filter: negatives` can "
-    "tell its evidence)"
+    "the answer is yes or no, which no string search finds (`annotator: llm` with `string_filter: negatives` finds its "
+    "evidence)"
 )
 
 
-def candidates(question: Question, article: Sequence[Passage], recipe: Recipe) -> list[Passage]:
-    """The passages that an annotator judges: the evidence sections where they are known, else the whole article."""
+def candidates(question: Question, article: Sequence[Passage], settings: PassageSettings) -> list[Passage]:
+    """Return the passages that an annotator judges: the known evidence sections, else the whole article."""
     sections = {(evidence.entry_id, evidence.section) for evidence in question.evidence}
-    if not sections or not recipe.known_sections:
+    if not sections or not settings.known_sections:
         return list(article)
     return [passage for passage in article if (passage.entry_id, passage.section) in sections]
 
@@ -90,50 +82,52 @@ def knowledge_example(
     judged: Sequence[tuple[Passage, Annotation]],
     ranked: Sequence[Sequence[Passage]],
     draw_article: Callable[[random.Random], Sequence[Passage]],
-    recipe: Recipe,
-) -> Outcome:
-    """Hang passages from a knowledge-based question.
+    settings: PassageSettings,
+) -> ExampleResult:
+    """Select the passages of a knowledge-based question.
 
-    A passage is `[Relevant]` if the annotator found evidence in it, and a negative only if it did not; the string
-    filter then takes out what would be a wrong label.
+    A passage is `[Relevant]` if the annotator found evidence in it, and a negative only if it did not. The string
+    filter then rejects passages whose label would be wrong.
 
     Args:
         question: The question.
-        article: The passages of the entries that the image shows.
-        judged: What the annotator said of those that may be evidence (see `candidates`).
-        ranked: For each other entry that the retriever ranked high, best first: its passages.
-        draw_article: Draws the passages of an entry at random.
-        recipe: How many passages of which source.
+        article: Passages of the question's own entries.
+        judged: Judgements of the `candidates`.
+        ranked: Passages of each other entry that the retriever ranked high, best entry first.
+        draw_article: Draws the passages of a random entry.
+        settings: Number of passages of each source.
     """
-    chosen = _Draw(question, random.Random(f"{recipe.seed}:{question.id}"), recipe.string_filter)
-    positives = chosen.positives(judged, recipe.positives)
+    sampler = _PassageSampler(question, random.Random(f"{settings.seed}:{question.id}"), settings.string_filter)
+    positives = sampler.positives(judged, settings.positives)
     if not positives:
-        return chosen.outcome(None, chosen.why_none())
+        return sampler.result(None, sampler.why_none())
     headings = {branch.passage.heading for branch in positives}
-    retrieved = chosen.negatives("retrieved", _same_heading_first(ranked, headings, chosen.rng), recipe.retrieved)
+    ranked = _same_heading_first(ranked, headings, sampler.rng)
+    retrieved = sampler.negatives("retrieved", ranked, settings.negatives_retrieved)
+    same_article = [sampler.shuffled(article)]
     branches = [
         *positives,
-        *chosen.negatives("same_article", [chosen.shuffled(article)], recipe.same_article, per_article=len(article)),
+        *sampler.negatives("same_article", same_article, settings.negatives_same_article, per_article=len(article)),
         *(
             replace(branch, source="look_alike") if branch.passage.heading in headings else branch
             for branch in retrieved
         ),
-        *chosen.random_negatives(draw_article, recipe.random, headings),
+        *sampler.random_negatives(draw_article, settings.negatives_random, headings),
     ]
     example = ReflectionExample(
         id=question.id,
         image=question.image,
         question=question.text,
         retrieve=True,
-        branches=tuple(chosen.shuffled(branches)),
+        branches=tuple(sampler.shuffled(branches)),
         style=question.answer_style,
         source=question.split,
     )
-    return chosen.outcome(example)
+    return sampler.result(example)
 
 
 def visual_example(question: Question) -> ReflectionExample:
-    """A visual-dependent question: no retrieval, its first answer, and the rest of its conversation."""
+    """Return a visual-dependent question's example: no retrieval, its first answer, and its follow-up questions."""
     return ReflectionExample(
         id=question.id,
         image=question.image,
@@ -147,7 +141,7 @@ def visual_example(question: Question) -> ReflectionExample:
 
 
 def question_problem(question: Question) -> str:
-    """What makes a question unfit for training, or ""."""
+    """Return the problem that makes a question unfit for training, or ""."""
     if not question.text.strip():
         return "the question is empty"
     if not question.image.strip():
@@ -157,17 +151,17 @@ def question_problem(question: Question) -> str:
     if any(not (later.question.strip() and later.answer.strip()) for later in question.follow_ups):
         return "a later round of the conversation lacks its question or its answer"
     if question.follow_ups and question.answer_style != "free":
-        return "it goes on as a conversation, and asks for a word; `answer_type: free_form` asks for none"
+        return "it has follow-up questions, which need a free-form answer; set `answer_type: free_form`"
     if question.is_knowledge_based is None:
-        return "the question neither says whether it needs retrieval (`requires_retrieval`) nor names an entity"
+        return "the question has neither `requires_retrieval` nor an entity"
     if question.is_knowledge_based and not question.entity_ids:
         return "the knowledge-based question names no entity"
     return ""
 
 
 @dataclass
-class _Draw:
-    """The draws for one question: no passage twice, and no negative in which an answer occurs."""
+class _PassageSampler:
+    """Draws passages for one question: no passage twice, and no negative that contains an answer."""
 
     question: Question
     rng: random.Random
@@ -180,11 +174,11 @@ class _Draw:
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         return self.rng.sample(list(items), len(items))
 
-    def outcome(self, example: ReflectionExample | None, reason: str = "") -> Outcome:
-        return Outcome(example, reason, self.answer_elsewhere, self.without_answer, self.unclear)
+    def result(self, example: ReflectionExample | None, reason: str = "") -> ExampleResult:
+        return ExampleResult(example, reason, self.answer_elsewhere, self.without_answer, self.unclear)
 
-    def positives(self, judged: Sequence[tuple[Passage, Annotation]], wanted: int) -> list[Branch]:
-        """Up to `wanted` evidence passages. The rest of the evidence, and what is unclear, is never a negative."""
+    def positives(self, judged: Sequence[tuple[Passage, Annotation]], count: int) -> list[Branch]:
+        """Return up to `count` evidence passages. Other evidence, and unclear passages, never become negatives."""
         relevant = []
         for passage, judgement in judged:
             if judgement.label == "irrelevant":
@@ -196,10 +190,10 @@ class _Draw:
                 self.without_answer += 1
             else:
                 relevant.append(Branch(passage, True, judgement.answer, "gold"))
-        return self.shuffled(relevant)[:wanted]
+        return self.shuffled(relevant)[:count]
 
     def why_none(self) -> str:
-        """Why there is no evidence."""
+        """Return the reason why there is no evidence."""
         if (self.without_answer or self.unclear) and is_yes_or_no(self.question):
             return YES_OR_NO
         if self.without_answer:
@@ -207,27 +201,27 @@ class _Draw:
         return ALL_UNCLEAR if self.unclear else NO_EVIDENCE
 
     def negatives(
-        self, source: str, articles: Sequence[Sequence[Passage]], wanted: int, per_article: int = 1
+        self, source: str, articles: Sequence[Sequence[Passage]], count: int, per_article: int = 1
     ) -> list[Branch]:
-        """Up to `wanted` negatives, taking up to `per_article` from each article in turn."""
+        """Return up to `count` negatives, at most `per_article` from each article in turn."""
         branches: list[Branch] = []
         for passages in articles:
-            here = 0
+            taken = 0
             for passage in passages:
-                if len(branches) == wanted or here == per_article:
+                if len(branches) == count or taken == per_article:
                     break
                 if passage.id not in self.used and self._is_negative(passage):
                     branches.append(Branch(passage, False, "", source))
-                    here += 1
+                    taken += 1
         return branches
 
     def random_negatives(
-        self, draw_article: Callable[[random.Random], Sequence[Passage]], wanted: int, headings: set[str]
+        self, draw_article: Callable[[random.Random], Sequence[Passage]], count: int, headings: set[str]
     ) -> list[Branch]:
-        """Negatives of random entries, half of the time under an evidence passage's heading if there is one."""
+        """Return negatives of random entries, half of the time under the evidence's heading where there is one."""
         branches: list[Branch] = []
-        for _ in range(10 * wanted):  # an entry may have no fit passage; draw another one, but not for ever
-            if len(branches) == wanted:
+        for _ in range(10 * count):  # an entry may have no suitable passage
+            if len(branches) == count:
                 break
             passages = self.shuffled(draw_article(self.rng))
             if self.rng.random() < 0.5:
@@ -237,22 +231,22 @@ class _Draw:
         return branches
 
     def _is_negative(self, passage: Passage) -> bool:
-        """Whether no accepted answer stands in what the model reads of a passage, its title and lead included."""
+        """Return True if the passage contains no accepted answer, including its title and lead."""
         self.used.add(passage.id)
         if self.string_filter == "off":
             return True
-        read = replace(passage, text=passage_text(passage))
-        holds = bool(stated_answer(self.question, read))
+        shown = replace(passage, text=passage_text(passage))
+        has_answer = bool(stated_answer(self.question, shown))
         if self.string_filter == "strict_parts":
-            holds = holds or states_a_part(self.question, read)
-        self.answer_elsewhere += holds
-        return not holds
+            has_answer = has_answer or states_a_part(self.question, shown)
+        self.answer_elsewhere += has_answer
+        return not has_answer
 
 
 def _same_heading_first(
     ranked: Sequence[Sequence[Passage]], headings: set[str], rng: random.Random
 ) -> list[list[Passage]]:
-    """The ranked entries in a drawn order: first those with a passage under the evidence's headings, that one first."""
+    """Shuffle the ranked entries and their passages, with those under the evidence's headings first."""
     articles = [rng.sample(list(passages), len(passages)) for passages in ranked]
     rng.shuffle(articles)
     for passages in articles:

@@ -1,9 +1,9 @@
-"""Builds a split of mR²AG-IT: questions and articles in, training examples out; goes on where it stopped."""
+"""Build a split of mR²AG-IT: questions and articles in, training examples out. An interrupted build resumes."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.resumable import ALONE, Logs, Processes, Row, join_launch, run_chunks
+from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.asking import ask_by_batch, estimate
-from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, ExampleBuilder
+from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.proofread import page_article
-from reflectune.data_builders.mr2ag.selection import image_roots, select_questions, visual_beside
+from reflectune.data_builders.mr2ag.selection import image_roots, select_questions
 from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary
 from reflectune.data_builders.proofreading.page import write_page
 from reflectune.formats.dataset import Dataset
@@ -39,14 +40,14 @@ from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 CHUNK = 64
-"""Pictures that are searched for, and questions that are annotated, and written to the log together."""
+"""Images searched for, or questions annotated and logged, together."""
 
 
 def run(config: BuildConfig) -> None:
-    """Build as the config says; a dry run shows one example, asks no server and writes nothing.
+    """Build a split; a dry run shows one example, sends no request and writes nothing.
 
-    The processes of a launch share the pictures that are searched for, and the questions that are annotated; the first
-    one alone asks a server.
+    The processes of a launch share the images to search for and the questions to annotate. Only the first one sends
+    requests to a server.
     """
     processes, device = join_launch(config.device)
     dataset = Dataset(Path(config.dataset), config.part)
@@ -60,15 +61,10 @@ def run(config: BuildConfig) -> None:
     if processes.index and config.annotator == "llm":
         build_split(dataset, retriever, None, config, processes)
         return
-    with opened(config.annotator, config, replies_file(config)) as annotate:
+    with opened(config.annotator, config, config.replies_file()) as annotate:
         build_split(dataset, retriever, annotate, config, processes)
         if isinstance(annotate, LlmAnnotator) and not config.llm_batch:
             print(annotate.model.summary())
-
-
-def replies_file(config: BuildConfig) -> Path:
-    """Where the replies to the annotator `llm` are kept, however they came."""
-    return Path(config.llm_cache or Path(config.output, "llm_replies.jsonl"))
 
 
 def build_split(
@@ -80,87 +76,67 @@ def build_split(
 ) -> None:
     """Write `{split}.parquet`, its page for proof-reading, and its part of the manifest and of `statistics.json`.
 
-    However many processes there are, a picture is searched for once, and the files have the same bytes.
+    Each image is searched for once, and the files have the same bytes for any number of processes.
 
     Args:
         dataset: Questions, images and knowledge base.
-        retriever: For hard negatives; None if the config asks for none.
-        annotate: Tells evidence; None in a process that only helps with the search.
-        config: What to build.
-        processes: Of the launch.
+        retriever: Retriever for hard negatives, or None.
+        annotate: Annotator of evidence; None in a process that only helps with the search.
+        config: Settings of the build.
+        processes: The processes of the launch.
 
     Raises:
-        UserError: A row is bad and `on_error` is stop, or no question gave an example.
+        UserError: A row is bad and `on_error` is `stop`, or no question has an example.
     """
-    output = Path(config.output)
-    target = output / f"{config.split}.parquet"
-    index = config.finder_fingerprint() if retriever is not None else ""
-    elsewhere = [Dataset(Path(config.visual_dataset)).fingerprint] if config.visual_dataset else []
-    prompt_hashes = [PROMPT_HASH] if config.annotator == "llm" else []
-    key = fingerprint([config.what_decides(), dataset.fingerprint, index, *elsewhere, *prompt_hashes])
-    is_first = processes.index == 0
-    if is_built(output, dataset, config.split, key):
+    output, split, is_first = Path(config.output), config.split, processes.index == 0
+    key = _fingerprint(config, dataset)
+    if is_built(output, dataset, split, key):
         if is_first:
-            print(f"nothing to do: {target} is built")
+            print(f"nothing to do: {output / split}.parquet is built")
         return
-    knowledge, visual = select_questions(dataset, config)
-    builder = ExampleBuilder(dataset, retriever, annotate or by_string, config)
+    knowledge, visual = select_questions(dataset, config, config.seed)
+    builder = _builder(config, dataset, retriever, annotate or by_string)
     if config.without_image == "blank" and is_first:
         _write_blank(output)
-    _search_logged(builder, knowledge, Logs(output, f".{config.split}.{key}.hits.*.jsonl", key), processes)
-    if annotate is None:
+    _search_logged(builder, knowledge, Logs(output, f".{split}.{key}.hits.*.jsonl", key), processes)
+    if annotate is None or not _is_answered(config, builder, knowledge, annotate):
         return
-    if isinstance(annotate, LlmAnnotator):
-        if config.llm_batch:
-            if not ask_by_batch(dataset, knowledge, config, annotate.model):
-                return
-        else:
-            asked = estimate(builder, knowledge, config, replies_file(config))
-            print(asked.told(config.endpoint()) if asked.requests else "every reply is kept: nothing is asked")
     sharing = ALONE if config.annotator == "llm" else processes
-    whole = _build_logged(builder, knowledge, Logs(output, f".{config.split}.{key}.examples.*.jsonl", key), sharing)
+    built = _build_logged(builder, knowledge, Logs(output, f".{split}.{key}.examples.*.jsonl", key), sharing)
     if not is_first:
         return
-    visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
-    seen = builder.visual(visual, visual_wanted)
-    whole.examples += seen.examples
-    whole.rejected += seen.rejected
-    numbers = statistics(whole, knowledge, visual_wanted) | {"annotator": _described(annotate, config)}
-    if not whole.examples:
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in numbers["questions_left_out"].items())
-        if bad := numbers["bad_rows"]:
-            first = f"{len(bad):,} bad rows, the first: question {bad[0]['id']}: {bad[0]['reason']}"
-            reasons = f"{reasons}; {first}" if reasons else first
-        raise UserError(
-            f"no question of split {config.split} of {dataset.root} gave an example: {reasons or 'none there'}"
-        )
-    write_examples(target, whole.examples, ReflectionExample)
+    visual_count = len(visual) if config.visual_ratio == 1 else config.visual_count(len(built.examples))
+    built.extend(builder.build_visual(visual, visual_count))
+    numbers = statistics(built, knowledge, visual_count) | {"annotator": _annotator_record(config, annotate)}
+    if not built.examples:
+        raise UserError(f"no question of split {split} of {dataset.root} has an example: {_reasons(numbers)}")
+    write_examples(output / f"{split}.parquet", built.examples, ReflectionExample)
     if config.proofread:
-        page = output / f"proofread_{config.split}.html"
-        roots = image_roots(dataset, config)
-        title = f"{config.split} of {dataset.root.name}"
-        write_page(page, whole.examples, page_article, roots, title, count=config.proofread)
+        page, title = output / f"proofread_{split}.html", f"{split} of {dataset.root.name}"
+        roots = image_roots(dataset, config, output)
+        write_page(page, built.examples, page_article, roots, title, count=config.proofread)
     _record(config, dataset, key, numbers)
-    for log_path in output.glob(f".{config.split}.*.jsonl"):  # this build's, and those of builds that were given up
+    for log_path in output.glob(f".{split}.*.jsonl"):  # also those of abandoned builds
         log_path.unlink()
-    print(summary(target, numbers))
+    print(summary(output / f"{split}.parquet", numbers))
 
 
 def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) -> str:
-    """How much there is to build, and the first example; of the `llm` annotator, what it would ask."""
-    knowledge, visual = select_questions(dataset, config)
+    """Return the size of a build and its first example; for the annotator `llm`, the cost and the first request."""
+    knowledge, visual = select_questions(dataset, config, config.seed)
     lines = [
         f"{config.split} of {dataset.root}: {len(knowledge):,} knowledge-based questions, "
         f"{len(visual):,} visual ones to draw from"
     ]
     if config.annotator == "llm":
-        asked = estimate(ExampleBuilder(dataset, None, by_string, config), knowledge, config, replies_file(config))
-        shown = ["the first one:", asked.first] if asked.first else []
-        return "\n".join([*lines, asked.told(config.endpoint()), *shown])
+        endpoint = config.endpoint()
+        requests = estimate(_builder(config, dataset, None, by_string), knowledge, endpoint, config.replies_file())
+        first = ["the first one:", requests.first] if requests.first else []
+        return "\n".join([*lines, requests.describe(endpoint), *first])
     with opened(config.annotator, config, Path()) as annotate:
-        builder = ExampleBuilder(dataset, retriever, annotate, config)
-        builder.expect(builder.search(builder.pictured(knowledge[:8])))
-        for example in builder.knowledge(knowledge[:8]).examples[:1]:
+        builder = _builder(config, dataset, retriever, annotate)
+        builder.add_ranking(builder.search(builder.images_to_search(knowledge[:8])))
+        for example in builder.build_knowledge(knowledge[:8]).examples[:1]:
             lines.append(f"{example.id}: {example.question} ({example.image})")
             lines += [
                 f"  {'[Relevant] ' + branch.answer if branch.relevant else '[Irrelevant]'} {branch.source}: "
@@ -171,47 +147,93 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
 
 
 def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
-    """Whether this very split is there already.
+    """Return True if the folder has this split.
+
+    Args:
+        output: Folder of the reflection data.
+        dataset: The data set.
+        split: Name of the split.
+        key: Hash of everything that determines the split.
 
     Raises:
-        UserError: The folder holds another data set's splits.
+        UserError: The folder has splits of a different data set.
     """
     if not (output / MANIFEST).is_file():
         return False
     manifest = read_manifest(output)
     if manifest.image_root != dataset.root.resolve():
-        raise UserError(f"{output} holds data of {manifest.image_root}, not of {dataset.root}; choose another `output`")
+        raise UserError(
+            f"{output} holds data of {manifest.image_root}, not of {dataset.root}; choose a different `output`"
+        )
     return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
 
 
+def _fingerprint(config: BuildConfig, dataset: Dataset) -> str:
+    index = config.finder_fingerprint() if config.negatives_retrieved else ""
+    visual = config.open_visual()
+    prompt_hash = PROMPT_HASH if config.annotator == "llm" else ""
+    return fingerprint(
+        [config.decisive(), dataset.fingerprint, index, visual.fingerprint if visual else "", prompt_hash]
+    )
+
+
+def _builder(config: BuildConfig, dataset: Dataset, retriever: Retriever | None, annotate: Annotator) -> ExampleBuilder:
+    output = Path(config.output)
+    blank = Path(os.path.relpath((output / "blank.png").resolve(), dataset.root.resolve())).as_posix()
+    roots = image_roots(dataset, config, output)
+    return ExampleBuilder(dataset, retriever, annotate, ExampleSettings.of(config), roots, blank)
+
+
+def _is_answered(
+    config: BuildConfig, builder: ExampleBuilder, questions: Sequence[Question], annotate: Annotator
+) -> bool:
+    """Return False if a batch has requests without a reply. Print the estimate of requests to a server."""
+    if not isinstance(annotate, LlmAnnotator):
+        return True
+    if config.llm_batch:
+        return ask_by_batch(builder, questions, config.llm_batch, annotate.model)
+    requests = estimate(builder, questions, config.endpoint(), config.replies_file())
+    print(requests.describe(config.endpoint()) if requests.requests else "every reply is cached: no request is sent")
+    return True
+
+
 def _search_logged(builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes) -> None:
-    """Search for each picture once, in chunks that the processes share; all of them get to know what was found."""
-    if not (pictured := builder.pictured(questions)):
+    """Search for each image once, in chunks that the processes share, and give all of them the results."""
+    if not (searched := builder.images_to_search(questions)):
         return
 
     def search(chunk: Sequence[Question]) -> Row:
         return {"entries": builder.search(chunk)}
 
-    for row in run_chunks(pictured, CHUNK, search, logs, processes=processes, desc="searching"):
-        builder.expect(row["entries"])
-    processes.wait()  # all have read what was found before one of them is done, and deletes it
+    for row in run_chunks(searched, CHUNK, search, logs, processes=processes, desc="searching"):
+        builder.add_ranking(row["entries"])
+    processes.wait()  # the process that finishes first deletes the logs
 
 
-def _build_logged(builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes) -> Batch:
-    """Build in chunks, each one row of a log: what is in a log is not built again. The first process has them all."""
+def _build_logged(
+    builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes
+) -> BuiltExamples:
+    """Build in chunks, each one row of a log. The first process returns all examples, the others none."""
 
     def build(chunk: Sequence[Question]) -> Row:
-        return dataclasses.asdict(builder.knowledge(chunk))
+        return to_row(builder.build_knowledge(chunk))
 
-    whole = Batch()
+    built = BuiltExamples()
     rows = run_chunks(questions, CHUNK, build, logs, processes=processes)
     for row in rows if processes.index == 0 else ():
-        whole.add(row)
-    return whole
+        built.extend(from_row(BuiltExamples, row))
+    return built
 
 
-def _described(annotate: Annotator, config: BuildConfig) -> dict[str, Any]:
-    """Who told evidence; of an LLM also the prompt's hash, and what all replies in its file cost."""
+def _reasons(numbers: dict[str, Any]) -> str:
+    reasons = [f"{count} × {reason}" for reason, count in numbers["questions_left_out"].items()]
+    if bad := numbers["bad_rows"]:
+        reasons.append(f"{len(bad):,} bad rows, the first: question {bad[0]['id']}: {bad[0]['reason']}")
+    return "; ".join(reasons) or "none there"
+
+
+def _annotator_record(config: BuildConfig, annotate: Annotator) -> dict[str, Any]:
+    """Return the annotator's name; of an LLM also the prompt's hash, and the cost of all replies in its file."""
     if not isinstance(annotate, LlmAnnotator):
         return {"name": config.annotator}
     return {"name": "llm", "model": config.llm_model, "prompt": PROMPT_HASH, **annotate.model.usage()}
@@ -224,12 +246,12 @@ def _write_blank(output: Path) -> None:
 
 
 def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
-    """Write the split's statistics, and then the manifest, which says that the split is there."""
+    """Write the split's statistics, then the manifest, which makes the split count."""
     output, split = Path(config.output), config.split
     known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
     write_json(output / STATISTICS, {**known, split: numbers})
-    root = dataset.root
-    before = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", root, {})
-    visual = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
-    folders = tuple(sorted({*before.image_folders, *(str(folder.resolve()) for folder in visual)}))
-    write_manifest(output, Manifest("mr2ag", root, {**before.fingerprints, split: key}, folders))
+    earlier = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", dataset.root, {})
+    visual = config.open_visual()
+    folders = {str(folder.resolve()) for folder in visual.image_roots} if visual else set()
+    image_folders = tuple(sorted({*earlier.image_folders, *folders}))
+    write_manifest(output, Manifest("mr2ag", dataset.root, {**earlier.fingerprints, split: key}, image_folders))

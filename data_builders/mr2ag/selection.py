@@ -1,81 +1,121 @@
-"""Which questions a split of reflection data is built from; memory holds those that are drawn, not the data set."""
+"""Select the questions of a split of reflection data. Memory holds the drawn questions, not the data set."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.formats.dataset import Dataset
+from reflectune.core.values import SplitName
+from reflectune.formats.dataset import Dataset, split_issues
+from reflectune.formats.parts import PartName
 
 SPARE = 1000
-"""Visual-dependent questions beyond those that the ratio can ask for: some of them may be bad rows."""
+"""Visual-dependent questions drawn beyond the number that the ratio needs: some may be bad rows."""
 
 
-def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Question], list[Question]]:
-    """Knowledge-based questions, and visual-dependent ones in a drawn order; `limit` draws from the former.
+class QuestionSettings(Settings):
+    """Settings that select the questions."""
 
-    With `visual_ratio: 1` there are none of the former, and `limit` draws from the latter.
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
+    split: SplitName = setting("train", "split of the questions", needed="")
+    part: PartName = setting("", "only a part of the questions, e.g. 1/2, divided by entity; default: all")
+    limit: int | None = setting(
+        None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
+    )
+    visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: only these", ge=0, le=1)
+    visual_dataset: str = setting(
+        "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
+    )
+    visual_split: SplitName = setting("", "split of the visual-dependent questions; default: the same split")
 
-    Those of which it is unknown (`Question.is_knowledge_based`) come with the former, so that they are named as bad
-    rows. No more visual-dependent questions come back than the ratio can ask for, and some to spare.
+    @cross_check
+    def question_problems(self) -> Iterator[str]:
+        """Yield the problems of data sets and splits."""
+        for name in ("dataset", "visual_dataset"):
+            folder = getattr(self, name)
+            if folder and not Path(folder, "dataset.json").is_file():
+                yield f"`{name}`: {folder} has no dataset.json; give a folder that convert has finished"
+        yield from split_issues("split", self.dataset, [self.split])
+        visual = self.visual_split or (self.split if self.visual_dataset else "")
+        yield from split_issues("visual_split", self.visual_dataset or self.dataset, [visual])
+        if self.visual_ratio == 1 and self.visual_dataset:
+            yield "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
 
-    Ids are unique within one data set only: where a visual-dependent question of another one has the id of a
-    knowledge-based one, its data set's name is put before it, as in `llava: q1`.
+    def open_visual(self) -> Dataset | None:
+        """Open `visual_dataset`, if it is set."""
+        return Dataset(Path(self.visual_dataset), self.part) if self.visual_dataset else None
+
+    def visual_count(self, knowledge: int) -> int:
+        """Return the number of visual-dependent questions for a number of knowledge-based ones, for a ratio below 1."""
+        return round(knowledge * self.visual_ratio / (1 - self.visual_ratio))
+
+
+def select_questions(dataset: Dataset, settings: QuestionSettings, seed: int) -> tuple[list[Question], list[Question]]:
+    """Return knowledge-based questions, drawn by `limit`, and visual-dependent ones in random order.
+
+    With `visual_ratio: 1` there are none of the former, and `limit` draws from the latter. Questions of unknown kind
+    (`Question.is_knowledge_based`) count as knowledge-based, so that they are reported as bad rows. There are as many
+    visual-dependent questions as the ratio needs, plus `SPARE`.
+
+    If a visual-dependent question of a different data set has the id of a knowledge-based one, the name of its data set
+    is prepended, as in `llava: q1`.
+
+    Args:
+        dataset: The data set.
+        settings: Kinds and number of questions.
+        seed: Seed of the draws.
 
     Raises:
-        UserError: `visual_dataset` or `visual_split` names questions of which none is visual-dependent.
+        UserError: `visual_dataset` or `visual_split` has no visual-dependent question.
     """
-    rng = random.Random(f"{config.seed}:{config.split}")
-    if config.visual_ratio == 1:
-        return [], _visual(dataset, config, None, rng)
-    total = _count(dataset, config.split, _is_knowledge)
-    kept: Collection[int] = range(total)
-    if config.limit is not None and config.limit < total:
-        kept = set(rng.sample(range(total), config.limit))
-    knowledge = list(_take(dataset, config.split, _is_knowledge, kept).values())
-    return knowledge, _renamed(_visual(dataset, config, len(knowledge), rng), knowledge, config)
+    rng = random.Random(f"{seed}:{settings.split}")
+    if settings.visual_ratio == 1:
+        return [], _visual(dataset, dataset, settings, settings.limit, rng)
+    total = _count(dataset, settings.split, _is_knowledge)
+    positions: Collection[int] = range(total)
+    if settings.limit is not None and settings.limit < total:
+        positions = set(rng.sample(range(total), settings.limit))
+    knowledge = list(_take(dataset, settings.split, _is_knowledge, positions).values())
+    other = settings.open_visual() or dataset
+    visual = _visual(dataset, other, settings, settings.visual_count(len(knowledge)) + SPARE, rng)
+    return knowledge, visual if other is dataset else _renamed(visual, knowledge, other)
 
 
-def image_roots(dataset: Dataset, config: BuildConfig) -> tuple[Path, ...]:
-    """The folders that the image paths of a build may lead into; relative ones start at the first.
+def image_roots(dataset: Dataset, settings: QuestionSettings, output: Path) -> tuple[Path, ...]:
+    """Return the folders that the image paths of a build may lead into; relative paths start at the first.
 
-    They are those of both data sets, and the output, where the black image is.
+    They are the folders of both data sets, and the output, which contains the black image.
     """
-    other = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
-    return (*dataset.image_roots, *other, Path(config.output))
+    other = settings.open_visual()
+    return (*dataset.image_roots, *(other.image_roots if other else ()), output)
 
 
-def _visual(dataset: Dataset, config: BuildConfig, beside: int | None, rng: random.Random) -> list[Question]:
-    """Visual-dependent questions in a drawn order, as many as may stand beside so many knowledge-based ones.
-
-    Without any beside them (None) all of them, or `limit`.
-    """
-    other = Dataset(Path(config.visual_dataset), config.part) if config.visual_dataset else dataset
-    split = config.visual_split or config.split
+def _visual(
+    dataset: Dataset, other: Dataset, settings: QuestionSettings, count: int | None, rng: random.Random
+) -> list[Question]:
+    """Return at most `count` visual-dependent questions in random order, with image paths relative to `dataset`."""
+    split = settings.visual_split or settings.split
     total = _count(other, split, _is_visual)
-    if not total and config.visual_ratio and (config.visual_dataset or config.visual_split):
+    if not total and settings.visual_ratio and (settings.visual_dataset or settings.visual_split):
         raise UserError(
             f"no question of split {split} of {other.root} is visual-dependent (`requires_retrieval` false); "
-            "name another `visual_dataset` or `visual_split`, or set `visual_ratio: 0`"
+            "name a different `visual_dataset` or `visual_split`, or set `visual_ratio: 0`"
         )
     order = list(range(total))
     rng.shuffle(order)
-    order = order[: config.limit if beside is None else visual_beside(beside, config) + SPARE]
-    taken = _take(other, split, _is_visual, set(order))
-    return [_seen_from(dataset, other, taken[position]) for position in order]
+    order = order[:count]
+    questions = _take(other, split, _is_visual, set(order))
+    return [_relative_to(dataset, other, questions[position]) for position in order]
 
 
-def _renamed(visual: Sequence[Question], knowledge: Sequence[Question], config: BuildConfig) -> list[Question]:
-    """The visual-dependent questions; those of another data set under ids that no knowledge-based one has."""
-    if not config.visual_dataset:
-        return list(visual)
-    other = Dataset(Path(config.visual_dataset))
+def _renamed(visual: Sequence[Question], knowledge: Sequence[Question], other: Dataset) -> list[Question]:
+    """Return the visual-dependent questions under ids that no knowledge-based question has."""
     name = other.manifest.get("name") or other.root.resolve().name
     knowledge_ids = {question.id for question in knowledge}
     taken = knowledge_ids | {question.id for question in visual}
@@ -89,11 +129,6 @@ def _renamed(visual: Sequence[Question], knowledge: Sequence[Question], config: 
     return renamed
 
 
-def visual_beside(knowledge: int, config: BuildConfig) -> int:
-    """How many visual-dependent questions stand beside so many knowledge-based ones, for a ratio below 1."""
-    return round(knowledge * config.visual_ratio / (1 - config.visual_ratio))
-
-
 def _is_knowledge(question: Question) -> bool:
     return question.is_knowledge_based is not False
 
@@ -102,20 +137,20 @@ def _is_visual(question: Question) -> bool:
     return question.is_knowledge_based is False
 
 
-def _count(dataset: Dataset, split: str, wanted: Callable[[Question], bool]) -> int:
-    return sum(wanted(question) for question in dataset.stream(split))
+def _count(dataset: Dataset, split: str, is_included: Callable[[Question], bool]) -> int:
+    return sum(is_included(question) for question in dataset.stream(split))
 
 
 def _take(
-    dataset: Dataset, split: str, wanted: Callable[[Question], bool], positions: Collection[int]
+    dataset: Dataset, split: str, is_included: Callable[[Question], bool], positions: Collection[int]
 ) -> dict[int, Question]:
-    """The wanted questions at these positions, counted among the wanted ones in the order of the file."""
-    questions = (question for question in dataset.stream(split) if wanted(question))
+    """Return the included questions at these positions, counted among the included ones in file order."""
+    questions = (question for question in dataset.stream(split) if is_included(question))
     return {position: question for position, question in enumerate(questions) if position in positions}
 
 
-def _seen_from(dataset: Dataset, other: Dataset, question: Question) -> Question:
-    """A question of another data set, its image's path made relative to this one."""
+def _relative_to(dataset: Dataset, other: Dataset, question: Question) -> Question:
+    """Return a question of a different data set with its image's path relative to this one."""
     if other is dataset or not question.image:
         return question
     way = Path(os.path.relpath(other.root.resolve(), dataset.root.resolve()))

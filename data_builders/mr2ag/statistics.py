@@ -1,4 +1,4 @@
-"""What a person wants to know of a built split of reflection data: counts, and why the others were left out."""
+"""Counts of a built split of reflection data, and the reasons why questions were left out."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.types import Question
-from reflectune.data_builders.mr2ag.builder import Batch
+from reflectune.data_builders.mr2ag.builder import BuiltExamples
 
 STATISTICS = "statistics.json"
 
 
-def statistics(batch: Batch, knowledge: Sequence[Question] = (), visual_wanted: int | None = None) -> dict[str, Any]:
-    """Counts of a built split, as plain values.
+def statistics(built: BuiltExamples, knowledge: Sequence[Question], visual_count: int) -> dict[str, Any]:
+    """Count the examples of a split.
 
     Args:
-        batch: What was built.
-        knowledge: The knowledge-based questions that it was built from, for the yield by answer type.
-        visual_wanted: How many visual-dependent questions the ratio asks for.
+        built: The examples.
+        knowledge: The knowledge-based questions that they were built from.
+        visual_count: Number of visual-dependent questions that the ratio asks for.
     """
-    branches = [branch for example in batch.examples for branch in example.branches]
-    without_retrieval = sum(not example.retrieve for example in batch.examples)
+    branches = [branch for example in built.examples for branch in example.branches]
     return {
-        "examples": len(batch.examples),
-        "with_retrieval": sum(example.retrieve for example in batch.examples),
-        "without_retrieval": without_retrieval,
-        "without_retrieval_wanted": without_retrieval if visual_wanted is None else visual_wanted,
-        "follow_ups": sum(len(example.follow_ups) for example in batch.examples),
-        "multi_answer": sum(example.style == "list" for example in batch.examples),
-        "by_answer_type": _yield_by_type(batch, knowledge),
+        "examples": len(built.examples),
+        "with_retrieval": sum(example.retrieve for example in built.examples),
+        "without_retrieval": sum(not example.retrieve for example in built.examples),
+        "without_retrieval_wanted": visual_count,
+        "follow_ups": sum(len(example.follow_ups) for example in built.examples),
+        "multi_answer": sum(example.style == "list" for example in built.examples),
+        "by_answer_type": _examples_by_type(built, knowledge),
         "branches": len(branches),
         "relevant": sum(branch.relevant for branch in branches),
         "branches_by_source": dict(sorted(Counter(branch.source for branch in branches).items())),
         "words_of_a_passage": _spread([len(branch.passage.text.split()) for branch in branches]),
-        "negatives_dropped_for_holding_an_answer": batch.answer_elsewhere,
-        "evidence_dropped_for_holding_no_answer": batch.without_answer,
-        "unclear_to_the_annotator": batch.unclear,
-        "questions_left_out": dict(sorted(Counter(row.reason for row in batch.rejected if not row.bad).items())),
-        "bad_rows": [{"id": row.id, "reason": row.reason} for row in batch.rejected if row.bad],
+        "negatives_dropped_for_holding_an_answer": built.answer_elsewhere,
+        "evidence_dropped_for_holding_no_answer": built.without_answer,
+        "unclear_to_the_annotator": built.unclear,
+        "questions_left_out": dict(sorted(Counter(row.reason for row in built.rejected if not row.bad).items())),
+        "bad_rows": [{"id": row.id, "reason": row.reason} for row in built.rejected if row.bad],
     }
 
 
 def summary(target: Path, numbers: dict[str, Any]) -> str:
-    """The statistics in a few lines."""
+    """Return the statistics in a few lines."""
     sources = ", ".join(f"{count:,} {source}" for source, count in numbers["branches_by_source"].items())
     lines = [
         f"{target}: {numbers['examples']:,} examples ({numbers['with_retrieval']:,} with retrieval), "
@@ -70,16 +69,15 @@ def summary(target: Path, numbers: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _yield_by_type(batch: Batch, knowledge: Sequence[Question]) -> dict[str, dict[str, int]]:
-    """Of each answer type: knowledge-based questions, and how many of them became examples."""
-    kinds = {question.id: question.answer_type for question in knowledge}
-    question_counts = Counter(kinds.values())
-    built = Counter(kinds[example.id] for example in batch.examples if example.retrieve and example.id in kinds)
-    return {kind: {"questions": question_counts[kind], "examples": built[kind]} for kind in sorted(question_counts)}
+def _examples_by_type(built: BuiltExamples, knowledge: Sequence[Question]) -> dict[str, dict[str, int]]:
+    types = {question.id: question.answer_type for question in knowledge}
+    questions = Counter(types.values())
+    examples = Counter(types[example.id] for example in built.examples if example.retrieve and example.id in types)
+    return {name: {"questions": questions[name], "examples": examples[name]} for name in sorted(questions)}
 
 
 def _spread(lengths: list[int]) -> dict[str, int]:
-    """Median, 95th percentile and most, in whole words."""
+    """Return median, 95th percentile and maximum."""
     if not lengths:
         return {"median": 0, "p95": 0, "most": 0}
     ordered = sorted(lengths)

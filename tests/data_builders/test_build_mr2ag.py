@@ -5,7 +5,7 @@ import pytest
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.data_builders.mr2ag.examples import Recipe
+from reflectune.data_builders.mr2ag.examples import PassageSettings
 
 
 def folders(tmp_path: Path) -> list[str]:
@@ -15,11 +15,11 @@ def folders(tmp_path: Path) -> list[str]:
     return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", f"{tmp_path}/out"]
 
 
-def test_a_config_becomes_a_recipe(tmp_path: Path) -> None:
+def test_a_config_contains_the_settings_of_passages(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--positives", "2", "--negatives_same_article", "3", "--seed", "7"]
     config = parse_config(BuildConfig, argv=argv)
 
-    assert config.recipe() == Recipe(positives=2, same_article=3, retrieved=2, random=1, seed=7)
+    assert PassageSettings.of(config) == PassageSettings(positives=2, negatives_same_article=3, seed=7)
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
@@ -46,47 +46,38 @@ def test_without_retrieved_negatives_no_index_is_needed(tmp_path: Path) -> None:
     assert config.problems() == []
 
 
-def test_where_things_are_does_not_decide_what_is_built() -> None:
+def test_paths_do_not_determine_the_data() -> None:
     here = BuildConfig(dataset="a", output="b", index="c")
     there = BuildConfig(dataset="d", output="e", index="f", on_error="skip", dry_run=True)
 
-    assert here.what_decides() == there.what_decides()
-    assert here.what_decides() != BuildConfig(lead="none").what_decides()
+    assert here.decisive() == there.decisive()
+    assert here.decisive() != BuildConfig(lead="none").decisive()
 
 
 LLM = {"annotator": "llm", "llm_url": "http://localhost:1/v1", "llm_model": "m"}
 
 
 @pytest.mark.parametrize("changes", [{"llm_model": "n"}, {"llm_url": "http://localhost:2/v1"}, {"llm_max_tokens": 9}])
-def test_who_is_asked_decides_what_is_built_if_anybody_is(changes: dict[str, object]) -> None:
-    assert BuildConfig(**LLM).what_decides() != BuildConfig(**{**LLM, **changes}).what_decides()
-    assert BuildConfig().what_decides() == BuildConfig(**changes).what_decides()
+def test_the_model_determines_the_data_of_the_annotator_llm_only(changes: dict[str, object]) -> None:
+    assert BuildConfig(**LLM).decisive() != BuildConfig(**{**LLM, **changes}).decisive()
+    assert BuildConfig().decisive() == BuildConfig(**changes).decisive()
 
 
-def test_secrets_in_the_address_decide_nothing_and_are_not_told() -> None:
-    """What decides goes into a fingerprint that stands in the manifest."""
-    one, other = (
-        BuildConfig(**{**LLM, "llm_url": f"http://me:{secret}@localhost:1/v1?key={secret}"}).what_decides()
+def test_secrets_in_the_address_are_not_hashed_or_shown() -> None:
+    """The settings go into a fingerprint in the manifest."""
+    first, second = (
+        BuildConfig(**{**LLM, "llm_url": f"http://me:{secret}@localhost:1/v1?key={secret}"}).decisive()
         for secret in ("hidden", "other")
     )
 
-    assert one == other
-    assert one["llm_url"] == "http://localhost:1/v1?key=***"
+    assert first == second
+    assert first["llm_url"] == "http://localhost:1/v1?key=***"
 
 
-def test_how_fast_it_is_asked_does_not() -> None:
+def test_speed_and_price_do_not_determine_the_data() -> None:
     changes = {"llm_concurrency": 99, "llm_input_price": 3.0, "llm_cache": "x", "llm_retries": 1}
 
-    assert BuildConfig(**LLM).what_decides() == BuildConfig(**{**LLM, **changes}).what_decides()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"string_filter": "off"}, {"known_sections": False}, {"visual_split": "val"}, {"without_image": "blank"}],
-)
-def test_a_later_setting_decides_once_it_is_used(changes: dict[str, object]) -> None:
-    assert BuildConfig().what_decides() != BuildConfig(**changes).what_decides()
-    assert not set(changes) & set(BuildConfig().what_decides())
+    assert BuildConfig(**LLM).decisive() == BuildConfig(**{**LLM, **changes}).decisive()
 
 
 def test_the_llm_annotator_needs_a_server(tmp_path: Path) -> None:

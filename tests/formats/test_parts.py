@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reflectune.core.config import find_problems
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
-from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.selection import QuestionSettings
 from reflectune.data_builders.mr2ag.selection import select_questions as questions_of_training
 from reflectune.data_builders.probing.questions import select_questions as questions_to_probe
 from reflectune.formats.dataset import Dataset, write_questions
@@ -44,7 +44,7 @@ def test_parts_are_about_equal() -> None:
 @pytest.mark.parametrize("value", ["0/2", "3/2", "1/0", "half", "1", "1/2/3", "-1/2", "1/2 ", "١/٢"])
 def test_what_names_no_part_is_refused(value: str) -> None:
     assert f"found `{value}`" in part_problem(value)
-    assert any("`part` must be like 1/2" in problem for problem in find_problems(BuildConfig, {"part": value}))
+    assert any("`part` must be like 1/2" in problem for problem in find_problems(QuestionSettings, {"part": value}))
     with pytest.raises(ValueError, match="a part must be like 1/2"):
         is_in_part(Question("q", "i.png", "What?"), value)
 
@@ -57,7 +57,9 @@ def test_what_a_model_is_tuned_on_and_what_it_is_probed_with_have_no_entity_in_c
     write_json(tmp_path / "dataset.json", {"fingerprint": "f"})
     write_questions(tmp_path, "train", questions)
 
-    knowledge, visual = questions_of_training(Dataset(tmp_path, "1/2"), BuildConfig(visual_ratio=0.4, part="1/2"))
+    knowledge, visual = questions_of_training(
+        Dataset(tmp_path, "1/2"), QuestionSettings(visual_ratio=0.4, part="1/2"), seed=0
+    )
     probed = questions_to_probe(Dataset(tmp_path, "2/2"), "train")
 
     trained = knowledge + visual

@@ -14,8 +14,8 @@ from reflectune.data_builders.mr2ag.examples import (
     NO_ANSWER_IN_EVIDENCE,
     NO_EVIDENCE,
     YES_OR_NO,
-    Outcome,
-    Recipe,
+    ExampleResult,
+    PassageSettings,
     StringFilter,
     candidates,
     knowledge_example,
@@ -23,7 +23,7 @@ from reflectune.data_builders.mr2ag.examples import (
     visual_example,
 )
 
-RECIPE = Recipe(positives=1, same_article=2, retrieved=2, random=1)
+SETTINGS = PassageSettings()
 
 
 def passage(entry: str, section: int, heading: str, text: str) -> Passage:
@@ -50,59 +50,71 @@ def draw(rng: random.Random) -> Sequence[Passage]:
     return [passage(entry, 0, "History", "It was founded in 1600."), passage(entry, 1, "Size", "It is small.")]
 
 
-def hang(
+def build(
     question: Question,
     article: Sequence[Passage],
     ranked: Sequence[Sequence[Passage]],
     draw_article: Callable[[random.Random], Sequence[Passage]],
-    recipe: Recipe,
+    settings: PassageSettings,
     annotate: Annotator = by_string,
-) -> Outcome:
-    """The example, with the annotator's judgements of what may be evidence."""
-    passages = candidates(question, article, recipe)
-    judged = list(zip(passages, annotate([(question, one) for one in passages]), strict=True))
-    return knowledge_example(question, article, judged, ranked, draw_article, recipe)
+) -> ExampleResult:
+    """Return the question's example, with the annotator's judgements of the candidates."""
+    passages = candidates(question, article, settings)
+    judged = list(zip(passages, annotate([(question, candidate) for candidate in passages]), strict=True))
+    return knowledge_example(question, article, judged, ranked, draw_article, settings)
 
 
 def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
-    outcome = hang(QUESTION, ARTICLE, RANKED, draw, RECIPE)
+    result = build(QUESTION, ARTICLE, RANKED, draw, SETTINGS)
 
-    assert outcome.example is not None
-    by_source = {branch.source: branch for branch in outcome.example.branches}
+    assert result.example is not None
+    by_source = {branch.source: branch for branch in result.example.branches}
     assert by_source["gold"].relevant
     assert by_source["gold"].passage == ARTICLE[0]
     assert by_source["gold"].answer == "1872"
-    assert [branch.relevant for branch in outcome.example.branches].count(True) == 1
-    assert all(branch.answer == "" for branch in outcome.example.branches if not branch.relevant)
+    assert [branch.relevant for branch in result.example.branches].count(True) == 1
+    assert all(branch.answer == "" for branch in result.example.branches if not branch.relevant)
 
 
 def test_each_source_gives_its_number() -> None:
-    outcome = hang(QUESTION, ARTICLE, RANKED, draw, RECIPE)
+    result = build(QUESTION, ARTICLE, RANKED, draw, SETTINGS)
 
-    assert outcome.example is not None
-    sources = sorted(branch.source for branch in outcome.example.branches)
+    assert result.example is not None
+    sources = sorted(branch.source for branch in result.example.branches)
     assert sources == ["gold", "look_alike", "look_alike", "random", "same_article", "same_article"]
 
 
 def test_a_passage_with_the_answer_is_never_a_negative() -> None:
     tempting = [[passage("rank9", 0, "History", "It, too, was founded in 1872.")]]
 
-    outcome = hang(QUESTION, ARTICLE, tempting, draw, Recipe(same_article=9, retrieved=9, random=0))
+    result = build(
+        QUESTION,
+        ARTICLE,
+        tempting,
+        draw,
+        PassageSettings(negatives_same_article=9, negatives_retrieved=9, negatives_random=0),
+    )
 
-    assert outcome.example is not None
-    assert {b.passage.id for b in outcome.example.branches} == {"gold#0.0", "gold#1.0", "gold#2.0"}
-    assert outcome.answer_elsewhere == 2  # the film of 1872, and the look-alike
+    assert result.example is not None
+    assert {b.passage.id for b in result.example.branches} == {"gold#0.0", "gold#1.0", "gold#2.0"}
+    assert result.answer_elsewhere == 2  # the film of 1872, and the look-alike
 
 
 def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
-    """What a model is shown of every passage of the article, it must not be told to call irrelevant."""
+    """A lead is shown with every passage: one with the answer would make each negative wrong."""
     lead = "The Tower was founded in 1872."
-    article = [replace(one, lead=lead) for one in ARTICLE]
+    article = [replace(passage, lead=lead) for passage in ARTICLE]
 
-    outcome = hang(QUESTION, article, RANKED, draw, Recipe(same_article=9, retrieved=1, random=0))
+    result = build(
+        QUESTION,
+        article,
+        RANKED,
+        draw,
+        PassageSettings(negatives_same_article=9, negatives_retrieved=1, negatives_random=0),
+    )
 
-    assert outcome.example is not None
-    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike"]
+    assert result.example is not None
+    assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike"]
 
 
 def test_of_yes_and_no_a_search_for_words_tells_nothing_and_an_annotator_does() -> None:
@@ -112,76 +124,94 @@ def test_of_yes_and_no_a_search_for_words_tells_nothing_and_an_annotator_does() 
     def judged(cases: Sequence[tuple[Question, Passage]]) -> list[Annotation]:
         return [Annotation("relevant", "no"), Annotation("irrelevant")]
 
-    assert hang(asked, article, RANKED, draw, RECIPE).reason == YES_OR_NO
-    assert hang(asked, article, RANKED, draw, RECIPE, judged).reason == YES_OR_NO
-    outcome = hang(asked, article, RANKED, draw, replace(RECIPE, string_filter="negatives"), judged)
-    assert outcome.example is not None
-    labels = {branch.passage.id: branch.relevant for branch in outcome.example.branches}
+    assert build(asked, article, RANKED, draw, SETTINGS).reason == YES_OR_NO
+    assert build(asked, article, RANKED, draw, SETTINGS, judged).reason == YES_OR_NO
+    result = build(asked, article, RANKED, draw, PassageSettings(string_filter="negatives"), judged)
+    assert result.example is not None
+    labels = {branch.passage.id: branch.relevant for branch in result.example.branches}
     assert (labels["gold#0.0"], labels["gold#1.0"]) == (True, False)
 
 
-def test_evidence_beyond_the_wanted_number_is_left_out() -> None:
+def test_evidence_beyond_the_number_of_positives_is_left_out() -> None:
     twice = Question("q2", "i.png", "Who?", ("Ada",), entity_ids=("gold",), requires_retrieval=True)
     article = [passage("gold", i, "People", "Ada built it.") for i in range(5)]
 
-    outcome = hang(twice, article, [], draw, Recipe(positives=2, same_article=5, random=0))
+    result = build(twice, article, [], draw, PassageSettings(positives=2, negatives_same_article=5, negatives_random=0))
 
-    assert outcome.example is not None
-    assert [branch.source for branch in outcome.example.branches] == ["gold", "gold"]
+    assert result.example is not None
+    assert [branch.source for branch in result.example.branches] == ["gold", "gold"]
 
 
 def test_without_a_passage_of_the_same_heading_another_of_the_entry_is_taken() -> None:
     ranked = [[passage("rank0", 1, "Size", "It is tall.")]]
 
-    outcome = hang(QUESTION, ARTICLE, ranked, draw, Recipe(same_article=0, retrieved=1, random=0))
+    result = build(
+        QUESTION,
+        ARTICLE,
+        ranked,
+        draw,
+        PassageSettings(negatives_same_article=0, negatives_retrieved=1, negatives_random=0),
+    )
 
-    assert outcome.example is not None
-    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "retrieved"]
+    assert result.example is not None
+    assert sorted(branch.source for branch in result.example.branches) == ["gold", "retrieved"]
 
 
 def test_entries_with_a_passage_under_the_same_heading_are_preferred() -> None:
     others = [[passage(f"other{i}", 1, "Size", "It is tall.")] for i in range(20)]
 
-    outcome = hang(QUESTION, ARTICLE, [*others, *RANKED], draw, Recipe(same_article=0, random=0))
+    result = build(
+        QUESTION, ARTICLE, [*others, *RANKED], draw, PassageSettings(negatives_same_article=0, negatives_random=0)
+    )
 
-    assert outcome.example is not None
-    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike", "look_alike"]
+    assert result.example is not None
+    assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike", "look_alike"]
 
 
 def test_no_evidence_is_a_reason_and_no_example() -> None:
-    outcome = hang(QUESTION, ARTICLE[1:], RANKED, draw, RECIPE)
+    result = build(QUESTION, ARTICLE[1:], RANKED, draw, SETTINGS)
 
-    assert outcome.example is None
-    assert outcome.reason == NO_EVIDENCE
+    assert result.example is None
+    assert result.reason == NO_EVIDENCE
 
 
 def test_without_marked_evidence_the_annotator_decides_alone() -> None:
     unmarked = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
 
-    outcome = hang(unmarked, ARTICLE, [], draw, Recipe(positives=9, same_article=9, random=0))
+    result = build(
+        unmarked, ARTICLE, [], draw, PassageSettings(positives=9, negatives_same_article=9, negatives_random=0)
+    )
 
-    assert outcome.example is not None
-    assert {b.passage.section for b in outcome.example.branches if b.relevant} == {0, 3}
+    assert result.example is not None
+    assert {b.passage.section for b in result.example.branches if b.relevant} == {0, 3}
 
 
 def test_a_random_entry_is_never_the_questions_own() -> None:
-    outcome = hang(QUESTION, ARTICLE, [], lambda rng: ARTICLE, Recipe(same_article=0, retrieved=0, random=3))
+    result = build(
+        QUESTION,
+        ARTICLE,
+        [],
+        lambda rng: ARTICLE,
+        PassageSettings(negatives_same_article=0, negatives_retrieved=0, negatives_random=3),
+    )
 
-    assert outcome.example is not None
-    assert [branch.source for branch in outcome.example.branches] == ["gold"]
+    assert result.example is not None
+    assert [branch.source for branch in result.example.branches] == ["gold"]
 
 
 @given(seed=st.integers(0, 50), same=st.integers(0, 4), retrieved=st.integers(0, 4), extra=st.integers(0, 4))
 def test_any_recipe_gives_distinct_strict_and_repeatable_passages(
     seed: int, same: int, retrieved: int, extra: int
 ) -> None:
-    recipe = Recipe(same_article=same, retrieved=retrieved, random=extra, seed=seed)
+    settings = PassageSettings(
+        negatives_same_article=same, negatives_retrieved=retrieved, negatives_random=extra, seed=seed
+    )
 
-    outcome = hang(QUESTION, ARTICLE, RANKED, draw, recipe)
+    result = build(QUESTION, ARTICLE, RANKED, draw, settings)
 
-    assert outcome == hang(QUESTION, ARTICLE, RANKED, draw, recipe)
-    assert outcome.example is not None
-    branches = outcome.example.branches
+    assert result == build(QUESTION, ARTICLE, RANKED, draw, settings)
+    assert result.example is not None
+    branches = result.example.branches
     assert len({branch.passage.id for branch in branches}) == len(branches)
     assert all(branch.relevant == annotate_by_string(QUESTION, branch.passage).relevant for branch in branches)
     assert len(branches) == 1 + min(same, 2) + retrieved + extra
@@ -213,10 +243,13 @@ def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
         ({"answers": ("",)}, "the question has no answer"),
         ({"entity_ids": ()}, "names no entity"),
         ({"entity_ids": (), "requires_retrieval": False}, ""),
-        ({"entity_ids": (), "evidence": (), "requires_retrieval": None}, "neither says whether it needs retrieval"),
+        (
+            {"entity_ids": (), "evidence": (), "requires_retrieval": None},
+            "has neither `requires_retrieval` nor an entity",
+        ),
         ({"requires_retrieval": None}, ""),
         ({"follow_ups": (FollowUp("Why?", " "),)}, "a later round of the conversation lacks"),
-        ({"follow_ups": (FollowUp("Why?", "So."),)}, "asks for a word"),
+        ({"follow_ups": (FollowUp("Why?", "So."),)}, "need a free-form answer"),
         ({}, ""),
     ],
 )
@@ -230,12 +263,12 @@ def test_an_unfit_question_is_described(changes: dict[str, object], problem: str
 
 
 def says(*labels: str) -> Annotator:
-    """An annotator that calls passages so, one after the other, and gives the answer `1872`."""
+    """Return an annotator that gives passages these labels in turn, and the answer `1872`."""
     return lambda cases: [Annotation(label, "1872") for _, label in zip(cases, labels, strict=True)]  # type: ignore[arg-type]
 
 
 UNMARKED = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
-NOTHING_ELSE = Recipe(positives=9, same_article=9, retrieved=0, random=0)
+NOTHING_ELSE = PassageSettings(positives=9, negatives_same_article=9, negatives_retrieved=0, negatives_random=0)
 
 
 @pytest.mark.parametrize(
@@ -250,26 +283,26 @@ NOTHING_ELSE = Recipe(positives=9, same_article=9, retrieved=0, random=0)
 def test_the_string_filter_takes_out_what_would_be_a_wrong_label(
     string_filter: StringFilter, relevant: set[int], irrelevant: set[int]
 ) -> None:
-    recipe = replace(NOTHING_ELSE, string_filter=string_filter)
+    settings = NOTHING_ELSE.model_copy(update={"string_filter": string_filter})
     annotate = says("relevant", "relevant", "irrelevant", "irrelevant")
 
-    outcome = hang(UNMARKED, ARTICLE, [], draw, recipe, annotate)
+    result = build(UNMARKED, ARTICLE, [], draw, settings, annotate)
 
-    assert outcome.example is not None
-    assert {b.passage.section for b in outcome.example.branches if b.relevant} == relevant
-    assert {b.passage.section for b in outcome.example.branches if not b.relevant} == irrelevant
-    assert outcome.without_answer == (1 if string_filter.startswith("strict") else 0)
-    assert outcome.answer_elsewhere == (0 if string_filter == "off" else 1)
+    assert result.example is not None
+    assert {b.passage.section for b in result.example.branches if b.relevant} == relevant
+    assert {b.passage.section for b in result.example.branches if not b.relevant} == irrelevant
+    assert result.without_answer == (1 if string_filter.startswith("strict") else 0)
+    assert result.answer_elsewhere == (0 if string_filter == "off" else 1)
 
 
 def test_what_is_unclear_is_neither_evidence_nor_a_negative() -> None:
     annotate = says("relevant", "unclear", "unclear", "irrelevant")
 
-    outcome = hang(UNMARKED, ARTICLE, [], draw, replace(NOTHING_ELSE, string_filter="off"), annotate)
+    result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE.model_copy(update={"string_filter": "off"}), annotate)
 
-    assert outcome.example is not None
-    assert {b.passage.section for b in outcome.example.branches} == {0, 3}
-    assert outcome.unclear == 2
+    assert result.example is not None
+    assert {b.passage.section for b in result.example.branches} == {0, 3}
+    assert result.unclear == 2
 
 
 @pytest.mark.parametrize(
@@ -281,9 +314,9 @@ def test_what_is_unclear_is_neither_evidence_nor_a_negative() -> None:
     ],
 )
 def test_the_reason_says_why_there_is_no_example(labels: Sequence[str], reason: str) -> None:
-    outcome = hang(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
+    result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
 
-    assert (outcome.example, outcome.reason) == (None, reason)
+    assert (result.example, result.reason) == (None, reason)
 
 
 def test_a_negative_with_a_part_of_a_list_goes_only_if_asked_for() -> None:
@@ -291,17 +324,17 @@ def test_a_negative_with_a_part_of_a_list_goes_only_if_asked_for() -> None:
     article = [passage("gold", 0, "", "Ada and Ben."), passage("gold", 1, "", "Ada."), passage("gold", 2, "", "Cid.")]
 
     def sections(string_filter: StringFilter) -> set[int]:
-        outcome = hang(listed, article, [], draw, replace(NOTHING_ELSE, string_filter=string_filter))
-        assert outcome.example is not None
-        assert outcome.example.style == "list"
-        assert [b.answer for b in outcome.example.branches if b.relevant] == ["Ada && Ben"]
-        return {branch.passage.section for branch in outcome.example.branches}
+        result = build(listed, article, [], draw, NOTHING_ELSE.model_copy(update={"string_filter": string_filter}))
+        assert result.example is not None
+        assert result.example.style == "list"
+        assert [b.answer for b in result.example.branches if b.relevant] == ["Ada && Ben"]
+        return {branch.passage.section for branch in result.example.branches}
 
     assert sections("strict") == {0, 1, 2}
     assert sections("strict_parts") == {0, 2}
 
 
 def test_named_sections_bound_the_search_unless_they_are_not_trusted() -> None:
-    assert candidates(QUESTION, ARTICLE, RECIPE) == ARTICLE[:1]
-    assert candidates(QUESTION, ARTICLE, replace(RECIPE, known_sections=False)) == ARTICLE
-    assert candidates(UNMARKED, ARTICLE, RECIPE) == ARTICLE
+    assert candidates(QUESTION, ARTICLE, SETTINGS) == ARTICLE[:1]
+    assert candidates(QUESTION, ARTICLE, PassageSettings(known_sections=False)) == ARTICLE
+    assert candidates(UNMARKED, ARTICLE, SETTINGS) == ARTICLE

@@ -147,7 +147,7 @@ def test_an_interrupted_build_ends_with_the_same_file(
     monkeypatch.setattr(reflection_run, "CHUNK", 7)
     straight, resumed = config(), config(output=str(tmp_path / "resumed"))
     build(straight)
-    original = reflection_run.ExampleBuilder.knowledge
+    original = reflection_run.ExampleBuilder.build_knowledge
     built = []
 
     def stop_at_third(self: Any, questions: Sequence[Question]) -> Any:
@@ -156,7 +156,7 @@ def test_an_interrupted_build_ends_with_the_same_file(
             raise KeyboardInterrupt
         return original(self, questions)
 
-    monkeypatch.setattr(reflection_run.ExampleBuilder, "knowledge", stop_at_third)
+    monkeypatch.setattr(reflection_run.ExampleBuilder, "build_knowledge", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         build(resumed)
     build(resumed)
@@ -181,7 +181,7 @@ def test_other_settings_build_again(config: Callable[..., BuildConfig]) -> None:
     assert numbers["branches_by_source"]["random"] == 90
 
 
-def test_a_build_that_was_given_up_is_no_obstacle(config: Callable[..., BuildConfig], folder: Path) -> None:
+def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, text="")
     with pytest.raises(UserError, match="the question is empty"):
         build(config())
@@ -252,12 +252,12 @@ def test_a_split_that_gives_nothing_is_an_error(
 ) -> None:
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), answers=("1066",))])
 
-    with pytest.raises(UserError, match=f"gave an example: 1 × {NO_EVIDENCE}"):
+    with pytest.raises(UserError, match=f"has an example: 1 × {NO_EVIDENCE}"):
         build(config())
 
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), entity_ids=("Entry 0",))])
 
-    with pytest.raises(UserError, match="gave an example: 1 bad rows, the first: question k0: entry Entry 0 is not in"):
+    with pytest.raises(UserError, match="has an example: 1 bad rows, the first: question k0: entry Entry 0 is not in"):
         build(config(on_error="skip", output=str(tmp_path / "other")))
 
 
@@ -283,7 +283,7 @@ def test_a_dry_run_shows_an_example_and_writes_nothing(config: Callable[..., Bui
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Another data set: 40 visual-dependent questions beside a knowledge-based one, as LLaVA-Instruct becomes one."""
+    """Return a data set like LLaVA-Instruct: 40 visual-dependent questions and a knowledge-based one."""
     root = tmp_path / "elsewhere" / "llava"
     write_json(root / "dataset.json", {"name": "llava", "fingerprint": "f9"})
     Image.new("RGB", (8, 8), "blue").save(root / "a.png")
@@ -314,13 +314,13 @@ def test_visual_questions_come_from_another_data_set(config: Callable[..., Build
     assert not any(Path(example.image).is_absolute() for example in examples)
 
 
-def test_ids_that_both_data_sets_have_are_told_apart_also_when_a_build_goes_on(
+def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(
     config: Callable[..., BuildConfig], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Dataset(pictures).questions("instruct")[:40]
     write_questions(pictures, "instruct", [dataclasses.replace(q, id=f"k{i}") for i, q in enumerate(seen)])
     run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
-    again = dataclasses.replace(run, output=str(tmp_path / "again"))
+    again = run.model_copy(update={"output": str(tmp_path / "again")})
     monkeypatch.setattr(reflection_run, "CHUNK", 7)
     build(run)
     with monkeypatch.context() as patch:
@@ -330,9 +330,9 @@ def test_ids_that_both_data_sets_have_are_told_apart_also_when_a_build_goes_on(
     build(again)
 
     examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
-    assert {one.id for one in examples if one.retrieve} == {f"k{i}" for i in range(30)}
+    assert {example.id for example in examples if example.retrieve} == {f"k{i}" for i in range(30)}
     expected = {f"llava: k{i}" for i in range(30)} | {f"k{i}" for i in range(30, 40)}
-    assert {one.id for one in examples if not one.retrieve} < expected
+    assert {example.id for example in examples if not example.retrieve} < expected
     assert Path(run.output, "train.parquet").read_bytes() == Path(again.output, "train.parquet").read_bytes()
 
 
@@ -350,7 +350,8 @@ def test_visual_questions_alone_each_once_need_no_knowledge_base(
     counted = json.loads(Path(run.output, STATISTICS).read_text())["instruct"]["follow_ups"]
     assert counted == sum(len(example.follow_ups) for example in examples) > 0
     assert not any(example.retrieve for example in examples)
-    assert "leave out `visual_dataset`" in config(visual_ratio=1, visual_dataset=str(pictures)).problems()[0]
+    problems = config(visual_ratio=1, visual_dataset=str(pictures)).problems()
+    assert any("leave out `visual_dataset`" in problem for problem in problems)
 
 
 def test_another_fingerprint_of_the_visual_data_set_builds_again(
@@ -373,24 +374,23 @@ def test_a_visual_data_set_without_visual_questions_is_an_error(
         build(config(visual_dataset=str(pictures), visual_split="instruct"))
 
 
-def test_too_few_visual_questions_are_said(
+def test_too_few_visual_questions_are_reported(
     config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(config(visual_ratio=0.5))
 
-    told = capsys.readouterr().out
-    assert "asks for 30 visual-dependent questions, there are 12" in told
-    assert re.search(r"words of a passage: median \d+, 95 % have at most \d+, the longest \d+", told)
+    printed = capsys.readouterr().out
+    assert "asks for 30 visual-dependent questions, there are 12" in printed
+    assert re.search(r"words of a passage: median \d+, 95 % have at most \d+, the longest \d+", printed)
 
 
-def test_a_question_without_an_image_gets_a_black_one_if_wanted(
-    config: Callable[..., BuildConfig], folder: Path
-) -> None:
+def test_a_question_without_an_image_can_get_a_black_one(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, image="")
     run = config(without_image="blank")
     build(run)
 
-    (example,) = [one for one in read_examples(Path(run.output, "train.parquet"), ReflectionExample) if one.id == "k0"]
+    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
+    (example,) = (example for example in examples if example.id == "k0")
     with Image.open(read_manifest(run.output).image_root / example.image) as image:
         assert image.getextrema() == ((0, 0),) * 3
     assert {branch.source for branch in example.branches} == {
@@ -400,7 +400,7 @@ def test_a_question_without_an_image_gets_a_black_one_if_wanted(
     }
 
 
-def test_the_yield_is_told_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:
+def test_examples_are_counted_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, answers=("1066",), answer_type="string")
     build(config())
 
@@ -412,7 +412,7 @@ def test_the_yield_is_told_by_answer_type(config: Callable[..., BuildConfig], fo
 
 
 def judge(text: str) -> str:
-    """What the stub server says: right about founding, in one of ten cases unreadable."""
+    """Reply of the stub server: right about founding, unreadable in every tenth case."""
     number = sum(map(ord, text))
     return "hm" if number % 10 == 0 else "[Relevant]\nAnswer source: x" if "founded in" in text else "[Irrelevant]"
 
@@ -458,7 +458,7 @@ def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
 
     twice = [text for text, times in server.delivered.items() if times > 1]
     assert len(before) < len(server.delivered) == 36  # 12 entities of three paragraphs each, asked about once
-    assert len(twice) <= 2  # what was under way at the kill
+    assert len(twice) <= 2  # requests under way at the kill
     straight = config(output=str(tmp_path / "straight"))
     assert start(straight).wait() == 0
     for name in ("train.parquet", STATISTICS):
@@ -485,7 +485,7 @@ PRICES = {"llm_input_price": 2.0, "llm_output_price": 8.0, "llm_max_tokens": 10}
 
 @pytest.fixture
 def llm(config: Callable[..., BuildConfig]) -> Callable[..., BuildConfig]:
-    """A build whose annotator is a model behind a server."""
+    """Return a function that makes the config of a build with the annotator `llm`."""
 
     def build(url: str, **changes: Any) -> BuildConfig:
         asked = {"annotator": "llm", "llm_url": url, "llm_model": "stub", "known_sections": False, "llm_backoff": 0.01}
@@ -494,23 +494,23 @@ def llm(config: Callable[..., BuildConfig]) -> Callable[..., BuildConfig]:
     return build
 
 
-def test_an_estimate_is_the_cost_at_most_until_replies_tell(
+def test_an_estimate_is_an_upper_bound_until_replies_are_cached(
     llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = stub_server(judge)
     dry, run_config = llm(server.url, **PRICES, dry_run=True), llm(server.url, **PRICES)
     reflection_run.run(dry)
     before = capsys.readouterr().out
-    assert "36 paragraphs: about " in before  # 12 entities of three paragraphs, however often they are asked about
+    assert "36 paragraphs: about " in before  # 12 entities of three paragraphs each
     assert "at most 360 to receive (10 each)" in before
     assert "cost: at most 0.0" in before
     assert server.requests == []
     reflection_run.run(run_config)
-    assert "36 paragraphs: about " in capsys.readouterr().out  # said before the first request
+    assert "36 paragraphs: about " in capsys.readouterr().out  # printed before the first request
     reflection_run.run(llm(server.url, **PRICES, dry_run=True))
     after = capsys.readouterr().out
     assert "would be asked about 0 paragraphs (36 more are answered already)" in after
-    assert "by the 36 replies that are kept" in after
+    assert "by the 36 cached replies" in after
 
 
 def test_without_prices_the_cost_is_unknown(
@@ -520,7 +520,7 @@ def test_without_prices_the_cost_is_unknown(
     assert "cost unknown: set `llm_input_price` and `llm_output_price`" in capsys.readouterr().out
 
 
-def test_a_pilots_replies_tell_what_the_rest_costs(
+def test_a_pilots_replies_give_the_cost_of_the_rest(
     llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = stub_server(judge)
@@ -530,12 +530,12 @@ def test_a_pilots_replies_tell_what_the_rest_costs(
     reflection_run.run(llm(server.url, **PRICES, dry_run=True))
     shown = capsys.readouterr().out
     assert f"asked about {36 - asked} paragraphs ({asked} more are answered already)" in shown
-    assert f"by the {asked} replies that are kept" in shown
+    assert f"by the {asked} cached replies" in shown
     assert "cost: about " in shown
 
 
 def answer_batch(folder: Path) -> None:
-    """Do what a batch API does with the request files that it has not had yet."""
+    """Answer new request files as a batch API does."""
     for path in folder.glob("requests-*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         results = []
@@ -578,13 +578,13 @@ def test_neither_a_batch_nor_an_estimate_needs_a_key(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     url = "https://api.example.com/v1"
-    assert [told for told in llm(url).problems() if "API key" in told]
-    assert not [told for told in llm(url, llm_batch=str(tmp_path / "batch")).problems() if "API key" in told]
-    assert not [told for told in llm(url, dry_run=True).problems() if "API key" in told]
+    assert [problem for problem in llm(url).problems() if "API key" in problem]
+    for config in (llm(url, llm_batch=str(tmp_path / "batch")), llm(url, dry_run=True)):
+        assert not [problem for problem in config.problems() if "API key" in problem]
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "message"),
     [
         pytest.param(429, '{"error": {"code": "insufficient_quota"}}', "the account has no credit left", id="spent"),
         pytest.param(
@@ -598,7 +598,7 @@ def test_a_key_that_is_spent_in_the_middle_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     status: int,
     body: str,
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", 4)
     is_good = [True]
@@ -610,7 +610,7 @@ def test_a_key_that_is_spent_in_the_middle_loses_nothing(
 
     server.answer = until_ten
     run_config = llm(server.url, llm_concurrency=1)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         reflection_run.run(run_config)
     assert "\n" not in str(caught.value)
     assert "what was answered before is kept" in str(caught.value)

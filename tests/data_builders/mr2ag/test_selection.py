@@ -6,13 +6,12 @@ import pytest
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
 from reflectune.data_builders.mr2ag import selection
-from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.data_builders.mr2ag.selection import select_questions
+from reflectune.data_builders.mr2ag.selection import QuestionSettings, select_questions
 from reflectune.formats.dataset import Dataset, write_questions
 
 
 def write(root: Path, kinds: str) -> Dataset:
-    """A data set of one split; `k` is a knowledge-based question, `v` a visual-dependent one, `?` an unknown one."""
+    """Write a data set of one split: `k` is a knowledge-based question, `v` a visual-dependent one, `?` unknown."""
     truth = {"k": True, "v": False, "?": None}
     questions = [
         Question(f"{kind}{i}", f"images/{i}.png", "Which?", ("x",), requires_retrieval=truth[kind])
@@ -27,8 +26,8 @@ def ids(questions: list[Question]) -> list[str]:
     return [question.id for question in questions]
 
 
-def test_a_question_of_which_nothing_is_known_comes_along_so_that_it_can_be_named(tmp_path: Path) -> None:
-    knowledge, visual = select_questions(write(tmp_path, "kv?vk"), BuildConfig())
+def test_a_question_of_unknown_kind_is_selected_so_that_it_can_be_reported(tmp_path: Path) -> None:
+    knowledge, visual = select_questions(write(tmp_path, "kv?vk"), QuestionSettings(), seed=0)
 
     assert ids(knowledge) == ["k0", "?2", "k4"]
     assert sorted(ids(visual)) == ["v1", "v3"]
@@ -36,7 +35,7 @@ def test_a_question_of_which_nothing_is_known_comes_along_so_that_it_can_be_name
 
 def test_a_limit_keeps_the_order_of_the_file_and_draws_by_seed(tmp_path: Path) -> None:
     dataset = write(tmp_path, "k" * 50)
-    drawn = {seed: ids(select_questions(dataset, BuildConfig(limit=10, seed=seed))[0]) for seed in range(3)}
+    drawn = {seed: ids(select_questions(dataset, QuestionSettings(limit=10), seed)[0]) for seed in range(3)}
 
     assert all(len(set(names)) == 10 for names in drawn.values())
     assert all(names == sorted(names, key=lambda name: int(name[1:])) for names in drawn.values())
@@ -45,10 +44,10 @@ def test_a_limit_keeps_the_order_of_the_file_and_draws_by_seed(tmp_path: Path) -
 
 def test_no_more_visual_questions_are_held_than_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = write(tmp_path, "k" * 10 + "v" * 200)
-    _, everything = select_questions(dataset, BuildConfig(visual_ratio=0.5))
+    _, everything = select_questions(dataset, QuestionSettings(visual_ratio=0.5), seed=0)
     monkeypatch.setattr(selection, "SPARE", 5)
 
-    _, visual = select_questions(dataset, BuildConfig(visual_ratio=0.5))
+    _, visual = select_questions(dataset, QuestionSettings(visual_ratio=0.5), seed=0)
 
     assert len(everything) == 200
     assert ids(visual) == ids(everything)[: 10 + 5]  # the same draw, cut
@@ -58,7 +57,7 @@ def test_images_of_another_data_set_are_found_from_this_one(tmp_path: Path) -> N
     here = write(tmp_path / "a" / "here", "k")
     write(tmp_path / "there", "v")
 
-    _, (visual,) = select_questions(here, BuildConfig(visual_dataset=str(tmp_path / "there")))
+    _, (visual,) = select_questions(here, QuestionSettings(visual_dataset=str(tmp_path / "there")), seed=0)
 
     assert visual.image == "../../there/images/0.png"
     assert (here.root / visual.image).resolve() == (tmp_path / "there" / "images" / "0.png").resolve()
@@ -68,23 +67,23 @@ def test_another_split_of_the_same_data_set_can_be_named(tmp_path: Path) -> None
     dataset = write(tmp_path, "kkv")
     write_questions(tmp_path, "seen", [Question("s", "i.png", "Which?", ("x",), requires_retrieval=False)])
 
-    knowledge, visual = select_questions(dataset, BuildConfig(visual_split="seen"))
+    knowledge, visual = select_questions(dataset, QuestionSettings(visual_split="seen"), seed=0)
 
     assert (ids(knowledge), ids(visual)) == (["k0", "k1"], ["s"])
 
 
-def test_an_id_that_both_data_sets_have_is_put_behind_the_others_name(tmp_path: Path) -> None:
+def test_an_id_that_both_data_sets_have_gets_the_data_sets_name(tmp_path: Path) -> None:
     here, there = write(tmp_path / "here", "kk"), write(tmp_path / "there", "v")
     seen = Question("", "i.png", "Which?", ("x",), requires_retrieval=False)
     names = ("k0", "k1", "d: k1", "v0")
     write_questions(there.root, "train", [replace(seen, id=name) for name in names])
-    config = BuildConfig(visual_dataset=str(there.root), visual_ratio=0.5)
+    settings = QuestionSettings(visual_dataset=str(there.root), visual_ratio=0.5)
 
-    knowledge, visual = select_questions(here, config)
+    knowledge, visual = select_questions(here, settings, seed=0)
 
     assert ids(knowledge) == ["k0", "k1"]
     assert sorted(ids(visual)) == ["d: d: k1", "d: k0", "d: k1", "v0"]
-    assert select_questions(here, config)[1] == visual
+    assert select_questions(here, settings, seed=0)[1] == visual
 
 
 def test_a_data_set_without_a_name_is_called_by_its_folder(tmp_path: Path) -> None:
@@ -92,6 +91,6 @@ def test_a_data_set_without_a_name_is_called_by_its_folder(tmp_path: Path) -> No
     write_questions(there.root, "train", [Question("k0", "i.png", "Which?", ("x",), requires_retrieval=False)])
     write_json(there.root / "dataset.json", {"fingerprint": "f"})
 
-    _, visual = select_questions(here, BuildConfig(visual_dataset=str(there.root)))
+    _, visual = select_questions(here, QuestionSettings(visual_dataset=str(there.root)), seed=0)
 
     assert ids(visual) == ["there: k0"]

@@ -1,4 +1,4 @@
-"""mR²AG-IT built by several processes: each picture searched for once, each question built once, the bytes of one."""
+"""mR²AG-IT built by several processes: each image searched for once, each question built once, the same bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENTITIES, QUESTIONS = 12, 40
 
 
 class Shades:
-    """Ranks entries by how near their numbers are to a picture's shade, and remembers which shades it was asked for."""
+    """A retriever that ranks entries by the distance of their number to an image's shade, and records the shades."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -58,18 +58,18 @@ def folder(tmp_path: Path) -> Path:
     questions = [
         Question(
             *(
-                f"k{place:02d}",
-                f"images/{place % ENTITIES}.png",
+                f"k{number:02d}",
+                f"images/{number % ENTITIES}.png",
                 "When was it founded?",
-                (str(1500 + place % ENTITIES),),
+                (str(1500 + number % ENTITIES),),
             ),
             answer_type="time",
             split="train",
             requires_retrieval=True,
-            entity_ids=(f"e{place % ENTITIES}",),
-            evidence=(Evidence(f"e{place % ENTITIES}", 0),),
+            entity_ids=(f"e{number % ENTITIES}",),
+            evidence=(Evidence(f"e{number % ENTITIES}", 0),),
         )
-        for place in range(QUESTIONS)
+        for number in range(QUESTIONS)
     ]
     seen = [Question(f"v{n}", f"images/{n}.png", "Which shade?", ("dark",), requires_retrieval=False) for n in range(9)]
     write_questions(root, "train", [*questions, *seen])
@@ -92,7 +92,7 @@ def files(config: BuildConfig) -> dict[str, bytes]:
 
 
 def build_together(config: BuildConfig, searchers: Sequence[Shades], annotators: Sequence[Any]) -> None:
-    """Build in as many threads as there are searchers, which meet as processes do."""
+    """Build with one thread per searcher, synchronised as processes are."""
     meeting = threading.Barrier(len(searchers))
 
     def work(number: int) -> None:
@@ -122,10 +122,10 @@ def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(
 
     build_together(shared, searchers, [counting(number) for number in range(count)])
     assert searcher.asked == list(range(ENTITIES))
-    assert sorted(shade for each in searchers for shade in each.asked) == list(range(ENTITIES))
+    assert sorted(shade for searcher in searchers for shade in searcher.asked) == list(range(ENTITIES))
     assert sum(judged) == QUESTIONS
     if chunk < 5:
-        assert all(each.asked for each in searchers)
+        assert all(other.asked for other in searchers)
         assert all(judged)
     assert files(shared) == files(alone)
 
@@ -145,7 +145,7 @@ def test_a_launch_goes_on_with_what_one_process_had_searched_for(
     assert len(cut_off.asked) == ENTITIES
     searchers = [Shades(), Shades()]
     build_together(shared, searchers, [by_string, by_string])
-    assert not any(each.asked for each in searchers)
+    assert not any(other.asked for other in searchers)
     assert files(shared) == files(alone)
 
 
@@ -155,10 +155,10 @@ def test_the_others_only_search_where_a_server_is_asked(
     monkeypatch.setattr(reflection_run, "CHUNK", 3)
     alone, shared = config("alone"), config("shared")
     build_split(Dataset(Path(alone.dataset)), Shades(), by_string, alone)
-    shared = dataclasses.replace(shared, annotator="llm")
+    shared = shared.model_copy(update={"annotator": "llm"})
     searchers = [Shades(), Shades()]
     build_together(shared, searchers, [by_string, None])
-    assert [len(each.asked) for each in searchers] == [6, 6]
+    assert [len(other.asked) for other in searchers] == [6, 6]
     assert files(shared)["train.parquet"] == files(alone)["train.parquet"]
 
 
@@ -176,7 +176,7 @@ def test_a_picture_whose_first_question_is_bad_is_searched_for_by_the_next(
 
 
 def test_a_process_maps_an_index_and_shares_its_pages(folder: Path, encoder: str, tmp_path: Path) -> None:
-    """Files that are mapped for reading, and shared: however many processes search, memory has their pages once."""
+    """Index files are mapped and shared, so that memory holds their pages once for all processes."""
     knowledge, loaded = Dataset(folder).knowledge, load_encoder(encoder)
     build_index(knowledge, loaded, tmp_path / "cells", store="faiss")
     index = load_index(tmp_path / "cells", knowledge, loaded)
@@ -202,5 +202,5 @@ def test_a_launch_of_two_builds_the_bytes_of_one_process(
     run(alone)
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("train.parquet") == 1
-    shared = dataclasses.replace(alone, output=str(tmp_path / "shared"))
+    shared = alone.model_copy(update={"output": str(tmp_path / "shared")})
     assert files(shared) == files(alone)
