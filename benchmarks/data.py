@@ -38,7 +38,7 @@ FACTS = (
     ("Which city or region does this building locate in?", ["Provence-Alpes-Côte d'Azur", "PACA", "Région Sud"]),
 )
 """Questions with the accepted spellings of their answers; each fifth question asks for a number."""
-CONVERT = ("-m", "reflectune.data_builders.convert")
+CONVERT = ("-m", "reflectune", "convert")
 
 
 def question_rows(split: str, count: int) -> Iterator[dict[str, Any]]:
@@ -185,7 +185,7 @@ def scoring(run: Path, dataset: Path) -> dict[str, Any]:
                 yield json.dumps({"data_id": row["data_id"], "prediction": answer})
 
     path = generate(run / "predictions.jsonl", predictions)
-    command = ["-m", "reflectune.metrics.score", "--predictions", str(path), "--dataset", str(dataset)]
+    command = ["-m", "reflectune", "score", "--predictions", str(path), "--dataset", str(dataset)]
     return measured("scoring", count, path.stat().st_size, [*command, "--output", str(run / "scores.json")])
 
 

@@ -130,7 +130,7 @@ BENCHMARK = Benchmark(
 The picture shows one entity; its article names a second one, whose article has the answer. `miniature/llava` was taught
 by lessons of other worlds: trajectories of two searches for {WORLD_QUESTIONS} questions of each world, then
 of three for {LONGER_QUESTIONS}. mR²AG's checkpoint learned one-hop questions from one search, as the paper has it. The
-fair comparison of searching once with searching again is that of the same model. Passages are found by `{TEXT_ENCODER}`.
+fair comparison of one search with several is that of the same model. Passages are found by `{TEXT_ENCODER}`.
 """,
     tables,
     claims,

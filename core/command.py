@@ -10,6 +10,7 @@ from typing import Any, Generic
 
 from reflectune.core.config import Config, parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.flags import help_text
 from reflectune.core.outputs import hold
 
 
@@ -20,8 +21,8 @@ def command(
 
     Args:
         kind: The config class.
-        writes: The keys that name outputs. No second process can write these at the same time. With `--dry_run`
-            nothing is written.
+        writes: The keys that name outputs. No second process can write these at the same time. A config with
+            `writes_nothing` holds none.
 
     Example:
         >>> @command(SftConfig, writes="output_dir")
@@ -53,7 +54,7 @@ class Command(Generic[Config]):
         return self._function(config)
 
     def main(self, argv: Sequence[str] | None = None, program: str | None = None) -> None:
-        """Parse a command line, hold the outputs and carry out the config.
+        """Parse a command line, hold the outputs and carry out the config. `--help` prints the keys.
 
         Exit status: the function's; 2 for a mistake in the config or a path that can't be used, 130 for Ctrl-C.
 
@@ -62,11 +63,16 @@ class Command(Generic[Config]):
             program: The program's name in the help.
         """
 
+        words = sys.argv[1:] if argv is None else argv
+        if {"--help", "-h"} & set(words):
+            print(help_text(self.kind, program or Path(sys.argv[0]).name, str(self.__doc__)))
+            return
+
         @entry_point
         def run() -> None:
-            config = parse_config(self.kind, argv, program or Path(sys.argv[0]).name)
+            config = parse_config(self.kind, words)
             outputs: list[Any] = [getattr(config, key) for key in self.writes]
-            hold(*outputs, unless=getattr(config, "dry_run", False))
+            hold(*outputs, unless=config.writes_nothing)
             if status := self(config):
                 sys.exit(status)
 

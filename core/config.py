@@ -10,12 +10,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from reflectune.core.addresses import conceal_address
 from reflectune.core.errors import UserError
-from reflectune.core.flags import Problem, help_text, kind_of, options_of, read_flags, split_config, unknown_key
+from reflectune.core.flags import Problem, kind_of, options_of, read_flags, split_config, unknown_key
 from reflectune.core.parsing import read_yaml
 from reflectune.core.values import LARGEST_NUMBER, one_line, short
 
@@ -83,6 +83,18 @@ class Settings(BaseModel):
         defer_build=True,
     )
 
+    _config_file: Path | None = PrivateAttr(default=None)
+
+    @property
+    def config_file(self) -> Path | None:
+        """The YAML file that the command line named, None if it named none."""
+        return self._config_file
+
+    @property
+    def writes_nothing(self) -> bool:
+        """True if the command is to write nothing, as with `--dry_run`."""
+        return bool(getattr(self, "dry_run", False))
+
     @classmethod
     def of(cls, config: Settings) -> Self:
         """Return the part of a larger config that these settings are."""
@@ -149,25 +161,21 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 Config = TypeVar("Config", bound=Settings)
 
 
-def parse_config(kind: type[Config], argv: Sequence[str] | None = None, program: str = "") -> Config:
+def parse_config(kind: type[Config], argv: Sequence[str] | None = None) -> Config:
     """Read `--config FILE.yaml` and `--key value` flags into a config. Flags override the file.
 
     Lists are given as `--splits a b` or as JSON, mappings as JSON: `--splits '{"train": "train.json"}'`. Of a key that
-    is given twice the last value counts. `--help` prints the keys and exits.
+    is given twice the last value counts.
 
     Args:
         kind: The config class.
         argv: The command line without the program's name; `sys.argv[1:]` if None.
-        program: The program's name in the help.
 
     Raises:
         UserError: Lists every problem found: unknown keys with the nearest valid one, wrong types, values out of
             bounds, and the problems that cross-checks find in the other keys.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if {"--help", "-h"} & set(words):
-        print(help_text(kind, program or Path(sys.argv[0]).name))
-        sys.exit(0)
     path, words, unclear = split_config(words)
     given, problems = read_flags(kind.model_fields, words)
     values: dict[str, Any] = {}
@@ -182,7 +190,9 @@ def parse_config(kind: type[Config], argv: Sequence[str] | None = None, program:
         unknown_key(str(key), kind.model_fields, str(path)) for key in values if key not in kind.model_fields
     ] + problems
     known = {key: value for key, value in values.items() if key in kind.model_fields}
-    return _checked(kind, {**known, **given}, problems)
+    config = _checked(kind, {**known, **given}, problems)
+    config._config_file = path
+    return config
 
 
 def read_config(kind: type[Config], path: str | Path, **changes: str) -> Config:
@@ -292,7 +302,7 @@ def _report(problems: Sequence[str]) -> None:
 
 
 def _in_words(kind: type[Settings], error: Any) -> str:
-    """Return a problem that pydantic found as a sentence: the key, what was expected, what was found."""
+    """Return one of pydantic's errors as a sentence: the key, the expected value, the found one."""
     location, code, value = error["loc"], error["type"], error["input"]
     name = str(location[0]) if location else ""
     if code == "extra_forbidden":

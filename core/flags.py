@@ -129,14 +129,15 @@ def options_of(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-def help_text(kind: type[BaseModel], program: str) -> str:
-    """Return the help of a config class: its keys by the class that declares them, with their defaults."""
-    lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_line(kind), "")]
+def help_text(kind: type[BaseModel], program: str, description: str) -> str:
+    """Return the help of a command: its keys by the class that declares them, with their defaults."""
+    lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_paragraph(description), "")]
     for owner in kind.__mro__:
         own = [name for name in vars(owner).get("__annotations__", ()) if name in kind.model_fields]
         first = [name for name in own if _owner(kind, name) is owner]
         if first:
-            lines += ["", *_wrap(_first_line(owner) if owner is not kind else "Keys of this command:", "")]
+            heading = "Keys of this command:" if owner is kind else _first_paragraph(owner.__doc__ or owner.__name__)
+            lines += ["", *_wrap(heading, "")]
         for name in first:
             field = kind.model_fields[name]
             lines += _wrap(f"--{name} {_placeholder(field)}".rstrip(), "  ")
@@ -209,8 +210,8 @@ def _owner(kind: type[BaseModel], name: str) -> type:
     return next(owner for owner in kind.__mro__ if name in vars(owner).get("__annotations__", ()))
 
 
-def _first_line(kind: type) -> str:
-    return inspect.cleandoc(kind.__doc__ or kind.__name__).split("\n\n")[0].replace("\n", " ")
+def _first_paragraph(text: str) -> str:
+    return inspect.cleandoc(text).split("\n\n")[0].replace("\n", " ")
 
 
 def _placeholder(field: FieldInfo) -> str:

@@ -1,4 +1,4 @@
-"""Types of config values: texts and numbers with a check that names what is wrong and what to give instead."""
+"""Types of config values: texts and numbers with a check whose error says what to give instead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DEVICE: Final = re.compile(r"auto|cpu|(cuda|xpu|mps|npu)(:\d{1,3})?")
 def checked_by(problem_of: Callable[[str], str]) -> AfterValidator:
     """Make a validator of a function that returns a problem, "" if there is none.
 
-    The problem is read after the key's name: "must be …", "there is no file …".
+    The problem is read after the key's name: "must be auto, cpu or cuda, found 'gpu'".
 
     Example:
         >>> Even = Annotated[str, checked_by(lambda text: "" if len(text) % 2 == 0 else "must be even")]
@@ -82,14 +82,14 @@ def file_problem(value: str) -> str:
     """Return a problem if a file is named that doesn't exist."""
     if not value or os.path.isfile(value):
         return ""
-    return f"{short(value)} is a folder; name a file" if os.path.isdir(value) else f"there is no file {short(value)}"
+    return f"must be an existing file, found {'the folder ' if os.path.isdir(value) else ''}{short(value)}"
 
 
 def folder_problem(value: str) -> str:
     """Return a problem if a folder is named that doesn't exist."""
     if not value or os.path.isdir(value):
         return ""
-    return f"{short(value)} is a file; name a folder" if os.path.isfile(value) else f"there is no folder {short(value)}"
+    return f"must be an existing folder, found {'the file ' if os.path.isfile(value) else ''}{short(value)}"
 
 
 def output_folder_problem(value: str) -> str:

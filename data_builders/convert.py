@@ -1,30 +1,25 @@
-"""Convert data: `python -m reflectune.data_builders.convert --config configs/data/infoseek.yaml`.
+"""Convert data: `reflectune convert --config configs/data/infoseek.yaml`.
 
 Exit status: 0 if every row was good, 3 if some were left out (`on_error: skip`) or found bad (`--check`).
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
 from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.data_builders.conversion.config import ConvertConfig
 
 
-@entry_point
-def main() -> None:
-    """Parse the config and convert."""
-    config = parse_config(ConvertConfig)
-    hold(config.output, unless=config.dry_run or config.check)
+@command(ConvertConfig, writes="output")
+def convert(config: ConvertConfig) -> int | None:
+    """Convert a data set or a knowledge base to a data set folder."""
     from reflectune.data_builders.conversion.run import check, convert, preview
 
     if config.dry_run:
         print(preview(config))
-        return
+        return None
     if config.check:
         numbers, first = check(config)
         print("\n".join([table(numbers), *first]))
@@ -37,7 +32,8 @@ def main() -> None:
         if numbers["dropped"]:
             print(f"rows left out are listed in {config.output}/rejected.jsonl")
     if numbers["dropped"]:
-        sys.exit(ROWS_LEFT_OUT)
+        return ROWS_LEFT_OUT
+    return None
 
 
 def table(numbers: dict[str, Any]) -> str:
@@ -78,7 +74,3 @@ def _kinds(counts: dict[str, int]) -> str:
     if unknown := counts.get("unknown", 0):
         told += f", {unknown:,} unknown (they don't say `requires_retrieval` and name no entity)"
     return told
-
-
-if __name__ == "__main__":
-    main()

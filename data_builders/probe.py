@@ -6,21 +6,17 @@ and keeps them; `derive_labels` makes MMKB-RAG's training data of them. Goes on 
 
 from __future__ import annotations
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
 from reflectune.data_builders.probing.config import ProbeConfig
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then probe."""
-    config = parse_config(ProbeConfig)
-    hold(config.output, unless=config.dry_run)
+@command(ProbeConfig, writes="output")
+def probe(config: ProbeConfig) -> None:
+    """Ask a model a split's questions, without and with each retrieved document."""
     from reflectune.data_builders.probing.run import run  # slow to import: after the config is right
 
     run(config)
 
 
 if __name__ == "__main__":
-    main()
+    probe.main()

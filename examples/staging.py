@@ -32,13 +32,20 @@ NOTED: Final = 30.0
 
 
 def module(name: str, recipe: str) -> list[str]:
-    """Return the command that runs a module with a recipe of `reflectune.configs`.
+    """Return the command line that runs a command with a recipe of `reflectune.configs`.
 
     Args:
-        name: Module below `reflectune`, e.g. `retrieval.build_index`.
+        name: Module below `reflectune`, e.g. `retrieval.build_index`, or of the examples.
         recipe: Path below `configs`, e.g. `examples/miniature/index.yaml`.
     """
-    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / recipe)]
+    return [*program(name), "--config", str(CONFIGS / recipe)]
+
+
+def program(name: str) -> list[str]:
+    """Return the words that start a command's module: `python -m reflectune build_index`, or an example's script."""
+    if name.startswith("examples."):
+        return [sys.executable, "-m", f"reflectune.{name}"]
+    return [sys.executable, "-m", "reflectune", name.rpartition(".")[2]]
 
 
 def launch(name: str, recipe: str, processes: int = 1, *, device: str = "cpu") -> list[str]:

@@ -1,18 +1,16 @@
-"""Answer one question about one image: `python -m reflectune.inference.answer --config … --image X --question "…"`."""
+"""Answer one question about one image: `reflectune answer --config … --image X --question "…"`."""
 
 from __future__ import annotations
 
 import json
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
+from reflectune.core.command import command
 from reflectune.inference.running.config import AnswerConfig
 
 
-@entry_point
-def main() -> None:
-    """Read the config, answer, and print the decision, the passages with their scores, and the answer."""
-    config = parse_config(AnswerConfig)
+@command(AnswerConfig)
+def answer(config: AnswerConfig) -> None:
+    """Answer one question about an image, and show how."""
     from reflectune.inference.report.words import (
         explain,  # slow to import, so only once the config is known to be right
     )
@@ -24,7 +22,3 @@ def main() -> None:
         return
     trace = single.answer(config)
     print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else explain(trace))
-
-
-if __name__ == "__main__":
-    main()

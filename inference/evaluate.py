@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
 from reflectune.inference.running.config import EvaluateConfig
 
 
-@entry_point
-def main() -> None:
-    """Read the config, run the pipelines, and print the scores."""
-    config = parse_config(EvaluateConfig)
-    hold(config.output, unless=config.dry_run)
+@command(EvaluateConfig, writes="output")
+def evaluate(config: EvaluateConfig) -> None:
+    """Run pipelines over a data set's questions, score them, and write a report."""
     from reflectune.inference.running import experiment  # slow to import, so only once the config is known to be right
 
     if config.dry_run:
@@ -42,4 +38,4 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    evaluate.main()

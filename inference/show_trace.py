@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from itertools import chain
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
+from reflectune.core.command import command
 from reflectune.inference.report.words import explain
 from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.opening import ShowTraceConfig, find_traces, read_traces
 
 
-@entry_point
-def main() -> None:
-    """Read the config, and print each pipeline's trace of the question, or all traces as JSONL."""
-    config = parse_config(ShowTraceConfig)
-
+@command(ShowTraceConfig)
+def show_trace(config: ShowTraceConfig) -> None:
+    """Show how an evaluation answered a question."""
     if not config.question:
         for trace in chain.from_iterable(map(read_traces, config.files().values())):
             print(json.dumps(to_row(trace), ensure_ascii=False))
@@ -29,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    show_trace.main()

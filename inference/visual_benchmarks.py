@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import entry_point
+from reflectune.core.command import command
+from reflectune.core.config import Settings, setting
 from reflectune.core.values import InputFolder
 
 
@@ -20,17 +20,10 @@ class VisualBenchmarksConfig(Settings):
     )
     dry_run: bool = setting(False, "say what would be read, and stop")
 
-    @cross_check
-    def visual_benchmarks_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
-        return issues
 
-
-@entry_point
-def main() -> None:
-    """Read the results and print the table."""
-    config = parse_config(VisualBenchmarksConfig)
+@command(VisualBenchmarksConfig)
+def visual_benchmarks(config: VisualBenchmarksConfig) -> None:
+    """Print visual benchmarks before and after reflection."""
     from reflectune.inference.lmms.results import RESULTS, read_outcomes, table
 
     if config.dry_run:
@@ -40,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    visual_benchmarks.main()

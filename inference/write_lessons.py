@@ -16,7 +16,3 @@ def write_lessons(config: LessonsConfig) -> None:
     from reflectune.inference.lessons.writing import run  # slow to import: after the config is right
 
     run(config)
-
-
-if __name__ == "__main__":
-    write_lessons.main()

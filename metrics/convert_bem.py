@@ -5,11 +5,11 @@ How the two files are made, once, with TensorFlow: the docstring of `reflectune/
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import OutputFolder
 
 
@@ -24,7 +24,7 @@ class ConvertBemConfig(Settings):
     dry_run: bool = setting(False, "say what would be converted, and stop")
 
     @cross_check
-    def convert_bem_problems(self) -> list[str]:
+    def convert_bem_problems(self) -> Iterator[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
         needed = {"variables": self.variables, "vocabulary": self.vocabulary, "examples": self.examples}
         missing = [f"`{key}` is needed" for key, value in {**needed, "output": self.output}.items() if not value]
@@ -32,11 +32,9 @@ class ConvertBemConfig(Settings):
         return missing + [f"`{key}`: file not found: {path}" for key, path in files.items() if not Path(path).is_file()]
 
 
-@entry_point
-def main() -> None:
-    """Parse the config and convert."""
-    config = parse_config(ConvertBemConfig)
-    hold(config.output, unless=config.dry_run)
+@command(ConvertBemConfig, writes="output")
+def convert_bem(config: ConvertBemConfig) -> None:
+    """Convert BEM from TensorFlow."""
     if config.dry_run:
         print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")
         return
@@ -65,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    convert_bem.main()

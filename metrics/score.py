@@ -1,4 +1,4 @@
-"""Score a prediction file: `python -m reflectune.metrics.score --predictions P --dataset D [--metric …] [--against Q]`.
+"""Score a prediction file: `reflectune score --predictions P --dataset D [--metric …] [--against Q]`.
 
 P is a file of InfoSeek's, EchoSight's, ReflectiVA's or PMSR's layout, or our traces; D a data set folder.
 """
@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import cross_check, parse_config, setting
+from reflectune.core.command import command
+from reflectune.core.config import cross_check, setting
 from reflectune.core.durable import write_json
-from reflectune.core.errors import UserError, entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.errors import UserError
 from reflectune.core.types import Metric
 from reflectune.core.values import Device, OutputFile, Seed, SplitName
 from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
@@ -99,11 +99,9 @@ class ScoreConfig(RemoteConfig):
         return self.llm_cache or (f"{self.output}.replies.jsonl" if self.output else "")
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, score, print, and write the JSON file."""
-    config = parse_config(ScoreConfig)
-    hold(config.output, unless=config.dry_run)
+@command(ScoreConfig, writes="output")
+def score(config: ScoreConfig) -> None:
+    """Score a prediction file."""
     if config.dry_run:
         print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")
         return
@@ -131,7 +129,3 @@ def main() -> None:
     if config.output:
         write_json(config.output, report)
     print("\n".join(lines(report)))
-
-
-if __name__ == "__main__":
-    main()

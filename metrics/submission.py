@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import UserError, entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.values import InputFile, OutputFile, SplitName
 
 
@@ -35,27 +35,38 @@ class SubmissionConfig(Settings):
     output: OutputFile = setting("", "file to write")
     dry_run: bool = setting(False, "say what would be written or checked, and stop")
 
-    @cross_check
-    def input_problems(self) -> Iterator[str]:
-        """Yield the problems of what is read, and of what is to be done."""
-        from reflectune.formats.dataset import MANIFEST, split_issues  # slow to import, and above this floor
+    @property
+    def writes_nothing(self) -> bool:
+        """True if a file is checked, or with `--dry_run`."""
+        return self.dry_run or bool(self.check)
 
+    @cross_check
+    def task_problems(self) -> Iterator[str]:
+        """Yield a problem if it is not clear whether to write or to check."""
         if bool(self.predictions) == bool(self.check):
             yield "give either `predictions`, to write a file, or `check`, to check one"
         if self.predictions and not self.output:
             yield "`output` is needed: the file to write"
+
+    @cross_check
+    def input_problems(self) -> Iterator[str]:
+        """Yield a problem if the predictions are missing."""
         if self.predictions and not Path(self.predictions).exists():
             yield f"`predictions`: not found: {self.predictions}"
+
+    @cross_check
+    def dataset_problems(self) -> Iterator[str]:
+        """Yield the problems of the data set and of the splits."""
+        from reflectune.formats.dataset import MANIFEST, split_issues  # slow to import
+
         if self.dataset and not Path(self.dataset, MANIFEST).is_file():
             yield f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one"
         yield from split_issues("splits", self.dataset, self.splits)
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, write the file unless one is only to be checked, and check it."""
-    config = parse_config(SubmissionConfig)
-    hold(config.output, unless=config.dry_run or bool(config.check))
+@command(SubmissionConfig, writes="output")
+def submission(config: SubmissionConfig) -> None:
+    """Write an official program's file of answers."""
     from reflectune.core.durable import write_atomically  # slow to import, as those below: after the config is right
     from reflectune.formats import dataset
     from reflectune.metrics.scoring.submission_file import check, official_ids
@@ -85,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    submission.main()

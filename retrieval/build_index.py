@@ -1,4 +1,4 @@
-"""Index a knowledge base: `python -m reflectune.retrieval.build_index --knowledge DIR --output DIR [--dry_run]`.
+"""Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--dry_run]`.
 
 Encodes every entry's images and title, and its summary with `--summaries`. A run that was cut off goes on where it
 stopped when the same command is given again; with `--verify` a finished one is compared whole with its checksums. Under
@@ -8,14 +8,13 @@ some were left out (`on_error: skip`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import UserError, entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
 from reflectune.core.values import Device, Dtype, InputFile, SplitName, output_of
 from reflectune.models.names import EncoderName
@@ -147,14 +146,13 @@ def run(config: IndexConfig) -> int:
     return left_out(index)
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then index."""
-    config = parse_config(IndexConfig)
-    hold(config.output, unless=config.dry_run)
+@command(IndexConfig, writes="output")
+def build_index(config: IndexConfig) -> int | None:
+    """Index the images and titles of a knowledge base."""
     if run(config):
-        sys.exit(ROWS_LEFT_OUT)
+        return ROWS_LEFT_OUT
+    return None
 
 
 if __name__ == "__main__":
-    main()
+    build_index.main()

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import UserError, entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.values import Device, Dtype, InputFile, InputFolder, output_of
 from reflectune.formats.passages import DEFAULT_SIZES, Cut, Lead
 from reflectune.models.names import EncoderName
@@ -77,11 +77,9 @@ def read_questions(path: str) -> list[str]:
     return questions
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then index."""
-    config = parse_config(TextIndexConfig)
-    hold(config.output, unless=config.dry_run)
+@command(TextIndexConfig, writes="output")
+def build_text_index(config: TextIndexConfig) -> None:
+    """Index the passages of a knowledge base by their text."""
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
     from reflectune.core.progress import progress_bar
     from reflectune.core.resumable import join_launch
@@ -131,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    build_text_index.main()

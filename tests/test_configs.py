@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import math
@@ -16,6 +15,7 @@ import yaml
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from reflectune import cli
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mr2ag.config import BuildConfig
@@ -38,12 +38,14 @@ RUNS = [path for path in CONFIGS if path.parent.name not in ("accelerate", "lmms
 BY_FOLDER = {"data": "data_builders/convert.py", "mr2ag": "data_builders/build_mr2ag.py"}
 """The entry scripts of configs whose header doesn't name one."""
 
+MODULES = {module.partition(".")[2]: module for modules in cli.GROUPS.values() for module in modules}
+
 NOT_THERE_YET = re.compile(
     r"does not exist"  # data that a download or an earlier step makes
     r"|has no [\w.]+\.json"
     r"|there is no reflection\.json"
     r"|is not a folder"
-    r"|there is no file runs/"
+    r"|must be an existing (file|folder), found runs/"
     r"|not found: "
     r"|pip install"  # an extra that this machine lacks
 )
@@ -59,7 +61,9 @@ def header(path: Path) -> str:
 def command(path: Path) -> re.Match[str] | None:
     name = re.escape(path.relative_to(ROOT).as_posix())
     return re.search(
-        rf"(?:-m reflectune\.(?P<module>[\w.]+)|(?P<script>[\w/]+)\.py) --config {name}(?P<flags>.*)", header(path)
+        rf"(?:-m reflectune\.(?P<module>[\w.]+)|reflectune (?P<command>\w+)|(?P<script>[\w/]+)\.py) "
+        rf"--config {name}(?P<flags>.*)",
+        header(path),
     )
 
 
@@ -67,14 +71,14 @@ def entry_script(path: Path) -> str:
     named_command = command(path)
     if named_command is None:
         return BY_FOLDER[path.parent.name]
-    return f"{(named_command['module'] or named_command['script']).replace('.', '/')}.py"
+    module = named_command["module"] or named_command["script"] or MODULES[named_command["command"]]
+    return f"{module.replace('.', '/')}.py"
 
 
 def config_class(script: str) -> Any:
-    """The class that an entry script gives to `parse_config`."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / script).read_text())) if isinstance(node, ast.Call)]
-    (name,) = [call.args[0].id for call in calls if getattr(call.func, "id", "") == "parse_config"]  # type: ignore[attr-defined]
-    return getattr(importlib.import_module(f"reflectune.{script.removesuffix('.py').replace('/', '.')}"), name)
+    """The config class of an entry script's command."""
+    module = importlib.import_module(f"reflectune.{script.removesuffix('.py').replace('/', '.')}")
+    return getattr(module, Path(script).stem).kind
 
 
 def problems(path: Path, *overrides: str) -> list[str]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from reflectune import cli
+
 ROOT = Path(__file__).parents[1]
 FLOORS = {
     "core": 0,
@@ -24,29 +26,25 @@ FLOORS = {
     "inference": 5,
     "examples": 6,
 }
-COMMANDS = {
-    *(f"metrics/{name}.py" for name in ("score", "convert_bem", "submission")),
-    "examples/miniature/build_world.py",
-    "examples/miniature/papers_tables.py",
-    "examples/miniature/pretrain.py",
-    "examples/miniature/quickstart.py",
-    "examples/pocket/build_gallery.py",
-    "examples/pocket/fetch.py",
-    "examples/pocket/fit_title_map.py",
-    "examples/pocket/pack.py",
-    "examples/pocket/run.py",
-    "examples/pocket/look.py",
-    *(f"retrieval/{name}.py" for name in ("build_index", "build_text_index")),
-    *(f"data_builders/build_{name}.py" for name in ("mr2ag", "plain")),
-    *(f"data_builders/{name}.py" for name in ("convert", "derive_labels", "export")),
+STARTED_BY_PATH = {
     "data_builders/probe.py",
-    *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall")),
-    *(f"inference/{name}.py" for name in ("show_trace", "sweep", "visual_benchmarks", "write_lessons")),
-    *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "reag_grpo", "sft")),
+    "inference/evaluate.py",
+    "retrieval/build_index.py",
+    "train/grpo.py",
+    "train/reag_grpo.py",
+    "train/sft.py",
+}
+"""Commands that `accelerate launch` starts."""
+
+MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+COMMANDS = {
+    str(path.relative_to(ROOT))
+    for path in MODULES
+    for text in [path.read_text(encoding="utf-8")]
+    if "\n@command(" in text or (path.is_relative_to(ROOT / "examples") and "\nif __name__ ==" in text)
 }
 """Entry scripts stand above all folders of their floor, the one they lie in too."""
 
-MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PRIVATE_OF_LIBRARIES = {"os._exit", "torch.utils._pytree", "torch.utils._python_dispatch"}
 """Names of other projects that tests need and that have no public form."""
@@ -90,13 +88,13 @@ def test_a_command_is_imported_by_no_module() -> None:
     assert not [user for user in users if user.split(" imports ")[1] in COMMANDS]
 
 
-def test_every_command_is_there_and_runs_as_one() -> None:
-    for name in COMMANDS:
-        assert '\nif __name__ == "__main__":\n' in (ROOT / name).read_text(encoding="utf-8"), name
-    scripts = {
-        str(path.relative_to(ROOT)) for path in MODULES if "\nif __name__ ==" in path.read_text(encoding="utf-8")
-    }
-    assert scripts - {"inference/scoring/paper_numbers.py"} == COMMANDS  # that one prints a page of docs
+def test_commands_are_short_and_on_top_of_their_folder() -> None:
+    library = {name for name in COMMANDS if not name.startswith("examples/")}
+    listed = {f"{module.replace('.', '/')}.py" for modules in cli.GROUPS.values() for module in modules}
+    assert listed <= library
+    assert {len(Path(name).parts) for name in listed} == {2}
+    scripts = {name for name in listed if "\nif __name__ ==" in (ROOT / name).read_text(encoding="utf-8")}
+    assert scripts == STARTED_BY_PATH
 
 
 @pytest.mark.parametrize(
@@ -108,9 +106,11 @@ def test_a_packages_init_holds_a_docstring_alone(path: Path) -> None:
 
 
 def test_editors_and_installs_find_every_folder_by_a_link() -> None:
-    """Each top folder is linked into `src/reflectune`; setuptools, pyright and mypy are all told of `src`."""
-    links = {path.name: path for path in (ROOT / "src" / "reflectune").iterdir()}
+    """Each top folder is linked into `src/reflectune`. setuptools, pyright and mypy all look in `src`."""
+    entries = {path.name: path for path in (ROOT / "src" / "reflectune").iterdir() if path.name != "__pycache__"}
+    links = {name: path for name, path in entries.items() if path.suffix != ".py"}
     assert links.keys() == FLOORS.keys() | {"configs"}
+    assert entries.keys() - links.keys() == {"__init__.py", "__main__.py", "api.py", "cli.py"}
     assert all(path.is_symlink() and path.resolve() == ROOT / name for name, path in links.items())
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert tools["setuptools"]["packages"]["find"]["where"] == tools["pyright"]["extraPaths"] == ["src"]

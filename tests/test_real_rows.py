@@ -107,7 +107,7 @@ def write_sources(folder: Path) -> None:
 def command(patch: pytest.MonkeyPatch, module: str, *arguments: str) -> None:
     """`python -m reflectune.MODULE ARGUMENTS`, in this process."""
     patch.setattr("sys.argv", [module, *arguments])
-    importlib.import_module(f"reflectune.{module}").main()
+    getattr(importlib.import_module(f"reflectune.{module}"), module.rpartition(".")[2]).main()
 
 
 def miniature(name: str) -> tuple[str, str]:

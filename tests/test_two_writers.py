@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from reflectune.core.command import Command
 from reflectune.core.locking import lock_path
 
 ROOT = Path(__file__).parents[1]
@@ -119,7 +121,9 @@ def commands() -> set[str]:
     scripts = (path for floor in _floors() for path in (ROOT / floor).rglob("*.py"))
     texts = {path: path.read_text(encoding="utf-8") for path in scripts}
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path, text in texts.items() if "@entry_point" in text
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path, text in texts.items()
+        if re.search(r"^@(command|entry_point)\b", text, re.MULTILINE)
     }
 
 
@@ -135,8 +139,9 @@ def test_the_second_writer_is_refused_in_one_line_and_touches_nothing(
     monkeypatch.chdir(inputs)
     monkeypatch.setattr(sys, "argv", [name, *WRITING[name].split()])
     before = contents(inputs)
+    found = getattr(command, name.rpartition(".")[2])
     with pytest.raises(SystemExit) as caught:
-        command.main()
+        (found if isinstance(found, Command) else command).main()
     assert caught.value.code == 2
     printed = capsys.readouterr()
     output = WRITING[name].split()[-1]

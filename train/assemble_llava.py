@@ -7,21 +7,17 @@ untrained one, for a stage 1 of one's own.
 
 from __future__ import annotations
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
 from reflectune.train.runs.llava_config import AssembleConfig
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then join the parts."""
-    config = parse_config(AssembleConfig)
-    hold(config.output)
+@command(AssembleConfig, writes="output")
+def assemble_llava(config: AssembleConfig) -> None:
+    """Assemble a LLaVA from its three published parts."""
     from reflectune.train.checkpoints.llava import assemble  # slow to import: after the config is right
 
     print(assemble(config))
 
 
 if __name__ == "__main__":
-    main()
+    assemble_llava.main()

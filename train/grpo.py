@@ -1,6 +1,6 @@
 """Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
-Also `python -m reflectune.train.grpo`, from any folder. The training questions are answered without and with retrieval
+Also `reflectune grpo`, from any folder. The training questions are answered without and with retrieval
 by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gates.policy`. A
 run that was cut off goes on where it stopped when the same command is given again.
 
@@ -10,11 +10,11 @@ An entry script stands above all floors: here the pipelines that measure meet th
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
-from reflectune.core.config import cross_check, parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import cross_check
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
@@ -25,36 +25,35 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
 
     @cross_check
-    def grpo_problems(self) -> list[str]:
-        """Return the problems of what rewards are measured with."""
-        issues = self.metric_issues(self.dataset)
-        issues += split_issues("split", self.dataset, [self.split])
+    def reward_problems(self) -> Iterator[str]:
+        """Yield the problems of the data set that rewards are measured on."""
+        yield from self.metric_issues(self.dataset)
+        yield from split_issues("split", self.dataset, [self.split])
+
+    @cross_check
+    def retrieval_problems(self) -> Iterator[str]:
+        """Yield a problem if nothing finds entries."""
         if not self.finds_entries:
-            issues.append("`index` is needed, or `ranked_entities`: rewards are measured with retrieval")
+            yield "`index` is needed, or `ranked_entities`: rewards are measured with retrieval"
+
+    @cross_check
+    def gate_and_scheme_problems(self) -> Iterator[str]:
+        """Yield the problems of the scheme, and of gates that it lacks."""
         if self.scheme not in reflecting():
-            return [*issues, f"`scheme` is one of {', '.join(reflecting())}; found `{self.scheme}`"]
+            yield f"`scheme` is one of {', '.join(reflecting())}; found `{self.scheme}`"
+            return
         recipe = find_recipe(self.scheme)
         if recipe.answered_by_base(self) and not self.base_model:
-            issues.append(f"`base_model` is needed: it answers for {self.scheme}, unless `answer_model` is tuned")
+            yield f"`base_model` is needed: it answers for {self.scheme}, unless `answer_model` is tuned"
         if "relevance" in self.gates and recipe.answer_each is None:
-            issues.append(
-                f"`gates`: {self.scheme} can't answer from each passage alone; refine the retrieval gate only"
-            )
+            yield f"`gates`: {self.scheme} can't answer from each passage alone; refine the retrieval gate only"
         if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
-            issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
-        return issues
+            yield "`gates` with relevance needs `srt: true`: it is SRT's gate that is refined"
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then refine."""
-    config = parse_config(GrpoConfig)
-    hold(config.output_dir, unless=config.dry_run)
-    run(config)
-
-
-def run(config: GrpoConfig) -> None:
-    """Refine as the config says."""
+@command(GrpoConfig, writes="output_dir")
+def grpo(config: GrpoConfig) -> None:
+    """Refine the gates of a fine-tuned checkpoint by reward."""
     # slow to import: after the config is right
     from reflectune.core.hashing import fingerprint
     from reflectune.formats.dataset import Dataset
@@ -82,4 +81,4 @@ def run(config: GrpoConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    grpo.main()

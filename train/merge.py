@@ -1,4 +1,4 @@
-"""Write an adapter into its base model: `python -m reflectune.train.merge --checkpoint DIR --output DIR`.
+"""Write an adapter into its base model: `reflectune merge --checkpoint DIR --output DIR`.
 
 The result is a full checkpoint that transformers and vLLM load by its path, and reflectune with its scheme. An adapter
 of QLoRA is merged into the 4-bit weights written out, which is what it was trained on. Given again, it finds its work
@@ -7,13 +7,14 @@ done.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import UserError, entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.paths import is_occupied
 from reflectune.core.values import OutputFolder
 from reflectune.models.loading import INFO_FILE
@@ -34,17 +35,15 @@ class MergeConfig(Settings):
     dry_run: bool = setting(False, "say what would be merged, and stop")
 
     @cross_check
-    def merge_problems(self) -> list[str]:
+    def merge_problems(self) -> Iterator[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
         folder = self.folder
         if self.checkpoint and not (folder / "adapter_config.json").is_file():
             whole = (folder / SCHEME_FILE).is_file()
             why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
-            issues.append(f"`checkpoint`: {folder} holds {why}")
+            yield f"`checkpoint`: {folder} holds {why}"
         if self.output and is_occupied(Path(self.output)) and not Path(self.output, INFO_FILE).is_file():
-            issues.append(f"`output`: {self.output} is there already; choose another folder")
-        return issues
+            yield f"`output`: {self.output} is there already; choose another folder"
 
     @cached_property
     def folder(self) -> Path:
@@ -52,11 +51,9 @@ class MergeConfig(Settings):
         return shipped_folder(self.checkpoint) or Path(self.checkpoint)
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then merge."""
-    config = parse_config(MergeConfig)
-    hold(config.output, unless=config.dry_run)
+@command(MergeConfig, writes="output")
+def merge(config: MergeConfig) -> None:
+    """Merge an adapter into its base model."""
     from reflectune.train.checkpoints.merging import (  # slow to import: after the config is right
         is_merged,
         merge,
@@ -73,7 +70,3 @@ def main() -> None:
     print(f"{config.checkpoint} merged into {made.base_model}{made.remark}, as {made.dtype}, into {config.output}")
     if not config.dry_run:
         merge(folder, config.output, made)
-
-
-if __name__ == "__main__":
-    main()

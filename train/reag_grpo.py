@@ -1,6 +1,6 @@
 """ReAG's GRPO: `accelerate launch train/reag_grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
-Also `python -m reflectune.train.reag_grpo`, from any folder. Stage 3 of ReAG's training, on TRL's `GRPOTrainer`: the
+Also `reflectune reag_grpo`, from any folder. Stage 3 of ReAG's training, on TRL's `GRPOTrainer`: the
 prompts are the pipeline's own, with the passages that its critic keeps; replies are rewarded for answers that are right
 by the official metric, and for the format. A run that was cut off goes on where it stopped when the same command is
 given again.
@@ -12,22 +12,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
 from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, then train."""
-    config = parse_config(AnswerGrpoConfig)
-    hold(config.output_dir, unless=config.dry_run)
-    run(config)
-
-
-def run(config: AnswerGrpoConfig) -> None:
-    """Train as the config says."""
+@command(AnswerGrpoConfig, writes="output_dir")
+def reag_grpo(config: AnswerGrpoConfig) -> None:
+    """Reinforce the answers of a fine-tuned checkpoint with TRL's GRPO."""
     # slow to import: after the config is right
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.operators import parsing
@@ -41,4 +32,4 @@ def run(config: AnswerGrpoConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reag_grpo.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,24 +47,34 @@ class ConvertConfig(Settings):
     dry_run: bool = setting(False, "say what would be read and written, and stop")
 
     @cross_check
-    def convert_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
+    def reader_problems(self) -> Iterator[str]:
+        """Yield a problem if there is nothing to read."""
         if not (self.questions or self.knowledge):
-            issues.append("one of `questions` and `knowledge` is needed: the name of a reader")
-        issues += [f"`splits`: the name {told}" for name in self.splits if (told := split_problem(name))]
-        if "" in self.splits:
-            issues.append("`splits`: a split needs a name")
+            yield "one of `questions` and `knowledge` is needed: the name of a reader"
         if self.sample and not self.questions:
-            issues.append("`sample` is of questions; a knowledge base alone is sampled by `sample_knowledge`")
+            yield "`sample` is of questions; a knowledge base alone is sampled by `sample_knowledge`"
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the splits' names."""
+        yield from (f"`splits`: the name {problem}" for name in self.splits if (problem := split_problem(name)))
+        if "" in self.splits:
+            yield "`splits`: a split needs a name"
+
+    @cross_check
+    def folder_problems(self) -> Iterator[str]:
+        """Yield the folders that are missing."""
         if self.root and not self.path("").is_dir():
-            issues.append(f"`root`: {self.path('')} is not a folder")
+            yield f"`root`: {self.path('')} is not a folder"
         if self.images and not self.path(self.images).is_dir():
-            issues.append(f"`images`: {self.path(self.images)} is not a folder")
+            yield f"`images`: {self.path(self.images)} is not a folder"
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
-            issues.append(f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder")
-        issues += self._question_problems() + self._knowledge_problems()
-        return issues or self._output_problems()
+            yield f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder"
+
+    @property
+    def writes_nothing(self) -> bool:
+        """True if rows are read and checked only."""
+        return self.dry_run or self.check
 
     def path(self, value: str) -> Path:
         """A path of the config, with `root` before it unless it is absolute; `~` is the home folder."""
@@ -104,8 +115,11 @@ class ConvertConfig(Settings):
         """The metric for dataset.json; "" if neither the config nor the reader says one."""
         return self.metric or METRIC_OF.get(self.questions, "")
 
-    def _output_problems(self) -> list[str]:
-        """Says where a second conversion would read what the first one wrote, or lose what it should read."""
+    @cross_check
+    def output_problems(self) -> list[str]:
+        """Return a problem if a second conversion would read the output of the first, or overwrite its inputs."""
+        if self.question_problems() or self.knowledge_problems() or not self.output:
+            return []
         output = Path(self.output).expanduser().resolve()
         read = self.question_paths() if self.questions else []
         read += [self.path(self.knowledge_source)] if self.knowledge else []
@@ -118,7 +132,9 @@ class ConvertConfig(Settings):
         )
         return [f"`output`: {self.output} holds {inside[0]}, which is read; choose another folder"] if inside else []
 
-    def _question_problems(self) -> list[str]:
+    @cross_check
+    def question_problems(self) -> list[str]:
+        """Return the problems of the questions' reader and files."""
         if not self.questions:
             return ["`splits` is set and `questions` is not: name the reader"] if self.splits else []
         if self.questions not in QUESTIONS:
@@ -140,7 +156,9 @@ class ConvertConfig(Settings):
             ]
         return issues
 
-    def _knowledge_problems(self) -> list[str]:
+    @cross_check
+    def knowledge_problems(self) -> list[str]:
+        """Return the problems of the knowledge base's reader and file."""
         if not self.knowledge:
             lonely = [name for name in ("knowledge_source", "knowledge_images") if getattr(self, name)]
             return [f"`{name}` is set and `knowledge` is not: name the reader" for name in lonely]

@@ -35,12 +35,16 @@ class DeriveConfig(LabelSettings, RemoteConfig):
     proofread: int = setting(50, "random questions on the page for proof-reading; 0: no page", ge=0)
 
     @cross_check
-    def derive_problems(self) -> Iterator[str]:
-        """Yield the problems of keys that must fit each other, and of files that they name."""
+    def input_problems(self) -> Iterator[str]:
+        """Yield the problems of the folders that are read."""
         for name, marker, maker in (("probes", "probes.json", "probe"), ("dataset", "dataset.json", "convert")):
             folder = getattr(self, name)
             if folder and not Path(folder, marker).is_file():
                 yield f"`{name}`: {folder} has no {marker}; give a folder that {maker} has finished"
+
+    @cross_check
+    def metric_problems(self) -> Iterator[str]:
+        """Yield the problems of the metric or of the judge."""
         if self.metric == "judge":
             yield from self.llm_problems()
             if "temperature" in self.llm_options:

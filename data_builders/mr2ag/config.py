@@ -38,13 +38,17 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
     dry_run: bool = setting(False, "describe the build, show one example, and stop")
 
     @cross_check
-    def build_problems(self) -> Iterator[str]:
-        """Yield the problems of the retriever and of the annotator."""
+    def retrieval_problems(self) -> Iterator[str]:
+        """Yield a problem if negatives are to be retrieved and nothing finds entries."""
         if self.negatives_retrieved and not self.finds_entries:
             yield (
                 "`negatives_retrieved` needs an `index`, or `ranked_entities`; build one with build_index, or set it "
                 "to 0"
             )
+
+    @cross_check
+    def annotator_problems(self) -> Iterator[str]:
+        """Yield the problems of the server that annotates."""
         if self.annotator == "llm":
             yield from self.llm_problems(sends=not (self.llm_batch or self.dry_run))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -39,21 +40,31 @@ class PlainConfig(RerankerConfig, RetrieverConfig):
     dry_run: bool = setting(False, "say what would be built, show one example, and stop")
 
     @cross_check
-    def plain_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
+    def input_problems(self) -> Iterator[str]:
+        """Yield the problems of the data set and of the questions taken."""
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
+            yield f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one"
         if self.reflection and not Path(self.reflection, MANIFEST).is_file():
-            issues.append(f"`reflection`: {self.reflection} has no {MANIFEST}; build it with data_builders.build_mr2ag")
-        issues += split_issues("split", self.dataset, [self.split])
+            yield f"`reflection`: {self.reflection} has no {MANIFEST}; build it with data_builders.build_mr2ag"
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the split."""
+        yield from split_issues("split", self.dataset, [self.split])
+
+    @cross_check
+    def evidence_problems(self) -> Iterator[str]:
+        """Yield the problems of the contexts."""
         unknown = [name for name in self.evidence if name not in EVIDENCE]
-        issues += [f"`evidence`: unknown `{name}`; of {', '.join(EVIDENCE)}" for name in unknown]
+        yield from [f"`evidence`: unknown `{name}`; of {', '.join(EVIDENCE)}" for name in unknown]
         if not self.evidence or len(set(self.evidence)) < len(self.evidence):
-            issues.append(f"`evidence` should name at least one context, each once; found {self.evidence}")
+            yield f"`evidence` should name at least one context, each once; found {self.evidence}"
+
+    @cross_check
+    def retrieval_problems(self) -> Iterator[str]:
+        """Yield a problem if contexts are retrieved and nothing finds entries."""
         if self.needs_retrieval and not self.finds_entries:
-            issues.append("`index` is needed (see retrieval.build_index), or `ranked_entities`, or `evidence: [none]`")
-        return issues
+            yield "`index` is needed (see retrieval.build_index), or `ranked_entities`, or `evidence: [none]`"
 
     @property
     def needs_retrieval(self) -> bool:

@@ -90,17 +90,37 @@ class ProbeConfig(GenerationSettings, DocumentSettings, WorkerSettings, MetricCo
     dry_run: bool = setting(False, "describe the questions, show one prompt, and stop")
 
     @cross_check
-    def probe_problems(self) -> Iterator[str]:
-        """Yield the problems of keys that must fit each other, and of files that they name."""
+    def dataset_problems(self) -> Iterator[str]:
+        """Yield a problem if the data set is missing."""
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
             yield f"`dataset`: {self.dataset} has no dataset.json; give a folder that convert has finished"
+
+    @cross_check
+    def trained_on_problems(self) -> Iterator[str]:
+        """Yield the problems of the data whose questions are left out."""
         if self.leave_out_facts and not self.trained_on:
             yield "`leave_out_facts` needs `trained_on`: the data whose facts are left out"
         if self.trained_on and not Path(self.trained_on, MANIFEST).is_file():
             yield f"`trained_on`: {self.trained_on} has no {MANIFEST}; give a folder that a data builder wrote"
+
+    @cross_check
+    def metric_problems(self) -> Iterator[str]:
+        """Yield the problems of the metric."""
         yield from self.metric_issues(self.dataset)
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the split."""
         yield from split_issues("split", self.dataset, [self.split])
+
+    @cross_check
+    def retrieval_problems(self) -> Iterator[str]:
+        """Yield a problem if documents are to be retrieved and nothing finds entries."""
         if self.documents_of == "retrieved" and not self.finds_entries:
             yield "`index` is needed, or `ranked_entities`; or `documents_of: own`"
+
+    @cross_check
+    def spreading_problems(self) -> Iterator[str]:
+        """Yield a problem if the model can't be spread over GPUs."""
         if problem := spreading_problem(self.device_map):
             yield problem

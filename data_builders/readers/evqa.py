@@ -55,7 +55,7 @@ def questions(
     has for its number: `images[{id, file_name}]`. For train that is `train.json`, for val and test `val.json`.
 
     Args:
-        source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (that json) to files. The role
+        source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (the json) to files. The role
             `lens` is read by `evqa_lens`.
         split: What the questions' split is called.
         images: A folder that has both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.

@@ -1,4 +1,4 @@
-"""ImageFolder found by id below a folder, whatever the extension and however it is sharded; images given as bytes kept."""
+"""Images found by id below a folder, in any extension and any sharding; images that are given as bytes are kept."""
 
 from __future__ import annotations
 

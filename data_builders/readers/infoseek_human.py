@@ -34,7 +34,7 @@ def questions(
     Args:
         source: A Parquet file, a folder of such, or `infoseek_human.jsonl` (`.gz` too).
         split: What the questions' split is called.
-        images: Where the Parquet's pictures are written (`ImageFolder.save_to`); for JSONL, and for rows of Parquet that
+        images: Where the Parquet's pictures are written (`ImageFolder.save_to`); for JSONL and for Parquet rows that
             hold no picture, the folder of OVEN's images.
         reject: What to do with a bad row.
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, setting
 from reflectune.core.values import Seed, output_of
 
 
@@ -31,18 +30,10 @@ class WorldConfig(Settings):
     )
     dry_run: bool = setting(False, "say what would be built, and stop")
 
-    @cross_check
-    def world_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
-        return issues
 
-
-@entry_point
-def main() -> None:
-    """Parse the config and build."""
-    config = parse_config(WorldConfig)
-    hold(config.output, unless=config.dry_run)
+@command(WorldConfig, writes="output")
+def build_world(config: WorldConfig) -> None:
+    """Build the miniature world."""
     from reflectune.examples.miniature.world.build import build_world, describe_world
     from reflectune.examples.miniature.world.population import NEIGHBOURS
 
@@ -63,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    build_world.main()

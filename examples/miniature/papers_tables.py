@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reflectune.core.config import parse_config
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
 from reflectune.core.resumable import launch_state
 from reflectune.examples.miniature.tables.config import TablesConfig
 
 
-@entry_point
-def main() -> None:
-    """Read the config, build and answer what isn't finished, and print the tables."""
-    config = parse_config(TablesConfig)
-    hold(config.output, unless=config.dry_run)
+@command(TablesConfig, writes="output")
+def papers_tables(config: TablesConfig) -> None:
+    """Print a paper's ablation tables in miniature."""
     from reflectune.examples.miniature.tables.run import describe, run, show  # slow to import
 
     if config.dry_run:
@@ -28,4 +24,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    papers_tables.main()

@@ -16,10 +16,9 @@ from typing import Annotated, Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from reflectune.core.config import Settings, parse_config, setting
+from reflectune.core.command import command
+from reflectune.core.config import Settings, setting
 from reflectune.core.durable import write_json
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
 from reflectune.core.values import Seed, output_of
 from reflectune.examples.miniature.models.architecture import (
     build_clip,
@@ -61,6 +60,7 @@ class PretrainConfig(Settings):
     dry_run: bool = setting(False, "Print the stages and stop.")
 
 
+@command(PretrainConfig, writes="output")
 def pretrain(config: PretrainConfig) -> None:
     """Run the curriculum, stage by stage; finished stages are kept, so that a killed run goes on."""
     torch.set_num_threads(config.threads)
@@ -158,13 +158,5 @@ def _logger(path: Path) -> Log:
     return log
 
 
-@entry_point
-def main() -> None:
-    """Parse the config and pre-train."""
-    config = parse_config(PretrainConfig)
-    hold(config.output, unless=config.dry_run)
-    pretrain(config)
-
-
 if __name__ == "__main__":
-    main()
+    pretrain.main()

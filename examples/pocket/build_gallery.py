@@ -4,12 +4,12 @@ python -m reflectune.examples.pocket.build_gallery --config configs/examples/poc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.paths import user_cache
 from reflectune.core.values import OutputFolder, Seed, output_of
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
@@ -36,22 +36,18 @@ class GalleryConfig(Settings):
     dry_run: bool = setting(False, "say what would be fetched and built, and stop")
 
     @cross_check
-    def gallery_problems(self) -> list[str]:
+    def gallery_problems(self) -> Iterator[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
         if self.captions and Path(self.captions).resolve() == Path(self.output).resolve():
-            issues.append("`captions` must be another folder than `output`")
+            yield "`captions` must be another folder than `output`"
         unknown = [name for name in self.sources if name not in SOURCES]
         if unknown:
-            issues.append(f"`sources`: {', '.join(unknown)} unknown; there are {', '.join(SOURCES)}")
-        return issues
+            yield f"`sources`: {', '.join(unknown)} unknown; there are {', '.join(SOURCES)}"
 
 
-@entry_point
-def main() -> None:
-    """Parse the config and build."""
-    config = parse_config(GalleryConfig)
-    hold(config.output, config.captions, unless=config.dry_run)
+@command(GalleryConfig, writes=("output", "captions"))
+def build_gallery(config: GalleryConfig) -> None:
+    """Build pocket's gallery data set."""
     from reflectune.examples.pocket.gallery.build import Settings, build_gallery
     from reflectune.examples.pocket.gallery.caption_set import build_captions
     from reflectune.examples.pocket.gallery.collecting import collect_sources
@@ -80,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    build_gallery.main()

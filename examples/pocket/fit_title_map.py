@@ -6,12 +6,13 @@ this writes is an `encoder` for configs. Pictures whose `use` is `train` are rea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.config import Settings, cross_check, parse_config, setting
-from reflectune.core.errors import UserError, entry_point
-from reflectune.core.outputs import hold
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.values import Device, InputFile, InputFolder, OutputFile
 from reflectune.models.names import EncoderName
 
@@ -34,14 +35,12 @@ class TitleMapConfig(Settings):
     device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
 
     @cross_check
-    def title_map_problems(self) -> list[str]:
+    def title_map_problems(self) -> Iterator[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
         if self.output and not self.output.endswith(".safetensors"):
-            issues.append(f"`output` must end in .safetensors, found {self.output}")
+            yield f"`output` must end in .safetensors, found {self.output}"
         if Path(self.knowledge).is_dir() and self.knowledge and not Path(self.knowledge, "kb.json").is_file():
-            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
-        return issues
+            yield f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder"
 
 
 def run(config: TitleMapConfig) -> dict[str, Any]:
@@ -95,11 +94,9 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
     return record
 
 
-@entry_point
-def main() -> None:
-    """Parse the config, fit, and say how well."""
-    config = parse_config(TitleMapConfig)
-    hold(config.output)
+@command(TitleMapConfig, writes="output")
+def fit_title_map(config: TitleMapConfig) -> None:
+    """Fit a map of titles into an image encoder's space."""
     record = run(config)
     print(f"{config.output}: fitted on {record['pictures']:,} pictures of {record['entities']:,} entities")
     best = max(record["held_out_mrr"].values())
@@ -107,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fit_title_map.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -71,26 +72,45 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
     seed: Seed = setting(0, "seed of sampling")
 
     @cross_check
-    def lessons_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues = [f"`{name}` is needed" for name in ("base_model", "index") if not getattr(self, name)]
-        issues += split_issues("split", self.dataset, [self.split])
+    def missing_parts(self) -> Iterator[str]:
+        """Yield the model and the index that are missing."""
+        yield from [f"`{name}` is needed" for name in ("base_model", "index") if not getattr(self, name)]
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the split."""
+        yield from split_issues("split", self.dataset, [self.split])
+
+    @cross_check
+    def pipeline_problems(self) -> Iterator[str]:
+        """Yield the problems of the pipelines."""
         unknown = [name for name in self.pipelines if name not in TAUGHT]
-        issues += [f"`pipelines`: no teacher for `{name}`; there is one for {', '.join(TAUGHT)}" for name in unknown]
+        yield from [f"`pipelines`: no teacher for `{name}`; there is one for {', '.join(TAUGHT)}" for name in unknown]
         if not self.pipelines or len(set(self.pipelines)) < len(self.pipelines):
-            issues.append(f"`pipelines` should name at least one, each once; found {self.pipelines}")
+            yield f"`pipelines` should name at least one, each once; found {self.pipelines}"
+
+    @cross_check
+    def query_problems(self) -> Iterator[str]:
+        """Yield the problems of the forms of queries."""
         if problem := next(filter(None, map(_form_problem, self.query_forms)), ""):
-            issues.append(f"`query_forms`: {problem}")
+            yield f"`query_forms`: {problem}"
         elif len(self.query_forms) != 2:
-            issues.append(f"`query_forms` are two texts; found {len(self.query_forms)}")
+            yield f"`query_forms` are two texts; found {len(self.query_forms)}"
+
+    @cross_check
+    def idle_problems(self) -> Iterator[str]:
+        """Yield the keys that mean nothing."""
         if self.reader != "base_model" or self.answerer:
-            issues.append("`reader` and `answerer` mean nothing here: the teacher replies; leave them out")
+            yield "`reader` and `answerer` mean nothing here: the teacher replies; leave them out"
         if self.renamed and REAG in self.pipelines and self.stage == "grpo":
-            issues.append("`renamed` means nothing for `stage: grpo`: rewards are of the questions' own answers")
+            yield "`renamed` means nothing for `stage: grpo`: rewards are of the questions' own answers"
+
+    @cross_check
+    def text_index_problems(self) -> Iterator[str]:
+        """Yield a problem if the index of passages or its knowledge base is missing."""
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
-                issues.append(f"`{key}`: {folder} has no {marker}")
-        return issues
+                yield f"`{key}`: {folder} has no {marker}"
 
     def what_decides(self) -> dict[str, Any]:
         """Return the settings that decide what is written. Data set, indexes and model are hashed separately.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from reflectune.core.config import cross_check, setting
@@ -28,17 +29,15 @@ class BenchmarkConfig(ReadingConfig):
     batch_questions: int = setting(8, "questions answered together", ge=1)
 
     @cross_check
-    def benchmark_problems(self) -> list[str]:
+    def benchmark_problems(self) -> Iterator[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
-        issues = []
         needed = "base_model" if self.mode == "base" else "model"
         if not getattr(self, needed):
-            issues.append(f"`{needed}` is needed by mode {self.mode}")
+            yield f"`{needed}` is needed by mode {self.mode}"
         if self.mode == "pipeline" and not self.finds_entries:
-            issues.append("`index` is needed by mode pipeline, or `ranked_entities`")
+            yield "`index` is needed by mode pipeline, or `ranked_entities`"
         if self.mode in ("no_retrieval", "gate") and not self.ret:
-            issues.append(f"`ret` is off, but mode {self.mode} reads the gate")
-        return issues
+            yield f"`ret` is off, but mode {self.mode} reads the gate"
 
     def dataset_problems(self) -> list[str]:
         """Return the problems of the data set's folder. One mode reads its knowledge base."""

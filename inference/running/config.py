@@ -45,19 +45,31 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
     seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
 
     @cross_check
-    def evaluate_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues = self.metric_issues(self.dataset)
-        issues += split_issues("splits", self.dataset, self.splits)
+    def metric_problems(self) -> Iterator[str]:
+        """Yield the problems of the metric."""
+        yield from self.metric_issues(self.dataset)
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the splits."""
+        yield from split_issues("splits", self.dataset, self.splits)
+        if not self.splits:
+            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
+
+    @cross_check
+    def form_problems(self) -> Iterator[str]:
+        """Yield the pipelines that are unknown."""
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
         unknown = [name for name in self.pipelines if name not in known]
-        issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
+        yield from [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
         if not self.pipelines:
-            issues.append("`pipelines` is empty; name at least one of " + ", ".join(all_forms()))
-        if not self.splits:
-            issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
-        issues += self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
-        return issues
+            yield "`pipelines` is empty; name at least one of " + ", ".join(all_forms())
+
+    @cross_check
+    def missing_parts(self) -> list[str]:
+        """Return the models, indexes and keys that the pipelines lack."""
+        known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
+        return self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
 
     def _missing_parts(self, recipes: Mapping[str, Recipe]) -> list[str]:
         """Which models, and what else, the pipelines asked for lack."""
@@ -167,18 +179,22 @@ class RecallConfig(IndexKeys):
     device: Device = setting("auto", "where the encoder runs: cpu, cuda, or auto")
 
     @cross_check
-    def recall_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
+    def search_problems(self) -> Iterator[str]:
+        """Yield a problem if nothing finds entries."""
         if not self.finds_entries and not self.text_index:
-            issues.append("`index` is needed, or `ranked_entities`, or `text_index`")
+            yield "`index` is needed, or `ranked_entities`, or `text_index`"
         if self.text_weights and not self.index:
-            issues.append("`index` is needed by `text_weights`, which are of texts against titles in it")
+            yield "`index` is needed by `text_weights`, which are of texts against titles in it"
+
+    @cross_check
+    def dataset_problems(self) -> Iterator[str]:
+        """Yield a problem if the data set is missing."""
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            issues.append(
-                f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"
-            )
+            yield f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"
+
+    @cross_check
+    def text_index_problems(self) -> Iterator[str]:
+        """Yield a problem if the index of passages or its knowledge base is missing."""
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
-                issues.append(f"`{key}`: {folder} has no {marker}")
-        return issues
+                yield f"`{key}`: {folder} has no {marker}"

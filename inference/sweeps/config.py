@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -61,25 +61,38 @@ class SweepConfig(MetricConfig, ReadingConfig):
         return self
 
     @cross_check
-    def sweep_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues = self.metric_issues(self.dataset)
-        issues += split_issues("splits", self.dataset, self.splits)
+    def metric_problems(self) -> Iterator[str]:
+        """Yield the problems of the metric."""
+        yield from self.metric_issues(self.dataset)
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the splits."""
+        yield from split_issues("splits", self.dataset, self.splits)
         if not self.splits:
-            issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
+            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
+
+    @cross_check
+    def grid_problems(self) -> Iterator[str]:
+        """Yield the problems of the grid."""
         if not self.grid:
-            issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
+            yield "`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]"
         known = self.may_vary()
         idle = [name for name in self.grid if name not in known]
         if idle:
-            issues.append(f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {', '.join(known)}")
+            yield f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {', '.join(known)}"
         varied = {name: values for name, values in self.grid.items() if name not in idle}
-        issues += problems(varied, self.reading())
-        issues += [] if self.model else ["`model` is needed"]
-        issues += [] if self.finds_entries else ["`index` is needed, or `ranked_entities`"]
+        yield from problems(varied, self.reading())
+
+    @cross_check
+    def missing_parts(self) -> Iterator[str]:
+        """Yield the models and the index that are missing."""
+        if not self.model:
+            yield "`model` is needed"
+        if not self.finds_entries:
+            yield "`index` is needed, or `ranked_entities`"
         if "base_model" in self.roles() and not self.base_model:
-            issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
-        return issues
+            yield "`base_model` is needed: RET is measured against what it knows, and it may answer"
 
     def may_vary(self) -> tuple[str, ...]:
         """The settings that make a difference to the pipeline."""

@@ -118,7 +118,7 @@ def load_index(
     if "vectors" in manifest:
         how = f"--knowledge {kb.folder} --encoder {encoder.name} --output {folder}"
         raise UserError(
-            f"an earlier version built the index {folder}; `python -m reflectune.retrieval.build_index {how}` makes it "
+            f"an earlier version built the index {folder}; `reflectune build_index {how}` makes it "
             "this version's without encoding anything again"
         )
     choice = choice_of(manifest)

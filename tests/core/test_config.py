@@ -176,7 +176,7 @@ def test_a_text_that_no_file_can_hold_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_a_line_that_is_not_yaml_is_named_and_not_quoted(tmp_path: Path) -> None:
-    """It may hold a password."""
+    """A line may hold a password."""
     (found,) = problems(Plain, write(tmp_path, 'steps: 1\nname: "http://me:hidden@host\n'))
     assert "settings.yaml is not valid YAML" in found
     assert "line 2, column" in found
@@ -188,7 +188,7 @@ def test_true_is_not_a_number(tmp_path: Path) -> None:
 
 
 class Guarded(Settings):
-    """Settings, two of which may hold a secret."""
+    """Settings with two secrets."""
 
     address: str = setting("", "an address with its password", secret=True)
     attempts: int = setting(1, "how often", ge=1, secret=True)
@@ -339,26 +339,6 @@ def test_instances_share_no_list() -> None:
     settings, other = Bounded(), Bounded()
     settings.weights.append(1.0)
     assert other.weights == [0.5]
-
-
-def test_help_names_every_key_below_the_class_that_declares_it(capsys: pytest.CaptureFixture[str]) -> None:
-    class Secret(Checked):
-        """Do everything."""
-
-        address: str = setting("http://me:hidden@host", "a server", secret=True)
-
-    with pytest.raises(SystemExit) as ended:
-        parse_config(Secret, ["--steps", "0", "--help"])
-    text = capsys.readouterr().out
-
-    assert not ended.value.code
-    assert "hidden" not in text
-    assert "a share, 50% of all (default: 0.5)" in text
-    assert "--method full|lora" in text
-    positions = [text.index(f"--{name} ") for name in ("address", "output", "method", "share", "weights")]
-    assert positions == sorted(positions)
-    assert text.index("Settings that must fit each other.") < text.index("--output")
-    assert text.index("Settings with bounds.") < text.index("--share")
 
 
 class Search(Settings):

@@ -98,7 +98,8 @@ def test_the_second_command_is_told_who_writes_until_that_one_is_killed(out: Pat
     other = run(HOLDING, str(out), "--config", "a.yaml", "--llm_url", "http://me:PASS@host", "--key=PASS")
     assert read_line(other) == "held"
     pattern = (
-        rf"{out} is being written by PID {other.pid} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\d \d\d:\d\d "
+        rf"{out} is being written by PID {other.pid} on {re.escape(socket.gethostname())} "
+        r"since \d{4}-\d\d-\d\d \d\d:\d\d "
         r"\(python \S+ --config a\.yaml\); wait for it, or stop it; then the same command goes on"
     )
     assert re.fullmatch(pattern, refusal(out))

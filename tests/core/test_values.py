@@ -43,11 +43,11 @@ def test_inputs_are_there_and_of_the_right_kind(tmp_path: Path) -> None:
         values.folder_problem(""),
         values.folder_problem(folder),
     ] == [""] * 4
-    assert values.file_problem(nothing) == f"there is no file {nothing}"
-    assert values.file_problem(folder) == f"{folder} is a folder; name a file"
-    assert values.folder_problem(nothing) == f"there is no folder {nothing}"
-    assert values.folder_problem(file) == f"{file} is a file; name a folder"
-    assert values.file_problem("a" * 300).startswith("there is no file ")
+    assert values.file_problem(nothing) == f"must be an existing file, found {nothing}"
+    assert values.file_problem(folder) == f"must be an existing file, found the folder {folder}"
+    assert values.folder_problem(nothing) == f"must be an existing folder, found {nothing}"
+    assert values.folder_problem(file) == f"must be an existing folder, found the file {file}"
+    assert values.file_problem("a" * 300).startswith("must be an existing file, found aaa")
 
 
 def test_outputs_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

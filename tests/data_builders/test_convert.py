@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.data_builders.convert import ROWS_LEFT_OUT, main, table
+from reflectune.data_builders.convert import ROWS_LEFT_OUT, convert, table
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, config: Path, *arguments: str) -> int | str | None:
     monkeypatch.setattr("sys.argv", ["convert", "--config", str(config), *arguments])
     try:
-        main()
+        convert.main()
     except SystemExit as status:
         return status.code
     return 0

@@ -47,7 +47,7 @@ def data(tmp_path: Path) -> Callable[..., Path]:
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["export", *map(str, arguments)])
     try:
-        command.main()
+        command.export.main()
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
@@ -74,7 +74,7 @@ def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path]
     arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "reflectune.data_builders.export", *map(str, arguments)],
+        [sys.executable, "-m", "reflectune", "export", *map(str, arguments)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

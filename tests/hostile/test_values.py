@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import math
@@ -19,6 +18,8 @@ import pytest
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
+from reflectune.core.command import Command
+from reflectune.core.config import Settings
 from reflectune.core.values import LARGEST_SEED
 
 ROOT = Path(__file__).parents[2]
@@ -26,38 +27,35 @@ _FLOORS = ("models", "metrics", "retrieval", "data_builders", "inference", "trai
 
 
 @dataclass(frozen=True)
-class Command:
-    """A script, as its module is called below `reflectune`, and the config class that it reads."""
+class Script:
+    """A script, as its module is called below `reflectune`."""
 
     module: str
-    config: str
 
     @functools.cached_property
-    def script(self) -> Any:
-        return importlib.import_module(f"reflectune.{self.module}")
+    def command(self) -> Command[Any]:
+        module = importlib.import_module(f"reflectune.{self.module}")
+        return getattr(module, self.module.rpartition(".")[2])
 
     @property
-    def kind(self) -> Any:
-        return getattr(self.script, self.config)
+    def kind(self) -> type[Settings]:
+        return self.command.kind
+
+    @property
+    def config(self) -> str:
+        return self.kind.__name__
 
     def __str__(self) -> str:
         return self.module
 
 
-def _config_class(text: str) -> str:
-    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    (name,) = [call.args[0].id for call in calls if getattr(call.func, "id", "") == "parse_config"]  # type: ignore[attr-defined]
-    return name
-
-
-def commands() -> list[Command]:
+def scripts() -> list[Script]:
     """In the order of the floors."""
     paths = [path for floor in _FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
-    texts = {path: path.read_text(encoding="utf-8") for path in paths}
     return [
-        Command(path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."), _config_class(text))
-        for path, text in texts.items()
-        if re.search(r"\bparse_config\(", text)
+        Script(path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."))
+        for path in paths
+        if re.search(r"^@command\(", path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
 
 
@@ -70,7 +68,7 @@ def leaf_type(hint: Any) -> Any:
     return leaf_type(typing.get_args(hint)[0]) if typing.get_origin(hint) is list else hint
 
 
-COMMANDS = commands()
+SCRIPTS = scripts()
 
 INPUTS = frozenset(
     "dataset index knowledge pictures image predictions against data eval_data train_data reflection probes world runs "
@@ -127,9 +125,9 @@ MALFORMED = (
 )
 
 
-def kind_of(command: Command, name: str) -> frozenset[str] | None:
+def kind_of(script: Script, name: str) -> frozenset[str] | None:
     """Which of the lists above a key is in; None for one that is none of them."""
-    own = ELSEWHERE.get(command.config, {})
+    own = ELSEWHERE.get(script.config, {})
     if name in own:
         return own[name]
     return next((kind for kind in (INPUTS, OUTPUTS, SPLITS, DEVICES, ADDRESSES, CHOSEN, FREE) if name in kind), None)
@@ -150,25 +148,25 @@ def nested(annotation: Any) -> list[Any]:
     return [bound for argument in inner for bound in nested(argument)]
 
 
-def numbers(command: Command) -> Iterator[tuple[str, FieldInfo]]:
+def numbers(script: Script) -> Iterator[tuple[str, FieldInfo]]:
     """The keys that take numbers."""
-    for name, field in command.kind.model_fields.items():
+    for name, field in script.kind.model_fields.items():
         leaf = leaf_type(field.annotation)
         if isinstance(leaf, type) and issubclass(leaf, (int, float)) and leaf is not bool:
             yield name, field
 
 
-def texts(command: Command) -> Iterator[str]:
+def texts(script: Script) -> Iterator[str]:
     """The keys that take a text, a list of them or a mapping."""
-    taken = {name for name, _ in numbers(command)}
-    for name, field in command.kind.model_fields.items():
+    taken = {name for name, _ in numbers(script)}
+    for name, field in script.kind.model_fields.items():
         leaf = leaf_type(field.annotation)
         if name not in taken and isinstance(leaf, type) and leaf is not bool:
             yield name
 
 
-def bad_numbers(command: Command) -> Iterator[tuple[str, str]]:
-    for name, field in numbers(command):
+def bad_numbers(script: Script) -> Iterator[tuple[str, str]]:
+    for name, field in numbers(script):
         low, high = bounds(field)
         for value in ("nan", "inf", "-inf", "1e999", "9" * 400, "-" + "9" * 400, "x", ""):
             yield name, value
@@ -178,7 +176,7 @@ def bad_numbers(command: Command) -> Iterator[tuple[str, str]]:
             yield name, str(math.floor(high) + 1)
 
 
-def bad_texts(command: Command, folder: Path) -> Iterator[tuple[str, str]]:
+def bad_texts(script: Script, folder: Path) -> Iterator[tuple[str, str]]:
     (folder / "file.txt").write_text("a file")
     missing, below_a_file = str(folder / "no" / "such" / "thing"), str(folder / "file.txt" / "output")
     values = {
@@ -188,40 +186,40 @@ def bad_texts(command: Command, folder: Path) -> Iterator[tuple[str, str]]:
         DEVICES: ("meta", "gpu", "cuda:x", "cuda:-1", "cpu,cuda", "xla"),
         ADDRESSES: MALFORMED,
     }
-    for name in texts(command):
-        for value in values.get(kind_of(command, name) or FREE, ()):
+    for name in texts(script):
+        for value in values.get(kind_of(script, name) or FREE, ()):
             yield name, value
 
 
-def run(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+def run(script: Script, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit status of a command; whatever it raises beside SystemExit is raised, as a user sees a traceback."""
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{command.module}.py", *arguments])
+        patch.setattr(sys, "argv", [f"{script.module}.py", *arguments])
         with pytest.raises(SystemExit) as ended:
-            command.script.main()
+            script.command.main()
     return int(ended.value.code or 0)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(command: Command) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(script: Script) -> None:
     """So that the test below leaves no key out."""
-    unbounded = [name for name, field in numbers(command) if name != "k" and bounds(field)[0] == -math.inf]
-    seeds = [field for name, field in numbers(command) if name in ("seed", "seeds")]
+    unbounded = [name for name, field in numbers(script) if name != "k" and bounds(field)[0] == -math.inf]
+    seeds = [field for name, field in numbers(script) if name in ("seed", "seeds")]
 
     assert unbounded == []
     assert [bounds(field) for field in seeds] == [(0, LARGEST_SEED)] * len(seeds)
-    assert [name for name in texts(command) if kind_of(command, name) is None] == []
+    assert [name for name in texts(script) if kind_of(script, name) is None] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_a_value_that_a_key_can_not_have_is_one_error(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     wrong: list[str] = []
-    cases = [*bad_numbers(command), *bad_texts(command, tmp_path)]
+    cases = [*bad_numbers(script), *bad_texts(script, tmp_path)]
     for name, value in cases:
-        status = run(command, [f"--{name}={value}", *BESIDE.get((command.config, name), [])], monkeypatch)
+        status = run(script, [f"--{name}={value}", *BESIDE.get((script.config, name), [])], monkeypatch)
         said = capsys.readouterr().err
         named = [line for line in said.splitlines() if f"`{name}`" in line or f"--{name}" in line]
         head = said.startswith("error: the config has problems:\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -164,7 +163,7 @@ def test_models_whose_layers_lie_on_two_devices_answer_the_same(
     halves = pretended.halves
     monkeypatch.setattr(spreading, "find_places", lambda model, *_: halves(model, "cpu:1", "cpu:2"))
     with pretended.PretendDevices() as devices:
-        experiment.run(dataclasses.replace(two, device_map="auto"))
+        experiment.run(two.model_copy(update={"device_map": "auto"}))
     assert {torch.device("cpu:1"), torch.device("cpu:2")} <= devices.seen
     assert kept(tmp_path / "two") == kept(tmp_path / "one")
     before = [path.stat().st_mtime_ns for path in trace_files(tmp_path / "two/traces").values()]
@@ -406,9 +405,7 @@ def kill_once_something_is_finished(wanted: EvaluateConfig, start_program: Calla
     values = [getattr(wanted, flag[2:]) for flag in flags]
     numbers = ["--max_new_tokens", "4", "--batch_questions", "1", "--limit", "2", "--traces", wanted.traces]
     numbers += ["--pipelines", *wanted.pipelines]
-    program = start_program(
-        ["-m", "reflectune.inference.evaluate", *sum(zip(flags, values, strict=True), ()), *numbers]
-    )
+    program = start_program(["-m", "reflectune", "evaluate", *sum(zip(flags, values, strict=True), ()), *numbers])
     traces = Path(wanted.output, "traces")
     deadline = time.monotonic() + 120
     while not any(path.read_bytes().count(b"\n") > 1 for path in traces.rglob("*.jsonl")):

@@ -50,7 +50,7 @@ def folder(tmp_path: Path, encoder: str) -> Path:
 def run(folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, *more: str, index: str = "index") -> None:
     flags = ["--dataset", str(folder), "--index", str(folder / index), "--encoder", encoder, "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["recall", *flags, *more])
-    recall.main()
+    recall.recall.main()
 
 
 def test_recall_is_that_of_a_search_by_hand(
@@ -113,7 +113,7 @@ def test_ranked_entities_are_measured_in_place_of_an_index(
     (folder / "lens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--dataset", str(folder), "--ranked_entities", str(folder / "lens.jsonl"), "--depths", "1", "2"]
     monkeypatch.setattr(sys, "argv", ["recall", *flags, "--output", str(folder / "recall.json")])
-    recall.main()
+    recall.recall.main()
     for record in json.loads((folder / "recall.json").read_text()).values():
         (scores,) = record["ranked_entities"].values()
         assert record["nothing_found"] == 3

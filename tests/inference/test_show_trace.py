@@ -37,7 +37,7 @@ def evaluation(make, tmp_path: Path) -> Path:
 
 def shown(evaluation: Path, monkeypatch: pytest.MonkeyPatch, capsys, *arguments: str) -> str:
     monkeypatch.setattr(sys, "argv", ["show_trace.py", "--evaluation", str(evaluation), *arguments])
-    show_trace.main()
+    show_trace.show_trace.main()
     return capsys.readouterr().out
 
 

@@ -47,7 +47,7 @@ def predict(path: Path, right: int, *extra: str) -> Path:
 
 def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command in a Python of its own, which finds nothing imported."""
-    command = [sys.executable, "-m", "reflectune.metrics.score", *map(str, arguments)]
+    command = [sys.executable, "-m", "reflectune", "score", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -60,7 +60,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", command)
         capsys.readouterr()
         try:
-            score.main()
+            score.score.main()
         except SystemExit as end:
             status = end.code
         return subprocess.CompletedProcess(command, status, *capsys.readouterr())

@@ -227,7 +227,7 @@ def dataset(tmp_path: Path) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["submission", *map(str, arguments)])
-    submission.main()
+    submission.submission.main()
 
 
 def test_the_command_writes_and_checks(
@@ -269,7 +269,7 @@ def test_wrong_settings_are_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        run(monkeypatch, "--dataset", tmp_path, "--predictions", tmp_path / "no", "--check", tmp_path / "no")
+        run(monkeypatch, "--dataset", tmp_path, "--predictions", tmp_path / "no", "--check", __file__)
     said = capsys.readouterr().err
     for problem in ("give either `predictions`", "`output` is needed", "has no dataset.json", "not found"):
         assert problem in said

@@ -11,7 +11,7 @@ from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.formats.dataset import write_questions
-from reflectune.retrieval.build_index import IndexConfig, main, run
+from reflectune.retrieval.build_index import IndexConfig, build_index, run
 
 
 def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, capsys) -> None:
@@ -19,7 +19,7 @@ def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, cap
     config = tmp_path / "index.yaml"
     config.write_text(f"knowledge: {kb.folder}\nencoder: {clip_folder}\noutput: {output}\ndevice: cpu\n")
     monkeypatch.setattr(sys, "argv", ["build_index", "--config", str(config), "--batch_size", "4"])
-    main()
+    build_index.main()
     assert json.loads((output / "manifest.json").read_text())["kb_fingerprint"] == kb.fingerprint
     assert "10 titles and 10 images of owls" in capsys.readouterr().out
 
@@ -96,7 +96,7 @@ def test_bad_images_end_the_command_or_are_left_out_with_exit_status_3(
     def status(*more: str) -> object:
         monkeypatch.setattr(sys, "argv", ["build_index", *flags, *more])
         with pytest.raises(SystemExit) as ended:
-            main()
+            build_index.main()
         return ended.value.code
 
     assert status() == 2

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.examples.staging import CONFIGS, launch
+from reflectune.examples.staging import CONFIGS, launch, program
 
 BEFORE_INPUTS = "tuned"
 """The command after which `write_inputs` has what it needs."""
@@ -45,7 +45,7 @@ class Job:
         settings = self.settings.format(out=out, configs=CONFIGS / "examples/miniature").split()
         if self.launched:
             return [*launch(self.module, f"examples/miniature/{self.launched}", 2), *settings]
-        return [sys.executable, "-m", f"reflectune.{self.module}", *settings]
+        return [*program(self.module), *settings]
 
     def environment(self, out: Path) -> dict[str, str]:
         """The environment that it runs in."""

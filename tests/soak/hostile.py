@@ -133,7 +133,7 @@ def run(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> int | No
         try:
             os.chdir(folder)
             sys.argv = [job.module, *arguments]
-            importlib.import_module(f"reflectune.{job.module}").main()
+            getattr(importlib.import_module(f"reflectune.{job.module}"), job.module.rpartition(".")[2]).main()
             status = 0
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1 if error.code else 0

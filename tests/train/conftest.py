@@ -232,7 +232,7 @@ def start(start_program: Callable[..., Any], start_launch: Callable[..., Any]) -
 
     def begin(config: SftConfig, processes: Literal[1, 2] = 1) -> Any:
         if processes == 1:
-            return start_program(["-m", "reflectune.train.sft", *options(config)])
+            return start_program(["-m", "reflectune", "sft", *options(config)])
         return start_launch("train/sft.py", options(config))
 
     return begin

@@ -68,7 +68,7 @@ def train(settings: dict[str, Any]) -> None:
     # rank 0 opens a port for each run, as without torchrun's agent
     os.environ |= {"MASTER_PORT": str(settings["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     sys.argv[1:] = settings["argv"]
-    sft.main()
+    sft.sft.main()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.train.grpo import GrpoConfig, run
+from reflectune.train.grpo import GrpoConfig, grpo
 from reflectune.train.model.parameters import add_adapters
 from reflectune.train.rewards.gates.run import chosen_questions, train_gates
 from reflectune.train.rewards.gates.trees import Costs, rewards_of
@@ -205,7 +205,7 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
 ) -> None:
     """Rewards as measured: the random model is wrong either way, so that retrieving only costs."""
     settings = config(scheme=scheme, method=method, retrieval_cost=0.5, max_steps=12)
-    run(settings)
+    grpo(settings)
 
     assert max(moved(settings)) < -1.0
     assert logged(settings.output_dir, "reward")[-1] > logged(settings.output_dir, "reward")[0]
@@ -231,7 +231,7 @@ def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_
     of_model = {name: changes[name] for name in ("family", "size") if name in changes}
     others = {name: value for name, value in changes.items() if name not in of_model}
     settings = config(scheme=scheme, model=tuned(scheme, **of_model), retrieval_cost=0.5, max_steps=12, **others)
-    run(settings)
+    grpo(settings)
 
     assert logged(settings.output_dir, "kl")[0] == pytest.approx(0.0, abs=start)
     assert logged(settings.output_dir, "retrieving")[-1] < 0.5 * logged(settings.output_dir, "retrieving")[0]
@@ -265,8 +265,8 @@ def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfi
 def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: Callable[..., GrpoConfig]) -> None:
     free = config("free", retrieval_cost=0.5, max_steps=12)
     held = config("held", retrieval_cost=0.5, max_steps=12, beta=10.0)
-    run(free)
-    run(held)
+    grpo(free)
+    grpo(held)
 
     assert max(map(abs, moved(held))) < 0.5 * min(map(abs, moved(free)))
     assert logged(held.output_dir, "kl")[-1] < 0.2 * logged(free.output_dir, "kl")[-1]
@@ -276,7 +276,7 @@ def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: C
 def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], scheme: str) -> None:
     """What the engine read from the gates is what the trainer's forward pass computes: the divergence is nothing."""
     settings = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
-    run(settings)
+    grpo(settings)
 
     assert logged(settings.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
 
@@ -297,7 +297,7 @@ def test_a_step_on_real_weights_changes_what_trains_alone(config: Callable[..., 
         max_steps=1,
         per_device_train_batch_size=2,
     )
-    run(settings)
+    grpo(settings)
 
     assert logged(settings.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]  # it starts where it was measured
     for name in ("reward", "retrieving", "loss", "grad_norm"):
@@ -320,7 +320,7 @@ def test_what_is_held_starts_where_it_is_held(config: Callable[..., GrpoConfig],
     """With answers by the base model, relevance gates alone are held, by a divergence that is nothing at first."""
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     settings = config(scheme="mmkb_rag", answer_model="base", base_model=base, max_steps=1)
-    run(settings)
+    grpo(settings)
 
     assert logged(settings.output_dir, "held") == [pytest.approx(0.0, abs=1e-7)]
 
@@ -332,8 +332,8 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
     shared: dict[str, Any] = {"scheme": "mmkb_rag", "answer_model": "base", "base_model": base, "retrieval_cost": 0.5}
     hard = {"learning_rate": 1e-2, "max_steps": 100}  # so that what is free drifts
     free, held = (config(f"hold-{weight}", hold=weight, **hard, **shared) for weight in (0.0, 10.0))
-    run(free)
-    run(held)
+    grpo(free)
+    grpo(held)
 
     def relevance(model: str) -> list[float]:
         return [p.log_odds for outcome in read_gates(free, model, relevance=True) for p in outcome.passages]
@@ -351,8 +351,8 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
         config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=1e-2, max_steps=100)
         for weight in (0.0, 10.0)
     )
-    run(free)
-    run(held)
+    grpo(free)
+    grpo(held)
 
     def kept(settings: GrpoConfig) -> list[bool]:
         """Of each question. A random model's last token may be half a character, which no text can hold."""
@@ -416,12 +416,12 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     }
     if method not in straight_runs:
         finished = config(str(tmp_path_factory.mktemp("straight")), **changes)
-        run(finished)
+        grpo(finished)
         straight_runs[method] = finished
     straight, resumed = straight_runs[method], config("resumed", **changes)
 
-    interrupted(resumed, step, run)
-    run(resumed)
+    interrupted(resumed, step, grpo)
+    grpo(resumed)
 
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     for name in ("loss", "reward", "kl"):
@@ -439,15 +439,15 @@ def test_a_killed_process_resumes_to_the_same_weights(
     """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
     changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
     straight, killed = config("straight", **changes), config("killed", **changes)
-    run(straight)
+    grpo(straight)
 
     for sign in ("rewards/round-000/parts", "checkpoint-4", "rewards/round-001/parts", "checkpoint-8"):
-        program = start_program(["-m", "reflectune.train.grpo", *options(killed, tmp_path)])
+        program = start_program(["-m", "reflectune", "grpo", *options(killed, tmp_path)])
         while not Path(killed.output_dir, sign).exists():
             assert program.poll() is None, program.stderr
             time.sleep(0.001)
         program.kill()
-    program = start_program(["-m", "reflectune.train.grpo", *options(killed, tmp_path)])
+    program = start_program(["-m", "reflectune", "grpo", *options(killed, tmp_path)])
     assert program.wait() == 0, program.stderr
 
     assert_equal_weights(straight.output_dir, killed.output_dir)
@@ -466,7 +466,7 @@ def test_two_processes_train_the_weights_of_one(
     changes: dict[str, Any] = {"scheme": scheme, "retrieval_cost": 0.3, "max_steps": 5, "refresh_steps": 3}
     one = config("one", per_device_train_batch_size=4, **changes)
     two = config("two", per_device_train_batch_size=2, **changes)
-    run(one)
+    grpo(one)
     program = start_launch("train/grpo.py", options(two, tmp_path))
     assert program.wait() == 0, program.stderr[-3000:]
 
@@ -487,7 +487,7 @@ def options(config: GrpoConfig, folder: Path) -> list[str]:
 
 def test_later_rounds_are_measured_with_later_weights(config: Callable[..., GrpoConfig]) -> None:
     settings = config(retrieval_cost=0.5, refresh_steps=3)
-    run(settings)
+    grpo(settings)
 
     first, second = (list(read_rows(settings.rewards_folder() / f"round-00{n}" / "retrieved.jsonl")) for n in (0, 1))
 
@@ -499,24 +499,24 @@ def test_a_round_that_is_lost_is_not_measured_with_later_weights(
     config: Callable[..., GrpoConfig], interrupted: Callable[..., None]
 ) -> None:
     settings = config(refresh_steps=3, save_steps=4)
-    interrupted(settings, 5, run)
+    interrupted(settings, 5, grpo)
     Path(settings.rewards_folder(), "round-001", "direct.jsonl").unlink()
 
     with pytest.raises(UserError, match=r"round-001 lacks direct\.jsonl"):
-        run(settings)
+        grpo(settings)
 
 
 def test_answers_are_kept_and_serve_runs_of_other_costs(
     config: Callable[..., GrpoConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = str(tmp_path / "answers")
-    run(config("one", retrieval_cost=0.1, rewards=shared, max_steps=1))
+    grpo(config("one", retrieval_cost=0.1, rewards=shared, max_steps=1))
     monkeypatch.setattr("reflectune.inference.running.rollout.build_pipeline", None)  # nothing is left to answer
 
-    run(config("other", retrieval_cost=0.2, rewards=shared, max_steps=1))
+    grpo(config("other", retrieval_cost=0.2, rewards=shared, max_steps=1))
 
     with pytest.raises(UserError, match="written with other settings"):
-        run(config("longer", max_new_tokens=5, rewards=shared, max_steps=1))
+        grpo(config("longer", max_new_tokens=5, rewards=shared, max_steps=1))
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
@@ -529,7 +529,7 @@ def test_an_adapter_is_gone_on_with(
     settings = config(
         scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12
     )
-    run(settings)
+    grpo(settings)
 
     assert read_info(settings.output_dir)["base_model"] == read_info(settings.model)["base_model"]
     assert weights(settings.output_dir).keys() == weights(settings.model).keys()
@@ -542,7 +542,7 @@ def test_full_training_starts_from_an_adapters_merged_weights(
     config: Callable[..., GrpoConfig], tuned: Callable[..., str]
 ) -> None:
     settings = config(model=tuned(kind="adapter"), retrieval_cost=0.5, max_steps=12)
-    run(settings)
+    grpo(settings)
 
     assert read_info(settings.output_dir)["kind"] == "full"
     assert max(moved(settings)) < -1.0
@@ -551,7 +551,7 @@ def test_full_training_starts_from_an_adapters_merged_weights(
 @pytest.mark.slow
 def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callable[..., GrpoConfig]) -> None:
     settings = config(method="lora", retrieval_cost=0.5)
-    run(settings)
+    grpo(settings)
 
     plain = PeftModel.from_pretrained(load(settings.model).model, settings.output_dir).merge_and_unload().state_dict()
 
@@ -561,9 +561,9 @@ def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callabl
 
 def test_a_finished_run_is_left_alone(config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]) -> None:
     settings = config(max_steps=1)
-    run(settings)
+    grpo(settings)
 
-    run(settings)
+    grpo(settings)
 
     assert "nothing to do" in capsys.readouterr().out
 
@@ -572,7 +572,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
-    run(settings)
+    grpo(settings)
     said = capsys.readouterr().out
 
     assert "9 questions of train (" in said
@@ -593,7 +593,7 @@ def test_a_base_model_is_refused(config: Callable[..., GrpoConfig], tuned: Calla
     base = read_info(tuned(kind="adapter"))["base_model"]
 
     with pytest.raises(UserError, match="is not fine-tuned"):
-        run(config(model=base))
+        grpo(config(model=base))
 
 
 def test_an_adapter_of_four_bits_is_not_gone_on_with_in_full_precision(
@@ -607,7 +607,7 @@ def test_an_adapter_of_four_bits_is_not_gone_on_with_in_full_precision(
     (folder / "reflectune.json").write_text(json.dumps(info))
 
     with pytest.raises(UserError, match="`method: qlora`; go on with it"):
-        run(config(model=str(folder), method="lora"))
+        grpo(config(model=str(folder), method="lora"))
 
 
 def test_all_problems_of_a_config_are_told_at_once(tmp_path: Path) -> None:

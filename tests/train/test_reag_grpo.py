@@ -34,7 +34,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.model.parameters import add_adapters, tower_of
-from reflectune.train.reag_grpo import run
+from reflectune.train.reag_grpo import reag_grpo
 from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 from reflectune.train.rewards.answers.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.rewards.answers.rewards import keeps_format, reward_functions
@@ -338,11 +338,11 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(
 ) -> None:
     settings = config(max_steps=1)
     assert settings.problems() == []
-    run(settings.model_copy(update={"dry_run": True}))
+    reag_grpo(settings.model_copy(update={"dry_run": True}))
     assert "reward: 1 x right by infoseek + 0.2 x in the format" in capsys.readouterr().out
     assert not Path(settings.output_dir).exists()
-    run(settings.model_copy())
-    run(settings.model_copy())
+    reag_grpo(settings.model_copy())
+    reag_grpo(settings.model_copy())
     assert "nothing to do" in capsys.readouterr().out
 
 

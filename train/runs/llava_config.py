@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -43,19 +44,15 @@ class AssembleConfig(Settings):
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", "precision of the checkpoint")
 
     @cross_check
-    def assemble_problems(self) -> list[str]:
+    def assemble_problems(self) -> Iterator[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
         if self.projector and not Path(self.projector).is_file():
-            issues.append(
-                f"`projector`: {self.projector} is not a file; it is called mm_projector.bin where it is published"
-            )
+            yield f"`projector`: {self.projector} is not a file; it is called mm_projector.bin where it is published"
         if self.chat_template and not Path(self.chat_template).is_file():
-            issues.append(f"`chat_template`: {self.chat_template} is not a file")
+            yield f"`chat_template`: {self.chat_template} is not a file"
         for name in ("language", "vision", "tokenizer"):
             value = getattr(self, name)
             if not Path(value).is_dir() and (value.count("/") > 1 or value.startswith((".", "/", "~"))):
-                issues.append(f"`{name}`: there is no folder {value}")
+                yield f"`{name}`: there is no folder {value}"
         if self.output and is_occupied(Path(self.output)) and not Path(self.output, RECORD).is_file():
-            issues.append(f"`output`: {Path(self.output)} is there already; choose a new folder")
-        return issues
+            yield f"`output`: {Path(self.output)} is there already; choose a new folder"

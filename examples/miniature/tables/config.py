@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -78,29 +79,41 @@ class TablesConfig(MetricConfig, RerankerConfig):
     dry_run: bool = setting(False, "say what would be done, and stop")
 
     @cross_check
-    def tables_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues: list[str] = []
+    def run_problems(self) -> Iterator[str]:
+        """Yield the problems of seeds and finished runs."""
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            issues.append(f"`seeds` should be different numbers, at least one; found {self.seeds}")
+            yield f"`seeds` should be different numbers, at least one; found {self.seeds}"
         if len(self.runs) > len(self.seeds):
-            issues.append(f"`runs` has {len(self.runs)} folders for {len(self.seeds)} seeds; give at most one per seed")
+            yield f"`runs` has {len(self.runs)} folders for {len(self.seeds)} seeds; give at most one per seed"
         for folder in self.runs:
             if not Path(folder, "checkpoint", "scheme.json").is_file():
-                issues.append(f"`runs`: {folder} has no finished checkpoint (checkpoint/scheme.json)")
+                yield f"`runs`: {folder} has no finished checkpoint (checkpoint/scheme.json)"
             elif not any(Path(folder, name).is_file() for name in ("plain_checkpoint/scheme.json", REFLECTION)):
-                issues.append(
-                    f"`runs`: {folder} has neither a plain_checkpoint nor the data to train one on ({REFLECTION})"
-                )
-        issues += self._split_problems()
+                yield f"`runs`: {folder} has neither a plain_checkpoint nor the data to train one on ({REFLECTION})"
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of the splits."""
+        yield from self._split_problems()
+
+    @cross_check
+    def world_problems(self) -> Iterator[str]:
+        """Yield the problems of a finished world."""
         if bool(self.index or self.probes) and not self.world:
-            issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+            yield "`world` is needed beside `index` and `probes`: they belong to it"
         elif self.world:
             named = {"index": folder_problem(self.index), "probes": folder_problem(self.probes)}
-            issues += [f"`{name}`: {told}" for name, told in named.items() if told]
-        issues += self.metric_issues(self.world)
-        issues += self._size_problems()
-        return issues
+            yield from [f"`{name}`: {told}" for name, told in named.items() if told]
+
+    @cross_check
+    def metric_problems(self) -> Iterator[str]:
+        """Yield the problems of the metric."""
+        yield from self.metric_issues(self.world)
+
+    @cross_check
+    def size_problems(self) -> Iterator[str]:
+        """Yield the problems of the sizes and of k."""
+        yield from self._size_problems()
 
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
         """The settings that points start from."""

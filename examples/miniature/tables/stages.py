@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.resources
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import alone
 from reflectune.examples.miniature.tables.claims import Table
+from reflectune.examples.staging import program
 from reflectune.inference.sweeps.points import Point
 
 FINISHED = "finished.json"
@@ -49,7 +49,7 @@ class Stage:
         """The command line."""
         path = str(importlib.resources.files("reflectune.configs").joinpath(self.config))
         flags = [part for name, value in self.settings.items() for part in _flag(name, value)]
-        return [sys.executable, "-m", f"reflectune.{self.module}", "--config", path, *flags]
+        return [*program(self.module), "--config", path, *flags]
 
 
 @dataclass(frozen=True)

@@ -396,7 +396,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, 
         *kill_in_the_middle(wanted, killed / ".convert" / "knowledge.jsonl"),
     ]
     assert start(wanted).wait() == 0
-    assert start(dataclasses.replace(wanted, output=str(straight))).wait() == 0
+    assert start(wanted.model_copy(update={"output": str(straight)})).wait() == 0
     assert content(killed) == content(straight)
     assert Dataset(killed).manifest["dropped"] == {"id came before": 16}
     assert len(Dataset(killed).knowledge) == 784

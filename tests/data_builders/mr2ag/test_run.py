@@ -434,7 +434,7 @@ def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
     start_program: Callable[..., Any],
 ) -> None:
     def start(run: BuildConfig) -> Any:
-        return start_program(["-m", "reflectune.data_builders.build_mr2ag", *llm_arguments(run, server.url)])
+        return start_program(["-m", "reflectune", "build_mr2ag", *llm_arguments(run, server.url)])
 
     faults: list[dict[str, Any]] = [
         {"status": 429, "body": "", "retry_after": "0.02"},

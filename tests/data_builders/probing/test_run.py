@@ -185,7 +185,7 @@ def test_killed_runs_end_as_one_that_was_not(
 
     def start(count: int) -> Any:
         if count == 1:
-            return start_program(["-m", "reflectune.data_builders.probe", *flags(made)])
+            return start_program(["-m", "reflectune", "probe", *flags(made)])
         return start_launch("data_builders/probe.py", flags(made))
 
     made = config("killed")

@@ -20,7 +20,8 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import train_tokenizer
-from reflectune.examples.pocket.fit_title_map import TitleMapConfig, main, run
+from reflectune.examples.pocket import fit_title_map as command
+from reflectune.examples.pocket.fit_title_map import TitleMapConfig, run
 from reflectune.examples.pocket.title_map import (
     TitleMap,
     fit_title_map,
@@ -266,7 +267,7 @@ def test_the_command_writes_an_encoder(
     monkeypatch.setattr(
         sys, "argv", ["fit", *flags, "--vision", vision_folder, "--text", text_folder, "--device", "cpu"]
     )
-    main()
+    command.fit_title_map.main()
     assert "7 pictures of 5 entities" in capsys.readouterr().out
     fitted: ImageTextEncoder = load_encoder(str(tmp_path / "m.safetensors"))
     record = read_title_map(tmp_path / "m.safetensors").record

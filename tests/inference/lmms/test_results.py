@@ -126,5 +126,5 @@ def test_the_command_prints_the_table(
         (["--dry_run", "true"], f"would read 1 results below {tmp_path}"),
     ):
         monkeypatch.setattr(sys, "argv", ["visual_benchmarks", "--results", str(tmp_path), *more])
-        visual_benchmarks.main()
+        visual_benchmarks.visual_benchmarks.main()
         assert capsys.readouterr().out == f"{printed}\n"

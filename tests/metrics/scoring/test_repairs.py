@@ -196,7 +196,7 @@ def dataset(tmp_path: Path) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["score", *map(str, arguments)])
-    command.main()
+    command.score.main()
 
 
 def test_the_command_prints_the_table(

@@ -205,7 +205,7 @@ def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
     folder, output = published("intfloat/e5-base-v2"), tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--encoder", folder, "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--passage_prefix", "", "--max_length", "30"])
-    command.main()
+    command.build_text_index.main()
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["settings"]["query_prefix"], manifest["settings"]["passage_prefix"]) == ("query: ", "")
     assert (manifest["settings"]["pooling"], manifest["cut"], manifest["rows"]) == ("mean", 1, 2)

@@ -218,12 +218,12 @@ def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, monkeypa
     output = tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--cut", "words", "--size", "4", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--query_prefix", "ask: ", "--dry_run", "true"])
-    command.main()
+    command.build_text_index.main()
     expected = sum(len(split_passages(entry, cut="words", size=4)) for entry in kb)
     assert f"would index {expected} passages of 8 entries with miniature/text" in capsys.readouterr().out
     assert not output.exists()
     monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--query_prefix", "ask: "])
-    command.main()
+    command.build_text_index.main()
     assert f"{expected} passages of animals" in capsys.readouterr().out
     (hits,) = open_text_retriever(output, kb, device="cpu").search(["The wolf eats"], 2)
     settings = json.loads((output / "manifest.json").read_text())["settings"]
@@ -239,7 +239,7 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_la
 
     launch = start_launch("retrieval/build_text_index.py", flags("shared"))
     monkeypatch.setattr(sys, "argv", ["build_text_index", *flags("alone")])
-    command.main()
+    command.build_text_index.main()
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("passages of animals") == 1
     assert "passages have more than the 8 tokens that are read" in launch.stdout

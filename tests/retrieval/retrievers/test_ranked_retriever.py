@@ -146,4 +146,4 @@ def test_a_config_opens_it_in_place_of_an_index(folder: Path, opened: Callable[.
     both = RetrieverConfig(index=str(folder), ranked_entities=config.ranked_entities)
     assert "found by one of them" in " ".join(both.problems())
     missing = RetrieverConfig(ranked_entities=str(folder / "nothing.jsonl"))
-    assert "there is no file" in " ".join(missing.problems())
+    assert "must be an existing file" in " ".join(missing.problems())

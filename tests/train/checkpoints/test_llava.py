@@ -293,7 +293,7 @@ def test_the_command_joins_them(
     arguments = [text for name in names for text in (f"--{name}", getattr(config, name))]
     monkeypatch.setattr(sys, "argv", ["assemble_llava", *arguments])
 
-    assemble_llava.main()
+    assemble_llava.assemble_llava.main()
 
     assert "written to" in capsys.readouterr().out
     assert (Path(config.output) / "config.json").is_file()

@@ -135,7 +135,7 @@ def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
 ) -> None:
     base = base_model("llava")
     adapter(base, tmp_path / "adapter")
-    command = ["-m", "reflectune.train.merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]
+    command = ["-m", "reflectune", "merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]
 
     done = start_program([*command, str(tmp_path / "merged")])
     assert done.wait() == 0, done.stderr

@@ -19,7 +19,7 @@ RECIPE = ROOT / "configs/llava15_7b/mr2ag_full.yaml"
 
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), *arguments])
-    estimate.main()
+    estimate.estimate.main()
     return capsys.readouterr().out
 
 
@@ -56,7 +56,7 @@ def test_without_shapes_or_with_wrong_values_it_says_so(
     ):
         monkeypatch.setattr(sys, "argv", ["estimate", *arguments])
         with pytest.raises(SystemExit):
-            estimate.main()
+            estimate.estimate.main()
         assert message in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_the_recipes_shapes_are_those_of_its_own_model_alone(
     ):
         monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), "--model", model])
         with pytest.raises(SystemExit):
-            estimate.main()
+            estimate.estimate.main()
         captured = capsys.readouterr()
         lines = captured.err.removeprefix("error: the config has problems:\n").splitlines()
         assert len(lines) == 1

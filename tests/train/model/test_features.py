@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def test_loss_and_gradients_are_those_of_the_uncached_run(
     captions: Callable[..., SftConfig], family: Family, tree: bool
 ) -> None:
     run = captions(family=family, tree=tree)
-    loss, gradients, batch = first_step(replace(run, cache_features=""))
+    loss, gradients, batch = first_step(run.model_copy(update={"cache_features": ""}))
     cached_loss, cached_gradients, cached_batch = first_step(run)
 
     assert "pixel_values" in batch
@@ -109,7 +108,7 @@ def test_stage_2_reads_features_before_a_projector_that_trains_beside_adapters(
     captions: Callable[..., SftConfig],
 ) -> None:
     run = captions(method="lora", train_towers=["projector", "language_model"])
-    loss, gradients, _ = first_step(replace(run, cache_features=""))
+    loss, gradients, _ = first_step(run.model_copy(update={"cache_features": ""}))
     cached_loss, cached_gradients, _ = first_step(run)
 
     torch.testing.assert_close(cached_loss, loss, rtol=1e-6, atol=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ def test_a_base_that_is_stored_in_half_precision_is_held_and_written_in_it(
     whole = load(run.model)
     whole.model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
     whole.processor.save_pretrained(tmp_path / "half")
-    run = replace(run, model=str(tmp_path / "half"))
+    run = run.model_copy(update={"model": str(tmp_path / "half")})
 
     model = prepare_model(load_base(run, torch.device("cpu")), run)
     held = {tower: p.dtype for name, p in model.named_parameters() for tower in [tower_of(name)]}

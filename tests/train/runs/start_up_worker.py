@@ -76,4 +76,4 @@ if __name__ == "__main__":
 
     ReflectionTrainer.train = watched  # type: ignore[method-assign]
     watch.start()
-    sft.main()
+    sft.sft.main()

@@ -444,7 +444,7 @@ def test_a_killed_process_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [("-m", "reflectune.train.sft"), (str(repository() / "train/sft.py"),)])
+@pytest.mark.parametrize("launcher", [("-m", "reflectune", "sft"), (str(repository() / "train/sft.py"),)])
 def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
     config: Callable[..., SftConfig], launcher: tuple[str, ...], tmp_path: Path
 ) -> None:

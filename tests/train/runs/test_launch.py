@@ -242,7 +242,7 @@ def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(
     """Two processes over gloo, in folders of their own: only the first one's holds a checkpoint."""
     worker = tmp_path / "worker.py"
     worker.write_text(
-        "import os\nfrom reflectune.train import sft\n"
+        "import os\nfrom reflectune.train.sft import sft\n"
         f"os.chdir(f'{tmp_path}/disk{{os.environ[\"RANK\"]}}')\nsft.main()\n"
     )
     for disk in (tmp_path / "disk0/out/checkpoint-3", tmp_path / "disk1"):

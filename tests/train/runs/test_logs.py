@@ -233,7 +233,7 @@ def test_nothing_is_sent_unless_it_is_asked_for(
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    command = [sys.executable, "-m", "reflectune.train.sft", *typed(config(max_steps=2))]
+    command = [sys.executable, "-m", "reflectune", "sft", *typed(config(max_steps=2))]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
 
     assert set((tmp_path / "seen").read_text().splitlines()) == {"watching"}

@@ -66,8 +66,8 @@ def test_what_a_run_may_change_is_not_among_what_determines_the_weights() -> Non
 def test_a_wrong_config_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from reflectune.train.sft import main\n"
-        "try: main()\n"
+        "from reflectune.train.sft import sft\n"
+        "try: sft.main()\n"
         "finally: print('torch' in sys.modules, file=sys.stderr)"
     )
     ended = subprocess.run([sys.executable, "-c", code, "--warmup", "-1"], capture_output=True, text=True, cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -52,21 +53,40 @@ class AnswerGrpoConfig(MetricConfig, TrainingConfig):
     )
 
     @cross_check
-    def answer_grpo_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        issues = []
+    def scheme_is_plain_problems(self) -> Iterator[str]:
+        """Yield a problem if replies would have tokens of their own."""
         if self.scheme != "plain":
-            issues.append(f"`scheme` is plain: replies have no tokens of their own; found `{self.scheme}`")
+            yield f"`scheme` is plain: replies have no tokens of their own; found `{self.scheme}`"
+
+    @cross_check
+    def method_problems(self) -> Iterator[str]:
+        """Yield a problem if TRL can't train the adapters."""
         if self.method == "qlora":
-            issues.append("`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full")
+            yield "`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full"
+
+    @cross_check
+    def reward_problems(self) -> Iterator[str]:
+        """Yield a problem if there is no reward."""
         if not self.accuracy_reward and not self.format_reward:
-            issues.append("`accuracy_reward` and `format_reward` are both 0: nothing would be learned")
+            yield "`accuracy_reward` and `format_reward` are both 0: nothing would be learned"
+
+    @cross_check
+    def dataset_problems(self) -> Iterator[str]:
+        """Yield the problems of the data set."""
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
-        issues += split_issues("split", self.dataset, [self.split])
+            yield f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one"
+        yield from split_issues("split", self.dataset, [self.split])
+
+    @cross_check
+    def prompt_problems(self) -> Iterator[str]:
+        """Yield a problem if the prompts are missing."""
         if self.train_data and not self.source.file.is_file():
-            issues.append(f"`train_data`: {self.source.file} does not exist; write it with write_lessons")
-        return issues + self.metric_issues(self.dataset)
+            yield f"`train_data`: {self.source.file} does not exist; write it with write_lessons"
+
+    @cross_check
+    def metric_problems(self) -> list[str]:
+        """Return the problems of the metric."""
+        return self.metric_issues(self.dataset)
 
     @property
     def source(self) -> DataSource:

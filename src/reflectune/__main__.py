@@ -1,0 +1,5 @@
+"""Run a command: `python -m reflectune COMMAND …`."""
+
+from reflectune.cli import main
+
+main()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.command import command
+from reflectune.core.config import Settings, setting
+from reflectune.core.errors import UserError
+from reflectune.core.values import OutputFolder
+
+
+class WriteConfig(Settings):
+    """Settings of a test."""
+
+    output: OutputFolder = setting("", "folder to write", needed="")
+    rows: int = setting(1, "rows", ge=0)
+    dry_run: bool = setting(False, "say what would be written, and stop")
+
+
+@command(WriteConfig, writes="output")
+def write(config: WriteConfig) -> int | None:
+    """Write rows."""
+    if config.rows > 5:
+        raise UserError(f"{config.rows} rows are too many; give at most 5")
+    if config.rows == 4:
+        raise KeyboardInterrupt
+    print(f"{config.rows} rows to {config.output}", [path.name for path in Path().glob(".*lock")])
+    return 3 if config.rows == 0 else None
+
+
+def test_a_command_is_its_function() -> None:
+    assert (write.__doc__, write.__name__, write.kind) == ("Write rows.", "write", WriteConfig)
+    assert write(WriteConfig(output="a", rows=0)) == 3
+
+
+def test_main_parses_and_carries_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write.main(["--output", "out", "--rows", "2"])
+    assert capsys.readouterr().out.startswith("2 rows to out")
+    monkeypatch.setattr(sys, "argv", ["write", "--output=out", "--rows=3"])
+    write.main()
+    assert capsys.readouterr().out.startswith("3 rows to out")
+
+
+def test_the_output_is_held_unless_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write.main(["--output", "out", "--dry_run"])
+    assert capsys.readouterr().out == "1 rows to out []\n"
+    write.main(["--output", "out"])
+    assert "lock" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["--output", "out", "--rows", "0"], 3, ""),
+        (["--rows", "-1"], 2, "error: the config has problems:\n  `rows` must be at least 0"),
+        (["--output", "out", "--rows", "6"], 2, "error: 6 rows are too many; give at most 5\n"),
+        (["--output", "out", "--rows", "4"], 130, "stopped"),
+    ],
+)
+def test_each_end_has_its_status(
+    argv: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        write.main(argv)
+    assert ended.value.code == status
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_help_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    write.main(["--rows", "-1", "--help"], "reflectune write")
+    assert capsys.readouterr().out.startswith(
+        "usage: reflectune write [--config FILE.yaml] [--key value ...]\n\nWrite rows.\n"
+    )
