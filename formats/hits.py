@@ -1,4 +1,4 @@
-"""What a retriever returns."""
+"""Results of a retriever."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from reflectune.core.types import Passage
 
 @dataclass(frozen=True)
 class Hit:
-    """One retrieved entry.
+    """A retrieved entry.
 
     Attributes:
         entry_id: The entry.
-        score: What entries are ranked by; for `EntryRetriever` equation 3 of mR²AG, in [-1, 1].
+        score: Ranking score; for `EntryRetriever` equation 3 of mR²AG, in [-1, 1].
         rank: 1 for the best.
-        query: What was searched with, e.g. `image`, `text`, or `image and text`.
-        kb: Name of the knowledge base that the entry is from.
-        parts: What the score is made of, unweighted, e.g. `{"image": 0.8, "title": 0.2}`; see `Weights`.
+        query: Kind of query: `image`, `text`, or `image and text`.
+        kb: Name of the entry's knowledge base.
+        parts: Unweighted terms of the score, e.g. `{"image": 0.8, "title": 0.2}`; see `Weights`.
     """
 
     entry_id: str
@@ -31,14 +31,14 @@ class Hit:
 
 @dataclass(frozen=True)
 class PassageHit:
-    """One retrieved passage.
+    """A retrieved passage.
 
     Attributes:
         passage: The passage.
-        score: What passages are ranked by: their similarity to the query, or what a reranker says.
+        score: Ranking score: similarity to the query, or a reranker's score.
         rank: 1 for the best.
-        kb: Name of the knowledge base that it is from.
-        parts: What is known of it, e.g. of one inside a retrieved entry `{"entry": 0.5, "passage": 7.1, "image": 0.8}`.
+        kb: Name of the passage's knowledge base.
+        parts: Known scores by name, e.g. in a retrieved entry `{"entry": 0.5, "passage": 7.1, "image": 0.8}`.
     """
 
     passage: Passage

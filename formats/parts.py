@@ -1,7 +1,7 @@
-"""Parts of a split: its questions divided by what they are about.
+"""Parts of a split: its questions divided by their entity.
 
-A model that labels its own data must not have been trained on them: what it knows by heart it answers from any
-document. It is tuned on one part, and probed on another.
+A model that labels its own data must not have been trained on them, since it answers known questions from any document.
+It is tuned on one part, and probed on a different one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FORM: Final = re.compile(r"([1-9]\d{0,2})/([1-9]\d{0,2})")
 
 
 def part_problem(value: str) -> str:
-    """What is wrong with the name of a part, to be read after its key; "" if nothing is, or if it names none."""
+    """Return the problem of a part's name, to be read after its key; "" if it is valid or empty."""
     form = _FORM.fullmatch(value)
     if not value or (form and int(form[1]) <= int(form[2])):
         return ""
@@ -28,17 +28,17 @@ PartName = Annotated[str, checked_by(part_problem)]
 
 
 def is_in_part(question: Question, part: str) -> bool:
-    """Whether a question falls into a part.
+    """Return True if a question falls into a part.
 
-    All questions about an entity (the first one that its image shows) fall into the same part; of those that name none,
-    all about an image. A part has about its share of the entities, and of the questions if these are spread evenly.
+    All questions about one entity (the first that the image shows) fall into the same part; without an entity, all
+    about one image. A hash decides, so that added questions move none. Each part has about the same number of entities.
 
     Args:
-        question: It is divided by a hash: adding questions moves none.
-        part: E.g. `1/2`, the first of two; "" is all.
+        question: The question.
+        part: E.g. `1/2`, the first of two; "" for all.
 
     Raises:
-        ValueError: `part_problem` has something against it.
+        ValueError: `part_problem` finds a problem.
     """
     if not part:
         return True

@@ -1,8 +1,7 @@
-"""Passages: an article cut into what a model reads at once.
+"""Cut an article into passages, the texts that a model reads at once.
 
-Four cuts, each the one of a body of work: natural paragraphs (mR²AG, arXiv 2411.15041, §3.1.2), whole sections
-(Encyclopedic-VQA), windows of whole sentences up to a number of tokens (ReflectiVA: 300), and a fixed number of words
-(wiki18: 100).
+There are four cuts: natural paragraphs (mR²AG, arXiv 2411.15041, §3.1.2), whole sections (Encyclopedic-VQA), windows of
+whole sentences up to a number of tokens (ReflectiVA: 300), and a fixed number of words (wiki18: 100).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from reflectune.core.types import Entry, Passage
 Lead = Literal["none", "first_sentence"]
 Cut = Literal["paragraphs", "sections", "windows", "words"]
 DEFAULT_SIZES: dict[str, int] = {"windows": 300, "words": 100}
-"""Tokens of a window and words of a block, as ReflectiVA and wiki18 have them."""
+"""Tokens of a window in ReflectiVA, and words of a block in wiki18."""
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\S)")
 _SENTENCE_END = re.compile(
@@ -25,10 +24,10 @@ _SENTENCE_END = re.compile(
 )
 _ABBREVIATIONS = "St Mt Ft Dr Mr Mrs Ms Prof Jr Sr No Nos ca approx cf esp fl pron sp spp ssp subsp syn var vs".split()
 _NO_END = re.compile(rf"(?:^|[\s(\[.])(?:[A-Za-z]|{'|'.join(_ABBREVIATIONS)})\.$")
-"""A full stop after an initial or an abbreviation: "J. R. R. Tolkien", "St. Gallen", "(syn. Quercus pedunculata)"."""
+"""Text that ends with an initial or an abbreviation: "J. R. R. Tolkien", "St. Gallen", "(syn. Quercus pedunculata)"."""
 
 _LONGEST_ABBREVIATION = 12
-"""Characters before a full stop that decide whether it ends a sentence."""
+"""Characters before a full stop that are compared with `_NO_END`."""
 
 _WITHOUT_EVIDENCE = {"references", "external links", "see also", "notes", "further reading", "bibliography"}
 
@@ -41,27 +40,27 @@ def split_passages(
     size: int = 0,
     count_tokens: Callable[[str], int] | None = None,
 ) -> list[Passage]:
-    """Cut an entry into passages, in the article's order. All of them together hold every word of it once.
+    """Cut an entry into passages, in the article's order. Together they hold every word once.
 
-    Sections that hold no prose ("References", "External links"…) are left out, empty passages too. An entry without
-    sections is read from its summary.
+    Sections without prose ("References", "External links"…) and empty passages are left out. An entry without sections
+    is read from its summary.
 
     Args:
         entry: The article.
-        lead: `first_sentence` puts the first sentence of the entry's summary before each passage: it says what the
-            article is about, which a paragraph alone often doesn't.
-        cut: `paragraphs`: one ends at a blank line, or at a line break if the next line is not indented: dumps of
-            Wikipedia have one paragraph a line. `sections`: each section whole. `windows`: as many whole sentences of a
-            section as fit into `size` tokens; a longer sentence is a window of its own. `words`: `size` words, across
-            the bounds of sections; the passage belongs to the section that it begins in.
-        size: Tokens or words of a passage; 0 for the usual number (`DEFAULT_SIZES`). Paragraphs and sections have none.
-        count_tokens: Counts a sentence's tokens, for `windows`; words if None.
+        lead: `first_sentence` puts the first sentence of the entry's summary before each passage, since a paragraph
+            often doesn't name its subject.
+        cut: `paragraphs`: end at a blank line, or at a line break if the next line is not indented (dumps of Wikipedia
+            have one paragraph per line). `sections`: whole sections. `windows`: the whole sentences of a section that
+            fit into `size` tokens; a longer sentence is a window of its own. `words`: `size` words, across sections;
+            the passage belongs to the section of its first word.
+        size: Tokens or words of a passage; 0 for the default (`DEFAULT_SIZES`). Not for paragraphs and sections.
+        count_tokens: Counts the tokens of a sentence, for `windows`; None counts words.
 
     Raises:
-        ValueError: `size` or `count_tokens` is given for a cut that has no use for it.
+        ValueError: `size` or `count_tokens` is given for a cut that doesn't read it.
     """
     if (size and cut not in DEFAULT_SIZES) or (count_tokens is not None and cut != "windows"):
-        raise ValueError(f"`size` and `count_tokens` mean nothing for the cut `{cut}`")
+        raise ValueError(f"the cut `{cut}` reads neither `size` nor `count_tokens`")
     size = size or DEFAULT_SIZES.get(cut, 0)
     sections = _sections(entry)
     opening = first_sentence(entry.summary) if lead == "first_sentence" and entry.sections else ""
@@ -81,10 +80,7 @@ def split_passages(
 
 
 def summary_text(entry: Entry) -> str:
-    """An entry's summary; its first passage where it has none, and its title where it has no text at all.
-
-    White space is made single.
-    """
+    """Return an entry's summary, else its first passage, else its title, with white space made single."""
     if text := " ".join(entry.summary.split()):
         return text
     passages = split_passages(entry)
@@ -92,10 +88,10 @@ def summary_text(entry: Entry) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, or all of it where none ends.
+    """Return the first sentence of a text, or the whole text if no sentence ends.
 
-    A full stop after an initial or a common abbreviation ends none, so a sentence that ends in one ("vitamin C.") takes
-    the next with it.
+    A full stop after an initial or a common abbreviation doesn't end a sentence, so "vitamin C." runs into the next
+    one.
     """
     text = " ".join(text.split())
     ends = (match.end() for match in _SENTENCE_END.finditer(text))
@@ -103,7 +99,7 @@ def first_sentence(text: str) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, white space made single; what follows the last one's end is one too."""
+    """Yield the sentences of a text, with white space made single. A rest without an end counts as one."""
     text = " ".join(text.split())
     start = 0
     for match in _SENTENCE_END.finditer(text):
@@ -116,7 +112,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _sections(entry: Entry) -> list[tuple[int, str, str]]:
-    """Index, heading and text of the sections that hold prose."""
+    """Return index, heading and text of the sections that hold prose."""
     if not entry.sections:
         return [(0, "", entry.summary)]
     return [
@@ -131,7 +127,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _windows(text: str, size: int, count: Callable[[str], int]) -> list[str]:
-    """Sentences packed greedily, never one cut."""
+    """Pack whole sentences greedily into windows."""
     windows: list[list[str]] = [[]]
     room = size
     for sentence in sentences(text):
@@ -149,9 +145,9 @@ def _count_words(text: str) -> int:
 
 
 def _blocks(entry: Entry, sections: Sequence[tuple[int, str, str]], size: int, lead: str) -> list[Passage]:
-    """Blocks of `size` words of the whole article, each with the section that its first word is in."""
+    """Cut the whole article into blocks of `size` words, each with the section of its first word."""
     words: list[str] = []
-    begins = []  # of each section: its first word's number, its index, its heading
+    begins = []  # position of the first word, index and heading of each section
     for index, heading, text in sections:
         begins.append((len(words), index, heading))
         words += text.split()

@@ -1,4 +1,4 @@
-"""What makes a question valid: one rule for the readers of public files and for the reader of our own data sets."""
+"""The rules of a valid question, for the readers of public files and of data sets."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from reflectune.core.types import AnswerType, Question
 ANSWER_TYPES: Final = get_args(AnswerType)
 _SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
 _LONGEST_SPLIT: Final = 100
-"""Letters of a split's name, which is part of many files' names."""
-
+"""Letters of a split's name, which is part of file names."""
 
 Problem = tuple[str, str, str]
-"""Field, what was found, and what to do."""
+"""Field, finding and fix."""
 
 
 def malformed(question: Question) -> Problem | None:
-    """What makes a question unreadable; None if nothing does.
+    """Return the first problem that makes a question unreadable, or None.
 
-    An empty text and a missing image don't: whoever asks the question stops there, or leaves it out and lists it. Nor
-    do missing answers: test sets have none (`metrics.scoring.registry.has_truth`). Nor does a range whose ends
-    descend: InfoSeek has such ranges for numbers below zero, and its official score accepts no number for them.
+    Allowed are an empty text and a missing image, which are reported when the question is asked. So are missing
+    answers, as in test sets, and a descending range: InfoSeek has such ranges for numbers below zero, and its official
+    score accepts no number for them.
     """
     for field, value, fix in (
         ("id", question.id, "give the row an id"),
@@ -35,7 +34,7 @@ def malformed(question: Question) -> Problem | None:
     if question.answer_type not in ANSWER_TYPES:
         return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
     if not all(isinstance(answer, str) for answer in question.answers):
-        return "answers", "holds what is no text", "give texts"
+        return "answers", "holds a value that is not a text", "give texts"
     if question.range is not None:
         low, high = question.range
         if not all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)):
@@ -44,13 +43,13 @@ def malformed(question: Question) -> Problem | None:
 
 
 def unusable(question: Question) -> Problem | None:
-    """As `malformed`, and what else no data set should be made with: an empty question, a split that is no name."""
+    """Return the first problem of `malformed`, an empty text, or an invalid name of a split, or None."""
     if problem := malformed(question):
         return problem
     if not question.text.strip():
         return "text", "is empty", "give the row a question"
     if not _SPLIT_NAME.fullmatch(question.split):
-        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
+        return "split", f"is {question.split!r}", "a split's name consists of letters, digits, `_`, `-` and `.`"
     if len(question.split) > _LONGEST_SPLIT:
         return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
     return None

@@ -184,7 +184,7 @@ def test_sentences_end_where_a_reader_would_say(text: str, expected: list[str]) 
 
 
 def test_a_size_for_a_cut_without_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="mean nothing for the cut `paragraphs`"):
+    with pytest.raises(ValueError, match="the cut `paragraphs` reads neither"):
         split_passages(owl(Section("A", "a")), size=3)
-    with pytest.raises(ValueError, match="mean nothing for the cut `words`"):
+    with pytest.raises(ValueError, match="the cut `words` reads neither"):
         split_passages(owl(Section("A", "a")), cut="words", count_tokens=len)
