@@ -31,13 +31,13 @@ def questions(
 
     Args:
         source: The file.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder with COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or with the folders
             `train2017`, `val2017` and `test2017`.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path, or the file is missing or damaged.
+        UserError: The source is not a path, or the file is missing or damaged.
     """
     if isinstance(source, Mapping):
         raise UserError(f"A-OKVQA is read from one file for a split, not from the roles {', '.join(source)}")

@@ -47,10 +47,10 @@ def questions(
     Args:
         source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (iNaturalist 2021's
             `val.json`, for E-VQA's pictures) to files.
-        split: What the questions' split is called, or begins with.
+        split: Name of the split, or its beginning.
         images: Of the first kind, what E-VQA or OVEN has; of the second, the folder in which the CSV's paths
             (`images/augmented/…`, from the Hub's VanQianMa/ECCV26-ARA) start.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
         UserError: A role is unknown, or `inaturalist` is needed and not given.

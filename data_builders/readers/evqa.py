@@ -19,7 +19,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import read_csv
 from reflectune.data_builders.readers.images import ImageFolder, address_path
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
-from reflectune.data_builders.readers.rows import Placed, SourceRow, each, integer, one_of, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, integer, one_of, placed, text, texts
 
 read_source = partial(read_json_dict, key="key")
 
@@ -57,9 +57,9 @@ def questions(
     Args:
         source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (the json) to files. The role
             `lens` is read by `evqa_lens`.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: A folder that has both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
         images_per_question: Up to so many images of a row, each a question of its own; those after the first get `-2`,
             `-3`, … after their ids. The official scores are over the first.
 
@@ -214,18 +214,6 @@ def _image_ids(row: SourceRow) -> list[str]:
 
 def _parts(joined: str) -> list[str]:
     return [part.strip() for part in joined.split(_SEPARATOR) if part.strip()]
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The articles, each called by its URL.
-
-    Args:
-        source: The JSON dict, also zipped.
-        images: A folder with the articles' images, each at `address_path` of its URL, or named as in the last part of
-            its URL; an image that is not there is left out, as about 1.25 M of them can't be had any more.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

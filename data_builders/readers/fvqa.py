@@ -39,12 +39,12 @@ def questions(
 
     Args:
         source: A Parquet file, or a folder of such (the folder of the download holds both splits).
-        split: What the questions' split is called.
+        split: Name of the split.
         images: Where the pictures are written (`ImageFolder.save_to`).
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path.
+        UserError: The source is not a path.
     """
     if isinstance(source, Mapping):
         raise UserError(f"FVQA is read from one file or folder, not from the roles {', '.join(source)}")

@@ -16,7 +16,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, text, texts
 
 
 def questions(
@@ -35,12 +35,12 @@ def questions(
 
     Args:
         source: A JSON file, a Parquet file, or a folder of Parquet files.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: Not used: the questions have none.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path, or the file is missing or damaged.
+        UserError: The source is not a path, or the file is missing or damaged.
     """
     if isinstance(source, Mapping):
         raise UserError(f"HotpotQA is read from one path for a split, not from the roles {', '.join(source)}")
@@ -60,17 +60,6 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Source
             if title not in seen:
                 seen.add(title)
                 yield number, SourceRow({"title": title, "sentences": sentences}, row.file, number, "title")
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The articles, each called by its title, without images (`images` is not used).
-
-    Args:
-        source: As that of `questions`.
-        images: Not used: the articles have none.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

@@ -49,9 +49,9 @@ def questions(
     Args:
         source: The annotations, or a mapping of the roles `annotations`, `withkb`, `qtype` to files; the last two may
             be left out.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder of OVEN's images.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
         UserError: A role is unknown, or there are no annotations.

@@ -33,13 +33,13 @@ def questions(
 
     Args:
         source: A Parquet file, a folder of such, or `infoseek_human.jsonl` (`.gz` too).
-        split: What the questions' split is called.
+        split: Name of the split.
         images: Where the Parquet's pictures are written (`ImageFolder.save_to`); for JSONL and for Parquet rows that
             hold no picture, the folder of OVEN's images.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path, or of another kind.
+        UserError: The source is not a path, or of another kind.
     """
     if isinstance(source, Mapping):
         raise UserError(f"InfoSeek-Human is read from one file or folder, not from the roles {', '.join(source)}")

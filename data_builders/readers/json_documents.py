@@ -20,21 +20,18 @@ from reflectune.data_builders.readers.json_texts import HALF, has_half, json_rea
 from reflectune.data_builders.readers.rows import SourceRow
 
 
-def read_json_array(
-    path: Path, reject: Reject = stop, prefix: str = "item", *, reader: ModuleType | None = None
-) -> Iterator[tuple[int, SourceRow]]:
+def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> Iterator[tuple[int, SourceRow]]:
     """The objects of a JSON array, numbered from 1, without reading the file whole.
 
     Args:
         path: The file.
         reject: Gets an element that is no object.
         prefix: Where the array is, in `ijson`'s words: `item` for the document itself, `questions.item` for a field.
-        reader: The part of `ijson` that reads it; None looks at the whole document before, to choose it.
 
     Raises:
         UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
     """
-    reader = reader or json_reader_of(path)
+    reader = json_reader_of(path)
     with _open_json(path) as file:
         number = 0
         try:
@@ -52,21 +49,18 @@ def read_json_array(
         raise UserError(f"{path}: {where} no JSON array; is it the published file?")
 
 
-def read_json_dict(
-    path: Path, reject: Reject = stop, key: str = "key", *, reader: ModuleType | None = None
-) -> Iterator[tuple[int, SourceRow]]:
+def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, SourceRow]]:
     """The values of a JSON dict, numbered from 1, without reading the file whole.
 
     Args:
         path: The file.
         reject: Gets a member that has a field called `key` of its own that says something else.
         key: The field of the row that the member's name is put into. A value that is no object stands in `value`.
-        reader: As that of `read_json_array`.
 
     Raises:
         UserError: The file is missing, or is damaged; what comes after the damage can't be read.
     """
-    reader = reader or json_reader_of(path)
+    reader = json_reader_of(path)
     with _open_json(path) as file:
         number = 0
         try:

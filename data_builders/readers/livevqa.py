@@ -36,9 +36,9 @@ def questions(
 
     Args:
         source: A `qa.json` or `benchmark.json`, or the two files of the preview as `{questions: …, details: …}`.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder with the pictures, or, for the preview, the folder that `image` is in.
-        reject: What to do with a bad row. A row with one bad question is left out whole.
+        reject: Called with each bad row. A row with one bad question is left out whole.
 
     Raises:
         UserError: A role is unknown or missing.

@@ -38,16 +38,16 @@ def questions(
 
     Args:
         source: The file.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder that the pictures' paths start from: for the 150k that of COCO 2017 (`000000033471.jpg`, or
             the folder above `train2017`), for the 665k the one with `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
         max_answer_words: End a conversation before its first longer answer; 0: never.
         max_turns: Take that many rounds of a conversation, from its beginning; 0: all.
         text_only: Take rows without a picture too, of which the 665k has some 40,000.
 
     Raises:
-        UserError: The source is no path, an option is negative, or the file is missing or damaged.
+        UserError: The source is not a path, an option is negative, or the file is missing or damaged.
     """
     if isinstance(source, Mapping):
         raise UserError(f"LLaVA-Instruct is read from one file at a time, not from the roles {', '.join(source)}")

@@ -20,7 +20,7 @@ from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import read_parquet, several_splits
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.infoseek import derived_kind, split_of
-from reflectune.data_builders.readers.rows import Placed, SourceRow, each, number, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, number, placed, text, texts
 
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
 _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")
@@ -48,13 +48,13 @@ def questions(
 
     Args:
         source: A Parquet file, or the folder of one configuration and split's files.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder of images. A path of the row is looked for as it is, then by the image's name, since
             InfoSeek's paths lack OVEN's sub-folders.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path.
+        UserError: The source is not a path.
     """
     if isinstance(source, Mapping):
         raise UserError(f"M2KR is read from one file or folder, not from the roles {', '.join(source)}")
@@ -131,17 +131,6 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Source
     if names := several_splits(path):
         raise UserError(f"{path} holds the files of {names}; name one: a split is searched in its own passages")
     return read_parquet(path, reject)
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The passages.
-
-    Args:
-        source: A Parquet file, or a folder with those of one split.
-        images: A folder with an image named by the passage's id, where a user has made one.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

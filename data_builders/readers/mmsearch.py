@@ -29,13 +29,13 @@ def questions(
 
     Args:
         source: The Parquet file, or a folder of such.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: Where the pictures are written (`ImageFolder.save_to`).
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
         text_only: Whether to give the rows without a picture too, with `Question.image` "".
 
     Raises:
-        UserError: The source is no path.
+        UserError: The source is not a path.
     """
     if isinstance(source, Mapping):
         raise UserError(f"MMSearch is read from one file or folder, not from the roles {', '.join(source)}")

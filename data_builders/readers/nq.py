@@ -18,7 +18,7 @@ from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
-from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, text
 
 _YES_NO = {"YES": "yes", "NO": "no", "NONE": "", "1": "yes", "0": "no", "-1": ""}
 
@@ -49,14 +49,14 @@ def questions(
 
     Args:
         source: A JSONL file (`.gz` too), a Parquet file, or a folder of Parquet files.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: Not used: the questions have none.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
         answerable_only: Pass over questions without a short answer and without yes or no, about two of three. They
             are no bad rows.
 
     Raises:
-        UserError: The source is no path, or the file is missing or damaged.
+        UserError: The source is not a path, or the file is missing or damaged.
     """
     if isinstance(source, Mapping):
         raise UserError(f"Natural Questions are read from one path for a split, not from the roles {', '.join(source)}")
@@ -78,17 +78,6 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Source
         if entry_id not in seen:
             seen.add(entry_id)
             yield number, simple_row
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The articles, without images (`images` is not used).
-
-    Args:
-        source: As that of `questions`.
-        images: Not used: the articles have none.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

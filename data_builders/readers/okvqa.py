@@ -49,10 +49,10 @@ def questions(
 
     Args:
         source: The two files, `{questions, annotations}`.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder with COCO's pictures of 2014, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or with
             the folders `train2014` and `val2014`.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
         raw_answers: Take each annotator's `raw_answer`, which is not stemmed: for training.
 
     Raises:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from reflectune.core.errors import UserError
@@ -16,20 +15,9 @@ from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder
-from reflectune.data_builders.readers.rows import SourceRow, each, text
+from reflectune.data_builders.readers.rows import SourceRow, text
 
 _HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The articles in a folder and its sub-folders, by path.
-
-    Args:
-        source: The folder.
-        images: Where the images are; the folder itself if None.
-        reject: What to do with a file that is empty or is not UTF-8.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder(source)), reject)
 
 
 def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:

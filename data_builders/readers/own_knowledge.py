@@ -7,7 +7,6 @@ Fields: `id` and `title`; `text`, or `sections` as a list of `{"title", "text"}`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from reflectune.core.errors import UserError
@@ -16,21 +15,9 @@ from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import SourceRow, each, rows, text
+from reflectune.data_builders.readers.rows import SourceRow, rows, text
 
 _KINDS = {".jsonl": read_jsonl, ".parquet": read_parquet, ".json": read_json_array}
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The user's articles.
-
-    Args:
-        source: A file `*.jsonl`, `*.parquet` or `*.json` (`.gz` too), or a folder of Parquet files.
-        images: Where paths of images start; the file's own folder if None.
-        reject: What to do with a bad row.
-    """
-    here = ImageFolder(source if source.is_dir() else source.parent)
-    return each(read_source(source, reject), partial(entry, images=images or here), reject)
 
 
 def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:

@@ -50,9 +50,9 @@ def questions(
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
             `{"load_dataset": NAME, "config": …, "split": …}` for a set on the Hub or a folder that `datasets` loads.
-        split: What the questions' split is called, unless a column says it.
+        split: Name of the split of questions whose row has none.
         images: Where paths of images start; an image may also be the bytes of a file.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
         columns: The user's column for each of `FIELDS`; those left out are called as the fields are.
         meta: Further columns to carry along in `Question.meta`.
         constants: The value of a field in every row, for fields that the file has no column of, e.g. of captions

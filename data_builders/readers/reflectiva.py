@@ -18,7 +18,7 @@ from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
-from reflectune.data_builders.readers.rows import Placed, SourceRow, each, placed, rows, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, rows, text
 from reflectune.data_builders.readers.wiki6m import article
 
 read_source = partial(read_json_dict, key="key")
@@ -55,12 +55,12 @@ def questions(
 
     Args:
         source: The file.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder that the images' paths start from, or one that has the images, below it, by their names.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path.
+        UserError: The source is not a path.
     """
     if isinstance(source, Mapping):
         raise UserError(f"ReflectiVA's data are read from one file at a time, not from the roles {', '.join(source)}")
@@ -146,17 +146,6 @@ def _image(row: SourceRow, images: ImageFolder) -> str:
         return ""
     path = text(row, field)
     return images.find_for(row, field, path) or images.path(row, field, PurePosixPath(path).name)
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The entities of the dict, each called by its name in the dict (which ReflectiVA's index refers to).
-
-    Args:
-        source: The JSON dict.
-        images: The folder that holds `wikipedia_images_full` or is it; an entity without an image there has none.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

@@ -30,12 +30,12 @@ def questions(
 
     Args:
         source: `train.jsonl`, `validation.jsonl` or `test.jsonl` (`.gz` too), or the Hub's Parquet, a file or a folder.
-        split: What the questions' split is called.
+        split: Name of the split.
         images: The folder with the pictures.
-        reject: What to do with a bad row.
+        reject: Called with each bad row.
 
     Raises:
-        UserError: The source is no path, or of another kind.
+        UserError: The source is not a path, or of another kind.
     """
     if isinstance(source, Mapping):
         raise UserError(f"ViQuAE is read from one file or folder, not from the roles {', '.join(source)}")

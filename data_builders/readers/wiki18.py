@@ -6,28 +6,12 @@ doubled as in CSV.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-
-from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.rows import SourceRow, each, text
+from reflectune.data_builders.readers.rows import SourceRow, text
 
 read_source = read_jsonl
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The passages, without images (`images` is not used).
-
-    Args:
-        source: The JSONL file, or its `.gz`.
-        images: Not used: the passages have none.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

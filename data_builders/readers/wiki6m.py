@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl
 from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder
-from reflectune.data_builders.readers.rows import SourceRow, each, text
+from reflectune.data_builders.readers.rows import SourceRow, text
 
 read_source = read_jsonl
 
@@ -27,17 +24,6 @@ _HEADING_END = re.compile(r"(?<!\b[A-Z])\.(?=\S|$)")
 """The full stop that closes a heading has no space after it: "Semifinal.Tuesday", not "1 vs. 2" and not "U.S."."""
 _ENTITY = re.compile(r"Q\d{1,20}")
 _LOST_BREAK = re.compile(r"(?<=[a-z0-9)\]][.!?])(?=[A-Z][a-z ])")
-
-
-def entries(source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
-    """The entities of Wiki6M.
-
-    Args:
-        source: `Wiki6M_ver_1_0.jsonl`, or its `.gz`.
-        images: The folder that holds `wikipedia_images_full` or is it; an entity without an image there has none.
-        reject: What to do with a bad row.
-    """
-    return each(read_source(source, reject), partial(entry, images=images or ImageFolder()), reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

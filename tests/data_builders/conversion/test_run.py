@@ -22,8 +22,9 @@ from reflectune.data_builders.conversion import questions as questions_module
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check, convert, preview
 from reflectune.data_builders.convert import table
-from reflectune.data_builders.readers import own_knowledge, own_questions
+from reflectune.data_builders.readers import own_questions
 from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.metrics.official import infoseek
@@ -100,7 +101,9 @@ def test_what_was_read_is_what_can_be_read(source: Path) -> None:
     absolute = [dataclasses.replace(q, image=str(source / q.image)) for q in direct]
     for split in ("train", "val"):
         assert dataset.questions(split) == [q for q in absolute if q.split == split]
-    assert list(dataset.knowledge) == list(own_knowledge.entries(source / "knowledge.jsonl"))
+    assert list(dataset.knowledge) == list(
+        knowledge_reader("own").entries(source / "knowledge.jsonl", images=ImageFolder(source))
+    )
     assert dataset.knowledge.get("e17").title == "Entry 17"
     assert dataset.knowledge.image_path(dataset.knowledge.get("e3")).is_file()
     assert manifest["counts"] == {"train": {"string": 26}, "val": {"string": 14}}
@@ -158,7 +161,7 @@ def test_a_check_counts_what_has_no_answer_and_names_the_articles_that_are_missi
 
 def test_the_knowledge_bases_fingerprint_is_of_its_content_alone(source: Path) -> None:
     convert(config(source))
-    entries = own_knowledge.entries(source / "knowledge.jsonl")
+    entries = knowledge_reader("own").entries(source / "knowledge.jsonl", images=ImageFolder(source))
     written = write_knowledge_base(source.parent / "kb", entries, name="x", shard_size=11)
     assert Dataset(source.parent / "out").knowledge.fingerprint == written.fingerprint
 

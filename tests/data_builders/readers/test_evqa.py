@@ -10,10 +10,13 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers.evqa import entries, questions
+from reflectune.data_builders.readers.evqa import questions
 from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.scoring import join
+
+entries = knowledge_reader("evqa").entries
 
 HEADER = (
     "question,answer,dataset_image_ids,dataset_name,dataset_category_id,question_type,wikipedia_url,wikipedia_title,"

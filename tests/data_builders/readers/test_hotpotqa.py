@@ -11,8 +11,11 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.hotpotqa import entries, questions
+from reflectune.data_builders.readers.hotpotqa import questions
 from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
+
+entries = knowledge_reader("hotpotqa").entries
 
 WOOD = ["Ed Wood", ["Ed Wood is a film.", " It is by Tim Burton."]]
 DERRICKSON = ["Scott Derrickson", ["Scott Derrickson is an American director."]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,19 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.conversion.sources import list_files
-from reflectune.data_builders.readers import (
-    evqa,
-    m2kr,
-    own_folder,
-    own_knowledge,
-    reflectiva,
-    wiki6m,
-    wiki18,
-)
+from reflectune.data_builders.readers import wiki6m
 from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.formats.passages import split_passages
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
@@ -49,6 +43,14 @@ EVQA = {
 }
 
 
+def own_entries(path: Path) -> Iterator[Entry]:
+    return knowledge_reader("own").entries(path, images=ImageFolder(path.parent))
+
+
+def own_folder_entries(folder: Path, reject: Reject = stop) -> Iterator[Entry]:
+    return knowledge_reader("own_folder").entries(folder, images=ImageFolder(folder), reject=reject)
+
+
 def dump(path: Path, *rows: object) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -71,10 +73,14 @@ def test_wiki6m_packed_or_not_with_its_marks_as_sections(tmp_path: Path) -> None
             Section("Draw 1 vs. 2", "No."),
         ),
     )
-    assert list(wiki6m.entries(plain)) == list(wiki6m.entries(packed)) == [expected]
-    (with_image,) = wiki6m.entries(plain, images=ImageFolder(tmp_path / "wikipedia_images_full"))
+    assert (
+        list(knowledge_reader("wiki6m").entries(plain))
+        == list(knowledge_reader("wiki6m").entries(packed))
+        == [expected]
+    )
+    (with_image,) = knowledge_reader("wiki6m").entries(plain, images=ImageFolder(tmp_path / "wikipedia_images_full"))
     assert with_image.images == ("Q806/Q806563.jpg",)
-    (in_parent,) = wiki6m.entries(plain, images=ImageFolder(tmp_path))
+    (in_parent,) = knowledge_reader("wiki6m").entries(plain, images=ImageFolder(tmp_path))
     assert in_parent.images == ("wikipedia_images_full/Q806/Q806563.jpg",)
 
 
@@ -102,12 +108,12 @@ def test_wiki6m_without_a_title_or_an_id_is_refused(tmp_path: Path) -> None:
     for field in ("wikidata_id", "wikipedia_title"):
         path = dump(tmp_path / "a.jsonl", {**WIKI6M_ROW, field: ""})
         with pytest.raises(UserError, match=rf"a.jsonl:1: .*field `{field}`: is empty"):
-            list(wiki6m.entries(path))
+            list(knowledge_reader("wiki6m").entries(path))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_real_rows_of_wiki6m() -> None:
-    by_title = {entry.title: entry for entry in wiki6m.entries(SHARED / "wiki6m_10rows.jsonl")}
+    by_title = {entry.title: entry for entry in knowledge_reader("wiki6m").entries(SHARED / "wiki6m_10rows.jsonl")}
     assert len(by_title) == 10
     lola = by_title["Lola Falana"]
     headings = ["", "Early life and studies", "Career", "Later career and life", "Personal life"]
@@ -124,7 +130,7 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
         archive.write(path, path.name)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "Some bird.jpg").write_bytes(b"x")
-    (entry,) = evqa.entries(path, images=ImageFolder(tmp_path / "images"))
+    (entry,) = knowledge_reader("evqa").entries(path, images=ImageFolder(tmp_path / "images"))
     assert entry == Entry(
         id=URL,
         title="Example bird",
@@ -137,7 +143,7 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
             Section("Diet", "It eats seeds."),
         ),
     )
-    (without,) = evqa.entries(zipped)
+    (without,) = knowledge_reader("evqa").entries(zipped)
     assert (without.sections, without.images) == (entry.sections, ())
     assert [passage.section for passage in split_passages(entry)] == [0, 2]
 
@@ -148,7 +154,7 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
         json.dumps({URL: {**EVQA[URL], "section_texts": ["one"]}, "u2": {**EVQA[URL], "section_titles": 3}})
     )
     rejected: list[BadRow] = []
-    assert list(evqa.entries(path, reject=rejected.append)) == []
+    assert list(knowledge_reader("evqa").entries(path, reject=rejected.append)) == []
     assert "has 1 texts for 3 titles" in str(rejected[0])
     assert "field `section_titles`: is int" in str(rejected[1])
 
@@ -156,7 +162,7 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
 def test_reflectivas_dict_is_called_by_its_names(tmp_path: Path) -> None:
     path = tmp_path / "Wiki100k_ver_1_0-all.json"
     path.write_text(json.dumps({"Q1": WIKI6M_ROW, "Q2": {"wikipedia_content": "A thing.## History.Old."}}))
-    first, second = reflectiva.entries(path)
+    first, second = knowledge_reader("reflectiva_100k").entries(path)
     assert (first.id, first.title) == ("Q1", "Bánh Department")
     assert second == Entry("Q2", "Q2", sections=(Section("", "A thing."), Section("History", "Old.")))
 
@@ -168,7 +174,7 @@ def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
         {"passage_id": "Q3-0", "passage_content": "It has a title: no.", "title": "Plain"},
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "test_passages-00000-of-00001.parquet")
-    entries = list(m2kr.entries(tmp_path))
+    entries = list(knowledge_reader("m2kr").entries(tmp_path))
     assert [(e.id, e.title, e.sections[0].text) for e in entries] == [
         ("Q1-0", "Barn owl", "It eats\nmice."),
         ("WikiWeb_2", "Oak", "A tree."),
@@ -182,8 +188,10 @@ def test_m2krs_passages_are_of_one_split(tmp_path: Path) -> None:
         row = {"passage_id": "WikiWeb_2", "passage_content": "title: Oak content: A tree."}
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{split}_passages-00000-of-00001.parquet")
     with pytest.raises(UserError, match="holds the files of test_passages, train_passages; name one"):
-        list(m2kr.entries(tmp_path))
-    assert [entry.id for entry in m2kr.entries(tmp_path / "test_passages-00000-of-00001.parquet")] == ["WikiWeb_2"]
+        list(knowledge_reader("m2kr").entries(tmp_path))
+    assert [
+        entry.id for entry in knowledge_reader("m2kr").entries(tmp_path / "test_passages-00000-of-00001.parquet")
+    ] == ["WikiWeb_2"]
 
 
 def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
@@ -194,7 +202,7 @@ def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
         {"id": "2", "contents": "no line break"},
     )
     rejected: list[BadRow] = []
-    entries = list(wiki18.entries(path, reject=rejected.append))
+    entries = list(knowledge_reader("wiki18").entries(path, reject=rejected.append))
     assert entries[0] == Entry("0", "Evan Morris", sections=(Section("", "Evan Morris was a lobbyist."),))
     assert entries[1].title == '"Heroes" (song)'
     assert [error.line for error in rejected] == [3]
@@ -202,7 +210,7 @@ def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_real_rows_of_wiki18() -> None:
-    entries = list(wiki18.entries(SHARED / "wiki18_10rows.jsonl"))
+    entries = list(knowledge_reader("wiki18").entries(SHARED / "wiki18_10rows.jsonl"))
     assert [entry.title for entry in entries[:3]] == ["Evan Morris", "Horatio Hale", "Dibba Al-Hisn"]
     assert all(len(entry.sections[0].text.split()) in range(80, 110) for entry in entries)
 
@@ -215,7 +223,7 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty.md").write_text("# Only a title")
     rejected: list[BadRow] = []
-    oak, barn = own_folder.entries(tmp_path, reject=rejected.append)
+    oak, barn = own_folder_entries(tmp_path, reject=rejected.append)
     assert oak == Entry("oak", "oak", summary="A tree.", sections=(Section("", "A tree."),))
     assert barn == Entry(
         id="owls/barn",
@@ -229,7 +237,7 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
 
 def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="put one file an article there"):
-        list(own_folder.entries(tmp_path))
+        list(own_folder_entries(tmp_path))
 
 
 def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
@@ -237,7 +245,7 @@ def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
     for name in ("owl.md", "zoo/owl.md"):
         (tmp_path / name).write_text("A bird.")
     (tmp_path / "zoo" / "owl.png").write_bytes(b"x")
-    images = {entry.id: entry.images for entry in own_folder.entries(tmp_path)}
+    images = {entry.id: entry.images for entry in own_folder_entries(tmp_path)}
     assert images == {"owl": (), "zoo/owl": ("zoo/owl.png",)}
 
 
@@ -248,20 +256,20 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
         {"id": 1, "title": "Barn owl", "text": "A bird.\n\nWhite.", "image": "images/owl.jpg", "url": "https://e.org"},
         {"id": "b", "title": "Oak", "sections": [{"title": "", "text": "A tree."}, {"title": "Use", "text": "Ships."}]},
     ]
-    owl, oak = own_knowledge.entries(dump(tmp_path / "knowledge.jsonl", *rows))
+    owl, oak = own_entries(dump(tmp_path / "knowledge.jsonl", *rows))
     assert owl == Entry(
         "1", "Barn owl", "https://e.org", "A bird.", ("images/owl.jpg",), (Section("", "A bird.\n\nWhite."),)
     )
     assert oak.sections == (Section("", "A tree."), Section("Use", "Ships."))
     pq.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "knowledge.parquet")
-    assert list(own_knowledge.entries(tmp_path / "knowledge.parquet")) == [oak]
+    assert list(own_entries(tmp_path / "knowledge.parquet")) == [oak]
 
 
 def test_the_image_comes_before_the_images(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.jpg").write_bytes(b"x")
     row = {"id": "a", "title": "A", "text": "Text.", "image": "b.jpg", "images": ["a.jpg", "b.jpg", "c.jpg"]}
-    (entry,) = own_knowledge.entries(dump(tmp_path / "knowledge.jsonl", row))
+    (entry,) = own_entries(dump(tmp_path / "knowledge.jsonl", row))
     assert entry.images == ("b.jpg", "a.jpg", "c.jpg")
 
 
@@ -280,7 +288,7 @@ def test_the_image_comes_before_the_images(tmp_path: Path) -> None:
 def test_a_bad_article_of_the_users_own_is_named(tmp_path: Path, change, problem) -> None:
     path = dump(tmp_path / "knowledge.jsonl", {"id": "a", "title": "T", "text": "Text.", **change})
     with pytest.raises(UserError, match=problem) as caught:
-        list(own_knowledge.entries(path))
+        list(own_entries(path))
     assert f"{path}:1: " in str(caught.value)
 
 
@@ -295,7 +303,7 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
     (articles / "deep").symlink_to(tmp_path)
     rejected: list[BadRow] = []
 
-    entries = list(own_folder.entries(articles, reject=rejected.append))
+    entries = list(own_folder_entries(articles, reject=rejected.append))
 
     assert [entry.id for entry in entries] == ["again", "oak"]
     assert [error.row_id for error in rejected] == ["leak"]
@@ -303,7 +311,7 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
     assert not any("own words" in str(entry) for entry in entries)
     assert {path.name for path in list_files([articles])} == {"oak.md", "again.md"}
     with pytest.raises(UserError, match=r"leak.md:1: id leak: .*leads out of .*delete the link"):
-        list(own_folder.entries(articles))
+        list(own_folder_entries(articles))
 
 
 def test_an_article_s_picture_is_no_link_that_leads_out(tmp_path: Path) -> None:
@@ -314,4 +322,4 @@ def test_an_article_s_picture_is_no_link_that_leads_out(tmp_path: Path) -> None:
     (articles / "oak.jpg").symlink_to(tmp_path / "private.jpg")
 
     with pytest.raises(UserError, match=r"id oak: `oak.jpg` is or passes a link that leads out of"):
-        list(own_folder.entries(articles))
+        list(own_folder_entries(articles))

@@ -11,9 +11,9 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers import m2kr
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.m2kr import questions
+from reflectune.data_builders.readers.registry import knowledge_reader
 
 ASK = "Using the provided image, obtain documents that address the subsequent question: "
 TEXTS, NUMBERS = pa.list_(pa.string()), pa.list_(pa.float64())
@@ -108,7 +108,7 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
     )  # fmt: skip
     passage = {"language": "en", "passage_id": "WikiWeb_Tower_0", "passage_content": "title: Tower content: 56 m."}
     pq.write_table(pa.Table.from_pylist([passage]), folder / "passages.parquet")
-    (entry,) = m2kr.entries(folder / "passages.parquet")
+    (entry,) = knowledge_reader("m2kr").entries(folder / "passages.parquet")
     assert entry.id == question.entity_ids[0]
     assert entry.sections[question.evidence[0].section].text == "56 m."
 

@@ -14,7 +14,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.nq import entries, questions
+from reflectune.data_builders.readers.nq import questions
+from reflectune.data_builders.readers.registry import knowledge_reader
+
+entries = knowledge_reader("nq").entries
 
 URL = "https://en.wikipedia.org//w/index.php?title=Email_marketing&amp;oldid=814071202"
 LEAD = "<P> The term `` e-mail '' ( 1993 ) , however , is Ann 's or Bob\xa0Ray 's . </P>"
