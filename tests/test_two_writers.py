@@ -17,7 +17,7 @@ from reflectune.core.locking import lock_path
 
 ROOT = Path(__file__).parents[1]
 READING = {
-    *(f"inference.{name}" for name in ("answer", "show_trace", "visual_benchmarks")),
+    *(f"inference.{name}" for name in ("answer", "show_trace")),
     "train.estimate",
 }
 """Commands that write nothing."""

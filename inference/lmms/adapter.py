@@ -65,7 +65,7 @@ class Reflectune(lmms):
     ) -> None:
         super().__init__()
         if not config:
-            raise UserError("`config` is needed in --model_args: a YAML file, e.g. configs/lmms_eval/miniature.yaml")
+            raise UserError("`config` is needed in --model_args: e.g. configs/examples/lmms_eval/miniature.yaml")
         given = {key: str(value) for key, value in keys.items()}
         if str(batch_size).isdigit() and int(batch_size) > 1:
             given.setdefault("batch_questions", str(batch_size))

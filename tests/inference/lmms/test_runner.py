@@ -1,4 +1,4 @@
-"""lmms-eval's own runner scores the miniature task through our adapter, if `scripts/lmms_eval.sh` installed it."""
+"""lmms-eval's own runner scores the miniature task through our adapter, if `examples/lmms_eval/run.sh` installed it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from reflectune.core.types import Entry, Section
+from reflectune.examples.lmms_eval.table import read_runs
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.lmms.config import MODES, BenchmarkConfig
-from reflectune.inference.lmms.results import Outcome, read_outcomes
 
 ROOT = Path(__file__).parents[3]
-TASK = Path(__file__).parent / "task"
+TASK = ROOT / "examples/lmms_eval/task"
 OWN = ROOT / ".venv-lmms/bin/python"
-RUN_FILES = sorted((ROOT / "configs/lmms_eval").glob("*_runs.yaml"))
+RUN_FILES = sorted((ROOT / "configs/examples/lmms_eval").glob("*_runs.yaml"))
 DOCUMENTS = 6
 
 
@@ -34,7 +34,7 @@ def python() -> str:
         return sys.executable
     path = os.environ.get("LMMS_EVAL_PYTHON") or str(OWN)
     if not Path(path).is_file():
-        pytest.skip("lmms-eval has an environment of its own, which `bash scripts/lmms_eval.sh true` makes")
+        pytest.skip("lmms-eval has an environment of its own, which `bash examples/lmms_eval/run.sh true` makes")
     return path
 
 
@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: str, config: Path, runs: list[dict[str, Any]], folder: Path) -> str:
-    """What `lmms-eval --config` says of these runs."""
+    """Return the output of `lmms-eval --config` with these runs."""
     (folder / "runs.yaml").write_text(yaml.safe_dump(runs))
     settings = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [python, "-m", "lmms_eval", "--config", str(folder / "runs.yaml")]
@@ -83,9 +83,9 @@ def test_its_runner_scores_the_miniature_in_all_modes(
         }
         for mode in MODES
     ]
-    told = run(python, config, runs, tmp_path)
-    assert told.count("|visual_miniature|") == len(MODES), told
-    outcomes: dict[str, Outcome] = {outcome.run: outcome for outcome in read_outcomes(tmp_path / "runs")}
+    printed = run(python, config, runs, tmp_path)
+    assert printed.count("|visual_miniature|") == len(MODES), printed
+    outcomes = {outcome.mode: outcome for outcome in read_runs(tmp_path / "runs")}
     assert outcomes.keys() == set(MODES)
     assert all(outcome.scores.keys() == {"accuracy"} for outcome in outcomes.values())
     assert all(len(outcome.documents) == DOCUMENTS for outcome in outcomes.values())

@@ -1,4 +1,4 @@
-"""A table of what lmms-eval wrote: what stands in it, and which runs it refuses to set side by side."""
+"""The table of lmms-eval's runs, and runs that it refuses to compare."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.inference import visual_benchmarks
-from reflectune.inference.lmms.results import read_outcomes, table
+from reflectune.examples.lmms_eval.table import main, read_runs, table
 
 
 def write_run(
@@ -26,7 +25,7 @@ def write_run(
     samples: bool = True,
     **decision: Any,
 ) -> None:
-    """A run's files in lmms-eval's layout."""
+    """Write a run's files in lmms-eval's layout."""
     folder.mkdir(parents=True, exist_ok=True)
     scores = {"alias": "pope", "accuracy,none": accuracy, "accuracy_stderr,none": 0.01, "submission,none": None}
     scores |= {"accuracy_stderr_clt,none": 0.02}
@@ -34,19 +33,19 @@ def write_run(
     (folder / f"{date}_results.json").write_text(json.dumps({"results": {"pope": scores}, "config": config}))
     if not samples:
         return
-    told = {"output_tokens": 1, "mode": mode, "checkpoint": "base" if mode == "base" else "tuned", "style": "free"}
+    ours = {"output_tokens": 1, "mode": mode, "checkpoint": "base" if mode == "base" else "tuned", "style": "free"}
     rows = []
-    for place, (response, target) in enumerate(zip(resps, targets, strict=True)):
-        gate = {"gate": 0.5, "gamma": 0.5, "opened": opened[place], "entries": []} if opened else {}
-        counts = [{**told, **gate, **decision}]
-        rows.append({"doc_id": place, "target": target, "filtered_resps": response, "token_counts": counts})
+    for position, (response, target) in enumerate(zip(resps, targets, strict=True)):
+        gate = {"gate": 0.5, "gamma": 0.5, "opened": opened[position], "entries": []} if opened else {}
+        counts = [{**ours, **gate, **decision}]
+        rows.append({"doc_id": position, "target": target, "filtered_resps": response, "token_counts": counts})
     lines = [json.dumps(row) for row in reversed(rows)]  # processes finish in any order
     (folder / f"{date}_samples_pope.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def rows_of(folder: Path) -> dict[str, list[str]]:
-    """The table's lines by what they tell of the benchmark."""
-    lines = [line for line in table(read_outcomes(folder)).splitlines() if line.startswith("pope")]
+    """Return the cells of the table's lines by metric."""
+    lines = [line for line in table(read_runs(folder)).splitlines() if line.startswith("pope")]
     cells = [[cell for cell in line.split("  ") if cell] for line in lines]
     return {name.strip(): [cell.strip() for cell in rest] for _, name, *rest in cells}
 
@@ -72,7 +71,7 @@ def test_the_newest_of_repeated_runs_counts(tmp_path: Path) -> None:
 def test_a_run_without_samples_stands_by_its_arguments(tmp_path: Path) -> None:
     write_run(tmp_path, "gate", accuracy=0.25, samples=False)
     assert rows_of(tmp_path) == {"accuracy": ["0.25 ±0.01"]}
-    assert "free gate" in table(read_outcomes(tmp_path))
+    assert "free gate" in table(read_runs(tmp_path))
 
 
 def test_another_model_of_lmms_evals_stands_under_its_name(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_another_model_of_lmms_evals_stands_under_its_name(tmp_path: Path) -> No
         "config": {"model": "llava_hf", "model_args": "pretrained=x"},
     }
     (tmp_path / "20260101_000001_results.json").write_text(json.dumps(record))
-    head = next(line for line in table(read_outcomes(tmp_path)).splitlines() if line.startswith("benchmark"))
+    head = next(line for line in table(read_runs(tmp_path)).splitlines() if line.startswith("benchmark"))
     assert head.split() == ["benchmark", "before", "llava_hf"]
     assert rows_of(tmp_path)["accuracy"] == ["0.5 ±0.01", "0.7 (+0.2)"]
 
@@ -102,29 +101,25 @@ def test_runs_that_differ_in_more_than_the_mode_are_refused(
     write_run(tmp_path / "a", "gate", (True, False))
     write_run(tmp_path / "b", "pipeline", (True, False), **other)
     with pytest.raises(UserError, match=message):
-        read_outcomes(tmp_path)
+        read_runs(tmp_path)
 
 
 def test_a_mode_of_two_checkpoints_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "gate", (True, False))
     write_run(tmp_path / "b", "gate", (True, False), checkpoint="other", date="20260103_000000")
     with pytest.raises(UserError, match="of different models or settings"):
-        read_outcomes(tmp_path)
+        read_runs(tmp_path)
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give what lmms-eval's --output_path named"):
-        read_outcomes(tmp_path)
+    with pytest.raises(UserError, match="give the --output_path of lmms-eval"):
+        read_runs(tmp_path)
 
 
 def test_the_command_prints_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "a", "gate", (True, False))
-    for more, printed in (
-        ([], table(read_outcomes(tmp_path))),
-        (["--dry_run", "true"], f"would read 1 results below {tmp_path}"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["visual_benchmarks", "--results", str(tmp_path), *more])
-        visual_benchmarks.visual_benchmarks.main()
-        assert capsys.readouterr().out == f"{printed}\n"
+    monkeypatch.setattr(sys, "argv", ["table", "--results", str(tmp_path)])
+    main()
+    assert capsys.readouterr().out == f"{table(read_runs(tmp_path))}\n"

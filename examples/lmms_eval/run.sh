@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Runs a command in lmms-eval's environment, .venv-lmms: .venv's packages, and beside them lmms-eval 0.7.3 with what it
 # imports to run MME, POPE, MMBench and LLaVA-W. Nothing in .venv changes.
-#   bash scripts/lmms_eval.sh lmms-eval --model reflectune --model_args config=configs/lmms_eval/miniature.yaml,mode=gate …
+#   bash examples/lmms_eval/run.sh lmms-eval --model reflectune --model_args config=configs/examples/lmms_eval/miniature.yaml,mode=gate …
 # lmms-eval's own requirements can't be met beside ours: it pins another wandb, and asks for torchvision, timm and av<16,
-# which these benchmarks don't import. A task that imports more says so: add it to scripts/lmms_eval.txt.
+# which these benchmarks don't import. A task that imports more says so: add it to examples/lmms_eval/requirements.txt.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/environment.sh"
 prepare ""
 own=.venv-lmms
-wanted=$(cat pyproject.toml constraints.txt scripts/lmms_eval.txt | cksum)
+wanted=$(cat pyproject.toml constraints.txt examples/lmms_eval/requirements.txt | cksum)
 if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     .venv/bin/python -m venv "$own"
     packages() { "$1/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))"; }
     packages .venv > "$(packages "$own")/shared.pth"
-    "$own/bin/python" -m pip install --quiet --no-compile --no-deps --requirement scripts/lmms_eval.txt
+    "$own/bin/python" -m pip install --quiet --no-compile --no-deps --requirement examples/lmms_eval/requirements.txt
     "$own/bin/python" -m pip install --quiet --no-deps --editable . # registers the adapter's entry point
     echo "$wanted" > "$own/.installed"
 fi

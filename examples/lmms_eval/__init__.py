@@ -1,0 +1,1 @@
+"""MME, POPE, MMBench and LLaVA-W by lmms-eval's runner, before and after reflection."""
