@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import json
@@ -128,10 +127,8 @@ PILOTS = [stage for paper in PAPERS for stage in stages(paper, pilot=True) if st
 
 def config_class(script: str) -> Any:
     """Return the config class of a command's file."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / script).read_text())) if isinstance(node, ast.Call)]
-    names = {"parse_config", "command"}
-    (name,) = (call.args[0].id for call in calls if getattr(call.func, "id", "") in names)  # type: ignore[attr-defined]
-    return getattr(importlib.import_module(f"reflectune.{script.removesuffix('.py').replace('/', '.')}"), name)
+    module = importlib.import_module(f"reflectune.{script.removesuffix('.py').replace('/', '.')}")
+    return getattr(module, Path(script).stem).kind
 
 
 def settings(stage: Stage) -> dict[str, Any]:
