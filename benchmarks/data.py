@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def article(rng: random.Random, characters: int) -> list[str]:
 def generate(path: Path, lines: Callable[[], Iterator[str]]) -> Path:
     """Write a file unless it exists."""
     if not path.is_file():
-        with writing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        with writing(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines())
     return path
 
@@ -163,8 +164,8 @@ def questions(run: Path, name: str, splits: dict[str, int]) -> dict[str, Any]:
     root.mkdir(parents=True, exist_ok=True)
     for split, count in splits.items():
         paths = {
-            "annotations": generate(root / f"{split}.jsonl", lambda s=split, n=count: as_json(question_rows(s, n))),
-            "withkb": generate(root / f"{split}_withkb.jsonl", lambda s=split, n=count: as_json(entity_rows(s, n))),
+            "annotations": generate(root / f"{split}.jsonl", partial(as_json, question_rows(split, count))),
+            "withkb": generate(root / f"{split}_withkb.jsonl", partial(as_json, entity_rows(split, count))),
         }
         files[split] = {kind: path.name for kind, path in paths.items()}
         size += sum(path.stat().st_size for path in paths.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def shared_pictures(family: str, size: str) -> dict[str, float]:
     branches = [passages(model, 1, TOKENS, seed=seed) for seed in range(QUESTIONS)]
     engine = engine_of(model)
     return {
-        name: round(timed(lambda prefixes=prefixes: engine_gates(engine, prefixes, branches), repeats=3)[0], 3)
+        name: round(timed(partial(engine_gates, engine, prefixes, branches), repeats=3)[0], 3)
         for name, prefixes in (("8 pictures", different), ("one picture", same))
     }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,10 +145,10 @@ def measure(family: str, size: str, questions: int) -> dict[str, Any]:
     model = build(family, SIZES[size])
     loop, figures = ByLoop(model), dict[str, Any]()
     # the loop first: the engine replaces the model's attention
-    alone = {name: timed(lambda name=name: traces(name, loop, questions, together=False)) for name in TRAJECTORIES}
+    alone = {name: timed(partial(traces, name, loop, questions, together=False)) for name in TRAJECTORIES}
     for name, (theirs, expected) in alone.items():
         by_engine = ByEngine(model, questions)
-        ours, shared = timed(lambda name=name, by=by_engine: traces(name, by, questions, together=True))
+        ours, shared = timed(partial(traces, name, by_engine, questions, together=True))
         texts = [[[step.text for step in trace.steps] for trace in found] for found in (shared, expected)]
         figures[name] = {
             "calls a question": shared[0].tokens["calls"],

@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py --rows 200000 2000000
 
-A wiki18 and a Wiki6M of `--rows` rows each are generated, with a miniature world's articles spread among them. They
-are converted, indexed (store `faiss`, the miniature's encoders) and searched, and questions about the world are
+A wiki18 and a Wiki6M of `--rows` rows each are generated, with the articles of a miniature world spread among them.
+They are converted, indexed (store `faiss`, the miniature's encoders) and searched, and questions about the world are
 answered from both. Each step is a command. A finished step is not run again.
 """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,9 +45,13 @@ def stock_trainer(model: PreTrainedModel, folder: str, rows: int) -> SFTTrainer:
     )
     tokenizer = train_tokenizer(["what is it made of"], 300, "llava")
     unused = Dataset.from_dict({"input_ids": [[0]] * rows})
-    trainer = SFTTrainer(model, config, data_collator=list, train_dataset=unused, processing_class=tokenizer)
+    trainer = SFTTrainer(model, config, data_collator=_unchanged, train_dataset=unused, processing_class=tokenizer)
     trainer.current_gradient_accumulation_steps = 1  # set by its own loop
     return trainer
+
+
+def _unchanged(rows: list[Any]) -> Any:
+    return rows
 
 
 def tree_step(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
@@ -55,6 +60,11 @@ def tree_step(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
     loss, weight = loss_terms(model, batch)
     (loss / weight).backward()
     return float((loss / weight).detach())
+
+
+def collated_step(model: PreTrainedModel, collate: TreeCollator, trees: list[Tree]) -> float:
+    """Put trees into a batch, and run a step on it."""
+    return tree_step(model, collate(trees))
 
 
 def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -82,7 +92,7 @@ def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "flat rows": {"seconds": round(flat, 3), "tokens": rows["input_ids"].numel(), "loss": flat_loss},
         "tree": {"seconds": round(ours, 3), "tokens": tree.length, "loss": our_loss},
         "pictures": {
-            name: round(timed(lambda trees=trees: tree_step(model, collate(trees)), repeats=arguments.repeats)[0], 3)
+            name: round(timed(partial(collated_step, model, collate, trees), repeats=arguments.repeats)[0], 3)
             for name, trees in (("several", pictures(tree)), ("one", [tree] * PICTURES))
         },
     }

@@ -67,16 +67,17 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
             *("--knowledge", f"{world}/knowledge", "--encoder", TEXT_ENCODER, "--output", texts),
         ]
     for seed in train:
-        for name, options in (("lessons", ()), ("longer_lessons", LONGER)):
+        courses: dict[str, Sequence[str]] = {"lessons": (), "longer_lessons": LONGER}
+        for name, options in courses.items():
             command = module("inference.write_lessons", f"{RECIPES}/lessons.yaml")
             output = ("--output", str(run / f"{name}_{seed}"))
             made[f"{name} {seed}"] = [*command, *_searched(run, seed), *options, *output]
     first, last = str(run / "checkpoint"), str(run / TAUGHT)
-    courses: dict[str, tuple[str, Sequence[str]]] = {
+    trainings: dict[str, tuple[str, Sequence[str]]] = {
         "train": ("lessons", ("--output_dir", first)),
         "train longer": ("longer_lessons", ("--model", first, "--learning_rate", "4e-4", "--output_dir", last)),
     }
-    for name, (lessons, options) in courses.items():
+    for name, (lessons, options) in trainings.items():
         data = json.dumps({str(run / f"{lessons}_{seed}"): 1 for seed in train})
         made[name] = [*launch("train.sft", f"{RECIPES}/lessons_full.yaml"), "--train_data", data, *options]
     for seed in test:
@@ -130,7 +131,8 @@ BENCHMARK = Benchmark(
 The picture shows one entity; its article names a second one, whose article has the answer. `miniature/llava` was taught
 by lessons of other worlds: trajectories of two searches for {WORLD_QUESTIONS} questions of each world, then
 of three for {LONGER_QUESTIONS}. mR²AG's checkpoint learned one-hop questions from one search, as the paper has it. The
-fair comparison of one search with several is that of the same model. Passages are found by `{TEXT_ENCODER}`.
+fair comparison of searching once with searching again is that of the same model. Passages are found by
+`{TEXT_ENCODER}`.
 """,
     tables,
     claims,
