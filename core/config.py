@@ -13,10 +13,10 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from reflectune.core.addresses import conceal_address
 from reflectune.core.errors import UserError
 from reflectune.core.flags import Problem, kind_of, options_of, read_flags, split_config, unknown_key
 from reflectune.core.parsing import read_yaml
+from reflectune.core.secrets import conceal_url
 from reflectune.core.values import LARGEST_NUMBER, one_line, short
 
 Check = TypeVar("Check", bound=Callable[[Any], Iterable[str]])
@@ -280,7 +280,7 @@ def _validate(kind: type[Config], values: Mapping[str, Any], wrong: Set[str]) ->
     """Make a config; if keys are wrong, one that lacks them. Return it and all problems."""
     for name, field in kind.model_fields.items():
         if not field.repr:
-            conceal_address(str(values.get(name, "")))
+            conceal_url(str(values.get(name, "")))
     problems: list[str] = []
     try:
         config = kind.model_validate(dict(values))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from reflectune.core.addresses import conceal_environment, redacted
 from reflectune.core.progress import quiet_libraries
+from reflectune.core.secrets import conceal_named, redacted
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -38,7 +38,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
         quiet_libraries()
         sys.excepthook = _show_traceback
-        conceal_environment(os.environ)
+        conceal_named(os.environ)
         try:
             main()
             _end_launch(0)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from reflectune.core.addresses import redacted
+from reflectune.core.secrets import redacted
 
 LARGEST_SEED: Final = 2**32 - 1
 """NumPy's largest seed."""

@@ -120,7 +120,7 @@ def score(config: ScoreConfig) -> None:
         judging = None
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
-            judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, what="judge"))
+            judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
         settings = (config.scored_by(), config.mode, bem, judging)
         repairs, again = (Path(path) if path else None for path in (config.repairs, config.repaired_predictions))
         limits = {"touched": not config.splits, "seed": config.seed}

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -74,7 +75,7 @@ class StubServer:
         first_token: dict[str, float] | None = None,
     ) -> None:
         self.answer, self.fault, self.seconds, self.first_token = answer, fault, seconds, first_token
-        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.requests: list[tuple[Message, dict[str, Any]]] = []
         self.targets: list[str] = []
         self.delivered: Counter[str] = Counter()
         self.most_at_a_time = self._at_a_time = 0
@@ -93,7 +94,7 @@ class StubServer:
         content = body["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         with self.lock:
-            self.requests.append((dict(handler.headers), body))
+            self.requests.append((handler.headers, body))
             self.targets.append(handler.path)
             number = self._tries[text]
             self._tries[text] += 1
@@ -112,9 +113,10 @@ class StubServer:
         content = fault.get("body", json.dumps(self._completion(body, text))).encode()
         handler.send_response(fault.get("status", 200))
         handler.send_header("Content-Length", str(len(content)))
-        for name, header in (("retry_after", "Retry-After"), ("location", "Location"), ("cookie", "Set-Cookie")):
-            if name in fault:
-                handler.send_header(header, fault[name])
+        if "status" in fault:
+            handler.send_header("Retry-After", fault.get("retry_after", "0.01"))
+        if "location" in fault:
+            handler.send_header("Location", fault["location"])
         handler.end_headers()
         for piece in _pieces(content, fault):
             time.sleep(fault.get("trickle", 0))

@@ -54,7 +54,7 @@ class LlmAnnotator:
 
     def __call__(self, cases: Sequence[Case]) -> list[Annotation]:
         """Judge cases. A reply that is neither of the two forms, or a refusal by the server, is `unclear`."""
-        replies = self.model.complete_all([conversation(case) for case in cases], what="paragraphs")
+        replies = self.model.complete_all([conversation(case) for case in cases], desc="paragraphs")
         return [
             Annotation("unclear", note=f"the server refuses it: {reply.refused}")
             if reply.refused

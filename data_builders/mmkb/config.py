@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from reflectune.core.addresses import shown_options
 from reflectune.core.config import cross_check, setting
+from reflectune.core.secrets import shown_options
 from reflectune.core.values import Device, InputFile, output_of
 from reflectune.data_builders.mmkb.labels import LabelSettings
 from reflectune.metrics.scoring.registry import MetricChoice, metric_problems

@@ -1,8 +1,8 @@
-"""Requests of the annotator `llm`: an estimate of their cost, and files for a batch API."""
+"""An estimate of the requests of the annotator `llm` and of their cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,8 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import conversation
-from reflectune.data_builders.annotators.protocol import Annotation, Case
 from reflectune.data_builders.mr2ag.builder import ExampleBuilder
-from reflectune.models.remote.batches import BatchFolder, Results, Written
-from reflectune.models.remote.client import RemoteModel, request_key
+from reflectune.models.remote.client import request_key
 from reflectune.models.remote.endpoint import Endpoint
 
 SAMPLE = 256
@@ -24,7 +22,6 @@ MEASURED = 20
 
 _CHARACTERS_PER_TOKEN = 4
 """Rough average for English text, used without cached replies."""
-_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -106,60 +103,6 @@ def estimate(
         sampled=len(sample) if len(sample) < len(questions) else 0,
         first=next(iter(prompts.values()), "").rstrip(),
     )
-
-
-def ask_by_batch(builder: ExampleBuilder, questions: Sequence[Question], folder: str, model: RemoteModel) -> bool:
-    """Cache the replies in the batch's result files, and write request files for the rest.
-
-    Args:
-        builder: Builder of the examples.
-        questions: All knowledge-based questions.
-        folder: Folder of the batch's files.
-        model: The model, which caches replies.
-
-    Returns:
-        True if every request is answered, and the build can go on.
-
-    Raises:
-        UserError: A result file is damaged, or a row is bad and `on_error` is `stop`.
-    """
-    batch = BatchFolder(folder)
-    results = batch.read_results(model)
-    written = batch.write(_requests(builder, questions, model), results)
-    if results.answered:
-        print(f"{batch.folder}: {results}")
-    if not (written.files or written.waiting):
-        return True
-    if written.files:
-        print(estimate(builder, questions, model.endpoint, model.cache).describe(model.endpoint))
-    print(_describe(batch, results, written))
-    return False
-
-
-def _requests(
-    builder: ExampleBuilder, questions: Sequence[Question], model: RemoteModel
-) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the requests that a build sends, by building: so bad rows are reported before anything is paid for."""
-    cases: list[Case] = []
-
-    def collect(chunk: Sequence[Case]) -> list[Annotation]:
-        cases.extend(chunk)
-        return [Annotation("unclear") for _ in chunk]
-
-    collecting = builder.with_annotator(collect)
-    for start in range(0, len(questions), _CHUNK):
-        collecting.build_knowledge(questions[start : start + _CHUNK])
-        yield from model.unanswered([conversation(case) for case in cases]).items()
-        cases.clear()
-
-
-def _describe(batch: BatchFolder, results: Results, written: Written) -> str:
-    lines = [f"{path}: {count:,} requests, to be given to the batch API" for path, count in written.files]
-    lines += [f"{path}: {count:,} requests without a result yet" for path, count in sorted(written.waiting.items())]
-    failed = sum(results.errors.values())
-    lines += [f"{failed:,} of them failed before and are sent again"] if failed else []
-    lines.append(f"put the result files into {batch.folder}, and run the same command again")
-    return "\n".join(lines)
 
 
 def _cached_tokens(cache: Path) -> dict[str, tuple[int, int]]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from reflectune.core.addresses import shown_options, shown_url
 from reflectune.core.config import cross_check, setting
-from reflectune.core.values import Device, OutputFolder, one_of, output_of
+from reflectune.core.secrets import shown_options, shown_url
+from reflectune.core.values import Device, one_of, output_of
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.mr2ag.builder import ExampleSettings
 from reflectune.data_builders.mr2ag.selection import QuestionSettings
@@ -31,9 +31,6 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
     annotator: Annotated[str, one_of(*NAMES)] = setting(
         "string", "source of evidence labels: string (the answer occurs), gold (the data set names evidence), or llm"
     )
-    llm_batch: OutputFolder = setting(
-        "", "folder of a batch API's files: write the requests of `annotator: llm`, and read the results put there"
-    )
     proofread: int = setting(50, "random examples on the page for proof-reading; 0: no page", ge=0)
     dry_run: bool = setting(False, "describe the build, show one example, and stop")
 
@@ -50,7 +47,7 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
     def annotator_problems(self) -> Iterator[str]:
         """Yield the problems of the server that annotates."""
         if self.annotator == "llm":
-            yield from self.llm_problems(sends=not (self.llm_batch or self.dry_run))
+            yield from self.llm_problems(sends=not self.dry_run)
 
     def replies_file(self) -> Path:
         """Return the file that caches the replies of `annotator: llm`."""

@@ -20,7 +20,7 @@ from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
-from reflectune.data_builders.mr2ag.asking import ask_by_batch, estimate
+from reflectune.data_builders.mr2ag.asking import estimate
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.proofread import page_article
@@ -63,7 +63,7 @@ def run(config: BuildConfig) -> None:
         return
     with opened(config.annotator, config, config.replies_file()) as annotate:
         build_split(dataset, retriever, annotate, config, processes)
-        if isinstance(annotate, LlmAnnotator) and not config.llm_batch:
+        if isinstance(annotate, LlmAnnotator):
             print(annotate.model.summary())
 
 
@@ -99,8 +99,13 @@ def build_split(
     if config.without_image == "blank" and is_first:
         _write_blank(output)
     _search_logged(builder, knowledge, Logs(output, f".{split}.{key}.hits.*.jsonl", key), processes)
-    if annotate is None or not _is_answered(config, builder, knowledge, annotate):
+    if annotate is None:
         return
+    if isinstance(annotate, LlmAnnotator):
+        requests = estimate(builder, knowledge, config.endpoint(), config.replies_file())
+        print(
+            requests.describe(config.endpoint()) if requests.requests else "every reply is cached: no request is sent"
+        )
     sharing = ALONE if config.annotator == "llm" else processes
     built = _build_logged(builder, knowledge, Logs(output, f".{split}.{key}.examples.*.jsonl", key), sharing)
     if not is_first:
@@ -182,19 +187,6 @@ def _builder(config: BuildConfig, dataset: Dataset, retriever: Retriever | None,
     blank = Path(os.path.relpath((output / "blank.png").resolve(), dataset.root.resolve())).as_posix()
     roots = image_roots(dataset, config, output)
     return ExampleBuilder(dataset, retriever, annotate, ExampleSettings.of(config), roots, blank)
-
-
-def _is_answered(
-    config: BuildConfig, builder: ExampleBuilder, questions: Sequence[Question], annotate: Annotator
-) -> bool:
-    """Return False if a batch has requests without a reply. Print the estimate of requests to a server."""
-    if not isinstance(annotate, LlmAnnotator):
-        return True
-    if config.llm_batch:
-        return ask_by_batch(builder, questions, config.llm_batch, annotate.model)
-    requests = estimate(builder, questions, config.endpoint(), config.replies_file())
-    print(requests.describe(config.endpoint()) if requests.requests else "every reply is cached: no request is sent")
-    return True
 
 
 def _search_logged(builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes) -> None:

@@ -16,8 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.image_prefix import split_after_images
-from reflectune.models.remote.client import Messages, RemoteModel
-from reflectune.models.remote.client import Reply as RemoteReply
+from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
 
@@ -162,7 +161,7 @@ class ServedModel:
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """Request a reply to each prompt. A refusal is an empty reply; the server rejects prompts that are too long."""
         conversations = [conversation(image, prompt) for image, prompt in prompts]
-        replies = self._remote.complete_all(conversations, what="", max_tokens=max_tokens)
+        replies = self._remote.complete_all(conversations, desc="", max_tokens=max_tokens)
         return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
@@ -174,7 +173,7 @@ class ServedModel:
             UserError: The server returns no log-probabilities.
         """
         conversations = [conversation(image, prompt) for image, prompt in prompts]
-        first_tokens = self._remote.log_probabilities(conversations, [yes, no], what="")
+        first_tokens = self._remote.log_probabilities(conversations, [yes, no], desc="")
         likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in first_tokens]
         if not all(map(any, likely)):
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Where a remote model is served and how it is asked: settings that a YAML gives, checked before anything is sent."""
+"""Settings of a remote model and its server, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from reflectune.core.addresses import conceal, conceal_address, is_address, secrets_in, shown_url
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
 from reflectune.core.parsing import parse_json
+from reflectune.core.secrets import conceal, conceal_named, conceal_url, is_url, secrets_in, shown_url
 from reflectune.core.values import OutputFile, checked_by
 
 
@@ -22,22 +22,20 @@ class Endpoint:
 
     Attributes:
         url: The API's root, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`. A password before its host
-            is sent in place of `key`, its query with every request; see `shown_url`.
+            is sent instead of `key`, its query with every request.
         model: The model's name on the server.
-        key: The API key, "" for a server that wants none; white space around it is taken off. It stands in no file, no
-            message and no fingerprint.
+        key: The API key, "" for a server that needs none. It stands in no file, message or fingerprint.
         concurrency: Requests under way at a time.
         max_tokens: Most tokens of a reply.
-        timeout: Seconds that one request may take, from sending to the last byte.
-        retries: How often a request is sent again after a failure that may pass.
-        backoff: Seconds before the first retry; doubled for each further one.
-        options: Fields merged into every request; one that is None is taken out of each.
-        input_price: Of a million tokens sent, in any currency.
-        output_price: Of a million tokens received.
-        keys: What the keys of a config that name this server begin with, for messages.
+        timeout: Seconds to wait for a connection, and for the next bytes of a reply.
+        retries: Most retries of a request that failed.
+        options: Fields merged into every request; one that is None is removed from each.
+        input_price: Price of a million tokens sent, in any currency.
+        output_price: Price of a million tokens received.
+        keys: Prefix of the config keys that name this server, for messages.
 
     Raises:
-        UserError: The URL is no address, or the key can't stand in a request's header.
+        UserError: The URL is not one, or the key can't stand in a request's header.
     """
 
     url: str = field(repr=False)
@@ -47,8 +45,7 @@ class Endpoint:
     max_tokens: int = 256
     timeout: float = 120.0
     retries: int = 6
-    backoff: float = 1.0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     input_price: float = 0.0
     output_price: float = 0.0
     keys: str = "llm"
@@ -56,9 +53,10 @@ class Endpoint:
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
         conceal(self.key)
-        conceal_address(self.url)
+        conceal_url(self.url)
+        conceal_named(self.options)
         if problem := url_problem(self.url):
-            raise UserError(problem)
+            raise UserError(f"`{self.keys}_url` {problem}")
         if problem := key_problem(self.key):
             raise UserError(f"the API key {problem}; set it again, as one line without spaces or quotes")
 
@@ -68,24 +66,24 @@ class Endpoint:
         return shown_url(self.url)
 
     def request(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """The body of a chat request: temperature 0 unless `options` or `fields` say otherwise.
+        """Return the body of a chat request: temperature 0 unless `options` or `fields` say otherwise.
 
-        What `options` take out stays out, whatever `fields` say: a server that doesn't know the field would refuse.
+        A field that `options` remove stays out: a server that doesn't know it would refuse the request.
         """
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
-        taken_out = {name: None for name, value in self.options.items() if value is None}
-        asked = {**body, **self.options, **fields, **taken_out}
-        return {name: value for name, value in asked.items() if value is not None}
+        removed = {name: None for name, value in self.options.items() if value is None}
+        merged = {**body, **self.options, **fields, **removed}
+        return {name: value for name, value in merged.items() if value is not None}
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """What these tokens cost."""
+        """Return the price of these tokens."""
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
 
 
 def key_problem(key: str) -> str:
-    """Why a key can't stand in a request's header, in words that don't show it; "" if it can.
+    """Return why a key can't stand in a request's header, in words that don't show it; "" if it can.
 
-    The HTTP client's own error for such a key quotes it.
+    The HTTP client's own error would quote the key.
     """
     if "\n" in key or "\r" in key:
         return "holds a line break"
@@ -95,20 +93,15 @@ def key_problem(key: str) -> str:
 
 
 def url_problem(url: str) -> str:
-    """Why this is no API's root, in words that show no secret of it; "" if it is one."""
-    return "" if is_address(url) else f"`llm_url` must look like https://HOST/v1, found `{shown_url(url)}`"
+    """Return why this can't be an API's root; "" if it can. The text is not shown: it may hold a password."""
+    return "" if is_url(url) else "must look like https://HOST/v1, found another form (not shown: it may be a secret)"
 
 
-def api_root(url: str) -> str:
-    """As `url_problem`, to be read after the key's name; an unset one is none."""
-    return "" if not url or is_address(url) else f"must look like https://HOST/v1, found `{shown_url(url)}`"
-
-
-ApiRoot = Annotated[str, checked_by(api_root)]
+ApiRoot = Annotated[str, checked_by(lambda url: url_problem(url) if url else "")]
 
 
 class RemoteConfig(Settings):
-    """The keys of a YAML that name a remote model; a config that needs one inherits them."""
+    """Keys of a remote model; a config that needs one inherits them."""
 
     llm_url: ApiRoot = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1", secret=True)
     llm_model: str = setting("", "name of the model on that server")
@@ -117,42 +110,41 @@ class RemoteConfig(Settings):
     )
     llm_concurrency: int = setting(8, "requests under way at a time", ge=1)
     llm_max_tokens: int = setting(256, "most tokens of a reply", ge=1)
-    llm_timeout: float = setting(120.0, "seconds that one request may take", gt=0)
-    llm_retries: int = setting(6, "how often a request is sent again after a passing failure", ge=0)
-    llm_backoff: float = setting(1.0, "seconds before the first retry, doubled for each further", gt=0)
+    llm_timeout: float = setting(120.0, "seconds to wait for a connection, and for the next bytes of a reply", gt=0)
+    llm_retries: int = setting(6, "most retries after a rate limit, a server error or a lost connection", ge=0)
     llm_options: str = setting(
-        "", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out', secret=True
+        "", 'JSON merged into every request, e.g. {"seed": 0}; null removes a field', secret=True
     )
     llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", ge=0)
     llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0)
-    llm_cache: OutputFile = setting("", "file that keeps every reply; default: in the output folder")
+    llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder")
 
     def llm_problems(self, sends: bool = True) -> list[str]:
         """Return the problems of the values for a run that asks a remote model, one sentence each.
 
         Args:
-            sends: True if the run sends requests, and so needs a key; False if it writes the files of a batch.
+            sends: True if the run sends requests, and so needs a key; False for a dry run.
         """
-        key_issues = self._key_problems()
-        issues = [*key_issues]
+        key_problems = self._key_problems()
+        problems = [*key_problems]
         if not self.llm_model:
-            issues.append("`llm_model` is needed: the name of the model on the server")
+            problems.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
-            issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
+            problems.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
         elif (
             sends
-            and is_address(self.llm_url)
-            and not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url))
+            and is_url(self.llm_url)
+            and not (self._is_local() or key_problems or self._key() or secrets_in(self.llm_url))
         ):
-            issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
+            problems.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         try:
             self._options()
         except UserError as error:
-            issues.append(str(error))
-        return issues
+            problems.append(str(error))
+        return problems
 
     def endpoint(self) -> Endpoint:
-        """The server and the model, with the key read from the environment."""
+        """Return the server and the model, with the key read from the environment."""
         return Endpoint(
             url=self.llm_url if "?" in self.llm_url else self.llm_url.rstrip("/"),
             model=self.llm_model,
@@ -161,7 +153,6 @@ class RemoteConfig(Settings):
             max_tokens=self.llm_max_tokens,
             timeout=self.llm_timeout,
             retries=self.llm_retries,
-            backoff=self.llm_backoff,
             options=self._options(),
             input_price=self.llm_input_price,
             output_price=self.llm_output_price,
@@ -174,7 +165,7 @@ class RemoteConfig(Settings):
         return [f"the API key in {self._shown_variable()} {problem}; set it again, as one line"] if problem else []
 
     def _shown_variable(self) -> str:
-        """The variable's name, unless it may be the key itself, put there by mistake: names are in capitals."""
+        """Name the variable, unless its name may be the key itself, put there by mistake: it isn't in capitals."""
         name = self.llm_key_variable
         return f"the variable ${name}" if name == name.upper() else "the variable that `llm_key_variable` names"
 

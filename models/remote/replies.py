@@ -1,4 +1,4 @@
-"""Replies of a remote model on disk: each is kept the moment it arrives, so that nothing is paid for twice."""
+"""A file of a remote model's replies, each written when it arrives, so that none is paid for twice."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ _LAYOUT = "remote replies 1"
 
 
 class ReplyFile:
-    """A file of replies by key, appended to row by row; memory holds a position per reply.
-
-    Threads may share one. A second process is refused, since two writers would damage the file.
+    """Replies by key in a JSONL file; memory holds a position per reply. Threads may share one.
 
     Args:
-        path: The JSONL file; it is made if it isn't there.
+        path: The file, which is created if it doesn't exist.
 
     Raises:
-        UserError: Another process has it open, or it is no file of replies.
+        UserError: Another process has it open, or it is not a file of replies.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,34 +37,31 @@ class ReplyFile:
             raise UserError(f"the file of replies can't be used: {error}") from error
         self._file = self.path.open("rb")
         self._lock = threading.Lock()
-        self._places: dict[str, tuple[int, int]] = {}
+        self._positions: dict[str, tuple[int, int]] = {}
         self.prompt_tokens = self.completion_tokens = 0
         self._scan()
 
     def __contains__(self, key: str) -> bool:
-        return key in self._places
+        return key in self._positions
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def get(self, key: str) -> dict[str, Any]:
-        """The reply that was put under `key`."""
-        position, length = self._places[key]
+        """Return the reply under `key`."""
+        position, length = self._positions[key]
         row: dict[str, Any] = json.loads(os.pread(self._file.fileno(), length, position))
         return row
 
-    def put(self, key: str, row: dict[str, Any], *, sync: bool = True) -> None:
-        """Keep a reply; with `sync` it is on the disk when this returns.
-
-        `row` says how many tokens it cost, in `prompt_tokens` and `completion_tokens`.
-        """
+    def put(self, key: str, row: dict[str, Any]) -> None:
+        """Write a reply; it is on the disk when this returns. `row` has `prompt_tokens` and `completion_tokens`."""
         with self._lock:
             start = self.path.stat().st_size
-            self._log.append(key, row, sync=sync)
+            self._log.append(key, row)
             self._note(key, start, self.path.stat().st_size - start, row)
 
     def close(self) -> None:
-        """Close the file and let other runs have it."""
+        """Close the file, and release it for other runs."""
         self._log.close()
         self._file.close()
 
@@ -87,6 +82,6 @@ class ReplyFile:
                 position += len(line)
 
     def _note(self, key: str, position: int, length: int, row: dict[str, Any]) -> None:
-        self._places[key] = (position, length)
+        self._positions[key] = (position, length)
         self.prompt_tokens += row["prompt_tokens"]
         self.completion_tokens += row["completion_tokens"]

@@ -1,86 +1,64 @@
-"""Sending one request to a remote model until an answer arrives: retries, backoff, and what not to try again."""
+"""Requests to a server through the `openai` SDK, which retries rate limits, server errors and lost connections."""
 
 from __future__ import annotations
 
-import email.utils
 import json
-import re
-import ssl
+import logging
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import parse_qsl, urlsplit
 
-import httpx2 as httpx  # the maintained httpx, which the Hub's client uses too
-
-from reflectune.core.addresses import secrets_in, shown_url
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import fingerprint
+from reflectune.core.secrets import redacted
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.patience import Passing, Patience
 
 Parsed = TypeVar("Parsed")
 
-MOST_BYTES = 16 << 20
-"""A reply that is longer is no reply."""
-
 REFUSED = frozenset({400, 413, 422})
-"""The server won't answer this very request: too long, or filtered."""
+"""Statuses of a server that won't answer this very request: it is too long, or filtered."""
 
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-"""The same request may be answered later."""
+_LONGEST_PAUSE = 8.0
 
 
 class Refused(Exception):
     """The server won't answer this request, however often it is sent; others may be answered."""
 
 
-class Stopped(Exception):
-    """The run is ending: another request failed for good, or somebody pressed Ctrl-C."""
-
-
 class Transport:
     """Sends requests to an endpoint; several threads may share one.
 
-    A `Retry-After` holds all threads back, since the limit that it speaks of is theirs together. A request carries its
-    content's hash as `Idempotency-Key`: a server that honours it doesn't charge for a repeated one. A redirect would
-    send the key to another address; it is an error like any other status.
+    A redirect is an error: it would send the key to another server.
 
     Args:
         endpoint: The server.
-        path: What of it is asked, behind its root.
+        path: Path below the endpoint's URL.
     """
 
     def __init__(self, endpoint: Endpoint, path: str = "/chat/completions") -> None:
-        self._endpoint, self._path = endpoint, path
-        sent = _below(endpoint, endpoint.url, path)
-        # httpx logs the address, so it is given the one that may be shown, and the secrets as `auth` and `target`.
-        self._url, self._target = str(_below(endpoint, endpoint.shown_url, path)), sent.raw_path
-        self._secrets = [endpoint.key, *secrets_in(str(sent))]
-        bearer = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        self._client = httpx.Client(  # what is sent packed could be any size when it is unpacked: `identity`
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **bearer},
-            auth=(sent.username, sent.password) if sent.userinfo else None,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one could bind all threads to one server
-            timeout=endpoint.timeout,
-            limits=httpx.Limits(),  # no bound but the threads' number
-            verify=ssl.create_default_context(),
-            proxy=environment_proxy(self._url),
-            trust_env=False,
-        )
-        self._patience = Patience(endpoint.retries, endpoint.backoff)
+        import openai  # slow to import
 
-    @property
-    def retried(self) -> int:
-        """How often a request was sent again."""
-        return self._patience.retried
-
-    def stop(self) -> None:
-        """Let no thread send anything more."""
-        self._patience.stop()
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # below, it logs URLs with their secrets
+        self._endpoint = endpoint
+        parts = urlsplit(endpoint.url.strip())
+        root = parts._replace(query="", fragment="").geturl()
+        self._url = root.rstrip("/") + path if path else root
+        key = f"Bearer {endpoint.key}" if endpoint.key else openai.omit
+        self._options: Any = {"headers": {"Authorization": key}}
+        try:
+            self._client = openai.OpenAI(
+                base_url=root,
+                api_key=endpoint.key or "none",
+                default_query=dict(parse_qsl(parts.query, keep_blank_values=True)),
+                timeout=endpoint.timeout,
+                max_retries=endpoint.retries,
+                http_client=openai.DefaultHttpxClient(follow_redirects=False),
+            )
+        except Exception as error:  # of a proxy in the environment; its text may hold the proxy's password
+            raise UserError(
+                f"no connection to {endpoint.shown_url} can be opened ({type(error).__name__}); check "
+                f"`{endpoint.keys}_url` and the environment's proxies, as http://HOST:PORT"
+            ) from None
 
     def close(self) -> None:
         """Close the connections."""
@@ -91,134 +69,65 @@ class Transport:
 
         Args:
             body: The request, a JSON object.
-            parse: Reads the reply's JSON; a `ValueError`, `KeyError`, `TypeError` or `IndexError` says that it is
-                garbage, and it is asked for again.
+            parse: Reads the reply's JSON. A `ValueError`, `KeyError`, `TypeError`, `IndexError` or `AttributeError`
+                says that it is garbage; the request is sent again.
 
         Raises:
             Refused: The server won't answer this one (status 400, 413 or 422).
-            UserError: No request will be answered (key, quota, address), or the retries are used up.
-            Stopped: `stop` was called.
+            UserError: No request will be answered (key, quota, URL), or the retries are used up.
         """
+        pause = 0.5
+        for retries_left in reversed(range(self._endpoint.retries + 1)):
+            content = self._send(body)
+            try:
+                return parse(_read_reply(content))
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                problem = f"not the expected JSON, but {_shown(content)}"
+            if retries_left:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        raise self._failure(problem)
+
+    def _send(self, body: dict[str, Any]) -> str:
+        import openai
+
         try:
-            return self._patience.insist(self._attempt, body, parse)
-        except Passing as failure:
-            problem = str(failure)
-        raise UserError(
-            f"{self._url} failed {self._endpoint.retries + 1} times in a row, the last time: {problem}; what was "
-            f"answered is kept: run the same command again to go on (a lower `{self._endpoint.keys}_concurrency` "
-            "helps a busy server)"
+            return self._client.post(self._url, body=body, cast_to=str, options=self._options)
+        except openai.APIStatusError as error:
+            raise self._status_error(error.status_code, error.response.text) from None
+        except openai.APIConnectionError as error:
+            reason = f"{type(error.__cause__).__name__}: {redacted(str(error.__cause__))}"
+            raise self._failure(f"{reason} (is the server running?)") from None
+
+    def _status_error(self, status: int, content: str) -> Exception:
+        reply, keys = f"status {status}: {_shown(content)}", self._endpoint.keys
+        if status in REFUSED:
+            return Refused(reply)
+        if status == 402 or "insufficient_quota" in content:
+            advice = "the account has no credit left"
+        elif status in (408, 409, 429) or status >= 500:
+            return self._failure(reply)
+        else:
+            model = " `llm_model`" if keys == "llm" else ""
+            advice = f"check `{keys}_url`,{model} and the API key in the variable that `{keys}_key_variable` names"
+        return UserError(f"{self._endpoint.shown_url} answers {reply}; {advice}; what was answered before is kept")
+
+    def _failure(self, problem: str) -> UserError:
+        return UserError(
+            f"{self._endpoint.shown_url} failed {self._endpoint.retries + 1} times in a row, the last time: {problem}; "
+            "what was answered is kept: run the same command again to go on (a lower "
+            f"`{self._endpoint.keys}_concurrency` helps a busy server)"
         )
 
-    def _attempt(self, body: dict[str, Any], parse: Callable[[Any], Parsed]) -> Parsed:
-        self._patience.wait()
-        if self._patience.is_stopped:
-            raise Stopped
-        content = self._send(body)
-        try:
-            value = json.loads(content)
-            if isinstance(value, dict) and "choices" not in value and "error" in value:
-                raise Passing(f"an error under status 200: {_shown(content, self._secrets)}")
-            return parse(value)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-            # no cause: it may quote the reply, and the reply the key
-            expected = "chat completion" if self._path else "list of results"
-            raise Passing(f"no {expected}, but: {_shown(content, self._secrets)}") from None
 
-    def _send(self, body: dict[str, Any]) -> bytes:
-        parts: dict[str, Any] = {
-            "content": json.dumps(body).encode(),
-            "headers": {"Idempotency-Key": fingerprint([self._url, body])},
-            "extensions": {"target": self._target},
-        }
-        deadline = time.monotonic() + self._endpoint.timeout
-        try:
-            with self._client.stream("POST", self._url, **parts) as response:
-                if response.is_success:
-                    return _read(response, deadline, f"{self._endpoint.keys}_timeout")
-                raise self._status(response)
-        except (httpx.HTTPError, OSError) as error:
-            reason = _masked(str(error), self._secrets)
-            raise Passing(f"{type(error).__name__}: {reason} (is the server running?)") from None
-
-    def _status(self, response: httpx.Response) -> Exception:
-        """What a status other than 2xx means."""
-        content = b""
-        with suppress(httpx.HTTPError):
-            content = next(response.iter_raw(1 << 16), b"")
-        said = f"status {response.status_code}: {_shown(content, self._secrets)}"
-        keys = self._endpoint.keys
-        out_of_money = response.status_code == 402 or b"insufficient_quota" in content
-        if response.status_code in PASSING and not out_of_money:
-            return Passing(said, retry_after(response.headers.get("Retry-After", "")))
-        if response.status_code in REFUSED:
-            return Refused(said)
-        advice = (
-            "the account has no credit left"
-            if out_of_money
-            else f"check `{keys}_url`,{' `llm_model`' if keys == 'llm' else ''} and the API key in the variable that "
-            f"`{keys}_key_variable` names"
-        )
-        return UserError(f"{self._url} answers {said}; {advice}; what was answered before is kept")
+def _read_reply(content: str) -> Any:
+    value = json.loads(content)
+    if isinstance(value, dict) and "choices" not in value and "error" in value:
+        raise ValueError("an error under status 200")
+    return value
 
 
-def _below(endpoint: Endpoint, url: str, wanted: str) -> httpx.URL:
-    """Where a root is asked for something; a query stays behind the path. With nothing wanted it is the root itself."""
-    try:
-        root = httpx.URL(url.strip())
-    except httpx.InvalidURL:  # no cause: it may quote a password
-        told = f"`{endpoint.keys}_url` is no address that a request can be sent to: `{shown_url(url)}`"
-        raise UserError(told) from None
-    path, mark, query = root.raw_path.partition(b"?")
-    return root.copy_with(raw_path=path.rstrip(b"/") + wanted.encode() + mark + query) if wanted else root
-
-
-def environment_proxy(url: str) -> httpx.Proxy | None:
-    """The proxy that the environment names for an address, by urllib's rules.
-
-    httpx's own (`trust_env`) differ: they take ALL_PROXY, match NO_PROXY otherwise, and speak TLS to the proxy that
-    `HTTPS_PROXY=https://…` names, which is often one that can't.
-    """
-    scheme, host = urlsplit(url)[:2]
-    named = getproxies().get(scheme)
-    if not named or proxy_bypass(host):
-        return None
-    tls = scheme == "http" and named.startswith("https://")
-    try:
-        return httpx.Proxy(f"{'https' if tls else 'http'}://{named.rpartition('://')[2]}")
-    except httpx.InvalidURL:  # no cause: it may quote a password
-        raise UserError(f"the environment's {scheme}_proxy is no address; write it as http://HOST:PORT") from None
-
-
-def _read(response: httpx.Response, deadline: float, key: str) -> bytes:
-    """The body, whole: a server that trickles or breaks off is a failure that may pass."""
-    content = bytearray()
-    for part in response.iter_raw():
-        content += part
-        if len(content) > MOST_BYTES:
-            raise Passing(f"a reply of more than {MOST_BYTES >> 20} MiB")
-        if time.monotonic() > deadline:
-            raise Passing(f"the reply took longer than `{key}`")
-    return bytes(content)
-
-
-def retry_after(value: str) -> float | None:
-    """Seconds that the server asked to wait: a number, or a date."""
-    with suppress(ValueError):
-        return max(0.0, float(value))
-    with suppress(ValueError, TypeError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return None
-
-
-def _masked(text: str, secrets: Iterable[str]) -> str:
-    """The text without the secrets, plain or as JSON writes them."""
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        for written in (secret, json.dumps(secret)[1:-1]):
-            text = re.sub(re.escape(written).replace("/", r"\\*/"), "…", text)  # JSON may write \/
-    return text
-
-
-def _shown(content: bytes, secrets: Iterable[str]) -> str:
-    """The beginning of what a server said, on one line, without the secrets."""
-    text = _masked(" ".join(content.decode("utf-8", errors="replace").split()), secrets)
+def _shown(content: str) -> str:
+    """Return the beginning of a reply on one line, without secrets."""
+    text = redacted(" ".join(content.split()))
     return f"`{text[:200]}{'…' if len(text) > 200 else ''}`" if text else "nothing"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from reflectune.core import addresses
 from reflectune.core.config import setting
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import Processes
+from reflectune.core.secrets import is_url, redacted, secrets_in
 from reflectune.core.values import checked_by
 
 
 def is_server(store: str) -> bool:
     """Whether a store's name is the address of a Milvus server, or a file of Milvus Lite."""
-    return store.endswith(".db") or (addresses.is_address(store) and not addresses.secrets_in(store))
+    return store.endswith(".db") or (is_url(store) and not secrets_in(store))
 
 
 def store_name(store: str) -> str:
@@ -24,8 +24,9 @@ def store_name(store: str) -> str:
     if store in ("auto", "exact", "faiss") or is_server(store):
         return ""
     names = "auto, exact, faiss, or a Milvus server's address (http://HOST:19530, or a file *.db)"
-    secret = "; user and password belong into $MILVUS_TOKEN" if "@" in store else ""
-    return f"must be {names}, found `{addresses.shown_url(store)}`{secret}"
+    if "@" in store or "?" in store:
+        return f"must be {names}, without a password, which belongs into $MILVUS_TOKEN"
+    return f"must be {names}, found `{redacted(store)}`"
 
 
 def check_shareable(store: str, processes: Processes) -> None:

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from reflectune.core.addresses import is_address, shown_url
 from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.secrets import is_url, shown_url
 from reflectune.core.values import checked_by
 from reflectune.models.remote.endpoint import Endpoint, key_problem
 
@@ -23,8 +23,8 @@ def search_address(url: str) -> str:
     """
     if not url:
         return ""
-    if not is_address(url):
-        return f"must look like https://HOST/api/web_search, found `{shown_url(url)}`"
+    if not is_url(url):
+        return "must look like https://HOST/api/web_search, found another form (not shown: it may be a secret)"
     if urlsplit(url).scheme == "http" and not _is_near(urlsplit(url).hostname or ""):
         return f"is plain http to another machine (`{shown_url(url)}`); use https"
     return ""
@@ -46,9 +46,10 @@ class WebConfig(Settings):
     )
     web_results: int = setting(3, "pmsr_web: pages of each query", ge=1, le=100)
     web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", ge=1)
-    web_timeout: float = setting(30.0, "pmsr_web: seconds that one search may take", gt=0)
-    web_retries: int = setting(4, "pmsr_web: how often a search is sent again after a passing failure", ge=0)
-    web_backoff: float = setting(1.0, "pmsr_web: seconds before the first retry, doubled for each", gt=0)
+    web_timeout: float = setting(30.0, "pmsr_web: seconds to wait for a connection, and for a reply's next bytes", gt=0)
+    web_retries: int = setting(
+        4, "pmsr_web: most retries after a rate limit, a server error or a lost connection", ge=0
+    )
 
     @property
     def web_place(self) -> str:
@@ -72,7 +73,6 @@ class WebConfig(Settings):
             concurrency=self.web_concurrency,
             timeout=self.web_timeout,
             retries=self.web_retries,
-            backoff=self.web_backoff,
             keys="web",
         )
 

@@ -72,7 +72,6 @@ class ServedPages:
                 answered = pool.map(lambda item: self._ask(transport, *item), bodies.items())
                 return {key for key, is_refused in zip(bodies, answered, strict=True) if is_refused}
             except BaseException:
-                transport.stop()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 

@@ -96,5 +96,5 @@ def test_a_refused_paragraph_is_unclear_and_shows_no_secret_of_the_address(
         judgements = LlmAnnotator(model)([CASE, (QUESTION, poem)])
 
     assert [one.label for one in judgements] == ["relevant", "unclear"]
-    assert "no /v1?key=…" in judgements[1].note
+    assert "no /v1?key=***" in judgements[1].note
     assert "hidden" not in judgements[1].note + (tmp_path / "replies.jsonl").read_text()

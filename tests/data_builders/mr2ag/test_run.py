@@ -420,7 +420,7 @@ def judge(text: str) -> str:
 def llm_arguments(run: BuildConfig, url: str) -> list[str]:
     return [
         *("--dataset", run.dataset, "--output", run.output, "--negatives_retrieved", "0", "--annotator", "llm"),
-        *("--llm_url", url, "--llm_model", "stub", "--known_sections", "False", "--llm_backoff", "0.01"),
+        *("--llm_url", url, "--llm_model", "stub", "--known_sections", "False"),
         *("--llm_concurrency", "2", "--llm_input_price", "1"),
     ]
 
@@ -488,7 +488,7 @@ def llm(config: Callable[..., BuildConfig]) -> Callable[..., BuildConfig]:
     """Return a function that makes the config of a build with the annotator `llm`."""
 
     def build(url: str, **changes: Any) -> BuildConfig:
-        asked = {"annotator": "llm", "llm_url": url, "llm_model": "stub", "known_sections": False, "llm_backoff": 0.01}
+        asked = {"annotator": "llm", "llm_url": url, "llm_model": "stub", "known_sections": False}
         return config(**{**asked, "negatives_retrieved": 0, "negatives_random": 0, **changes})
 
     return build
@@ -534,53 +534,11 @@ def test_a_pilots_replies_give_the_cost_of_the_rest(
     assert "cost: about " in shown
 
 
-def answer_batch(folder: Path) -> None:
-    """Answer new request files as a batch API does."""
-    for path in folder.glob("requests-*.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        results = []
-        for row in rows:
-            text = row["body"]["messages"][-1]["content"]
-            spoken = judge(text)
-            used = {"prompt_tokens": len(text.split()), "completion_tokens": len(spoken.split())}
-            body = {"choices": [{"message": {"content": spoken}, "finish_reason": "stop"}], "usage": used}
-            response = {"status_code": 200, "body": body}
-            results.append({"custom_id": row["custom_id"], "response": response, "error": None})
-        (folder / path.name.replace("requests", "output")).write_text("".join(json.dumps(r) + "\n" for r in results))
-
-
-def test_a_batch_gives_the_same_data_as_the_server(
-    llm: Callable[..., BuildConfig],
-    stub_server: Callable[..., Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    server = stub_server(judge)
-    asked = llm(server.url, output=str(tmp_path / "asked"))
-    reflection_run.run(asked)
-    requests = len(server.requests)
-    by_batch = llm(server.url, output=str(tmp_path / "by_batch"), llm_batch=str(tmp_path / "batch"))
-    reflection_run.run(by_batch)
-    shown = capsys.readouterr().out
-    assert f"stub would be asked about {requests} paragraphs" in shown
-    assert f"requests-001.jsonl: {requests} requests, to be given to the batch API" in shown
-    assert not Path(by_batch.output, "train.parquet").exists()
-    answer_batch(tmp_path / "batch")
-    reflection_run.run(by_batch)
-    assert f"{requests} new replies, 0 refused" in capsys.readouterr().out
-    assert len(server.requests) == requests
-    for name in ("train.parquet", STATISTICS):
-        assert Path(asked.output, name).read_bytes() == Path(by_batch.output, name).read_bytes()
-
-
-def test_neither_a_batch_nor_an_estimate_needs_a_key(
-    llm: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_needs_no_key(llm: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     url = "https://api.example.com/v1"
     assert [problem for problem in llm(url).problems() if "API key" in problem]
-    for config in (llm(url, llm_batch=str(tmp_path / "batch")), llm(url, dry_run=True)):
-        assert not [problem for problem in config.problems() if "API key" in problem]
+    assert not [problem for problem in llm(url, dry_run=True).problems() if "API key" in problem]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def run(model: Any, scripting: type[Any]) -> Trace:
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Callable[[str], RemoteModel]:
-    return lambda url: RemoteModel(Endpoint(url, "stub", backoff=0.01, timeout=5.0), tmp_path / "replies.jsonl")
+    return lambda url: RemoteModel(Endpoint(url, "stub", timeout=5.0), tmp_path / "replies.jsonl")
 
 
 def test_a_picture_travels_whole_and_stands_first() -> None:

@@ -28,7 +28,7 @@ class Asking(RemoteConfig):
     [
         ({"llm_url": ""}, "`llm_url` is needed"),
         ({"llm_model": ""}, "`llm_model` is needed"),
-        ({"llm_url": "localhost:8000"}, "must look like https://HOST/v1, found `localhost:8000`"),
+        ({"llm_url": "localhost:8000"}, "must look like https://HOST/v1, found another form"),
         ({"llm_url": "file:///etc/passwd"}, "must look like https://HOST/v1"),
         ({"llm_url": "https://api.example.com/v1"}, "$NO_SUCH_VARIABLE holds no API key"),
         ({"llm_concurrency": 0}, "`llm_concurrency` must be at least 1, found 0"),
