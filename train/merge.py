@@ -17,7 +17,6 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.paths import is_occupied
 from reflectune.core.values import OutputFolder
-from reflectune.models.loading import INFO_FILE
 from reflectune.models.names import shipped_folder
 from reflectune.models.schemes.base import SCHEME_FILE
 
@@ -42,8 +41,11 @@ class MergeConfig(Settings):
             whole = (folder / SCHEME_FILE).is_file()
             why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
             yield f"`checkpoint`: {folder} holds {why}"
-        if self.output and is_occupied(Path(self.output)) and not Path(self.output, INFO_FILE).is_file():
-            yield f"`output`: {self.output} is there already; choose another folder"
+        if self.output and is_occupied(Path(self.output)):
+            from reflectune.models.loading import INFO_FILE  # slow to import
+
+            if not Path(self.output, INFO_FILE).is_file():
+                yield f"`output`: {self.output} exists already; choose a different folder"
 
     @cached_property
     def folder(self) -> Path:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from reflectune.core.errors import UserError
 
@@ -141,6 +140,8 @@ def _check_texts(template: str, extended: str, messages: Messages, tokens: Mappi
 
 def _render(template: str, messages: Messages, tokens: Mapping[str, str], *, cue: bool) -> str:
     variables: Any = {"conversations": [list(messages)], "chat_template": template, **tokens}
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
     rendered: Any = render_jinja_template(**variables, add_generation_prompt=cue)
     return str(rendered[0][0])  # the texts of all conversations, then where the assistant's are
 

@@ -12,13 +12,15 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from reflectune.core.errors import UserError
 from reflectune.models.rendering.turns import Slot
+
+if TYPE_CHECKING:  # slow to import
+    from transformers import PreTrainedTokenizerBase
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # around a special token's id
 _SLOT_OPEN, _SLOT_CLOSE = "\ufdd2", "\ufdd3"  # around a slot's name
