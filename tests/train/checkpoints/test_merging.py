@@ -116,7 +116,7 @@ def test_what_cannot_be_merged_is_said_at_once(tmp_path: Path) -> None:
         parse_config(MergeConfig, argv=["--checkpoint", str(tmp_path), "--output", str(tmp_path)])
 
     assert "holds a full checkpoint already" in str(caught.value)
-    assert "is there already; choose another folder" in str(caught.value)
+    assert "exists already; choose a different folder" in str(caught.value)
     with pytest.raises(UserError, match="llava holds no adapter"):
         parse_config(MergeConfig, argv=["--checkpoint", "miniature/llava", "--output", str(tmp_path / "merged")])
 
