@@ -17,7 +17,7 @@ from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
 from reflectune.train.estimates.forecast import Forecast, forward_pass
 from reflectune.train.estimates.memory import GIB, Division, in_words, planned_weights, table
-from reflectune.train.settings.estimate import ARCHITECTURE, EstimateConfig
+from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
@@ -30,7 +30,7 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
 
     Args:
         config: Settings of the run and of the machine.
-        shapes: A recipe's `architecture.json`, or a model's `config.json`.
+        shapes: A file of `configs/architectures`, or a model's `config.json`.
     """
     of_model = model_config(shapes)
     refuse_other_family(config.image_settings(), of_model.model_type)
@@ -56,9 +56,9 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
 
 
 def model_config(shapes: Path) -> PreTrainedConfig:
-    """Read a model's config from a recipe's `architecture.json`, or from its own file."""
+    """Read a model's config from a file of `configs/architectures`, or from its own."""
     facts: dict[str, Any] = read_json(shapes, "the model's shapes")
-    return AutoConfig.for_model(**(facts["config"] if shapes.name == ARCHITECTURE else facts))
+    return AutoConfig.for_model(**(facts.get("config", facts)))
 
 
 def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:

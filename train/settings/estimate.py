@@ -8,9 +8,6 @@ from typing import Literal
 from reflectune.core.config import setting
 from reflectune.train.settings.sft import SftConfig
 
-ARCHITECTURE = "architecture.json"
-"""Beside a recipe: what of its model's config decides its shapes."""
-
 
 class EstimateConfig(SftConfig):
     """A run's settings, and the machine that it is estimated for."""

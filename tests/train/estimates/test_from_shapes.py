@@ -14,7 +14,8 @@ from reflectune.train.estimates.from_shapes import forecast_from_shapes, long_ba
 from reflectune.train.settings.estimate import EstimateConfig
 
 ROOT = Path(__file__).parents[3]
-RECIPE = ROOT / "configs/llava15_7b/mr2ag_full.yaml"
+RECIPE = ROOT / "configs/recipes/llava15/mr2ag_full.yaml"
+SHAPES = ROOT / "configs/architectures"
 
 
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
@@ -45,27 +46,18 @@ def test_a_folders_own_config_decides_the_shapes(
     )
 
 
-def test_without_shapes_or_with_wrong_values_it_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lonely = tmp_path / "own.yaml"
-    lonely.write_text(RECIPE.read_text())
-    for arguments, message in (
-        (["--config", str(lonely)], "the shapes of checkpoints/llava15_7b_stage1 are not known"),
-        (["--config", str(RECIPE), "--processes", "0"], "`processes` must be above 0"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["estimate", *arguments])
-        with pytest.raises(SystemExit):
-            estimate.estimate.main()
-        assert message in capsys.readouterr().err
+def test_a_wrong_value_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        said(capsys, monkeypatch, "--processes", "0")
+    assert "`processes` must be above 0" in capsys.readouterr().err
 
 
-def test_the_recipes_shapes_are_those_of_its_own_model_alone(
+def test_a_model_without_shapes_is_refused(
     base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for model, told in (
-        ("nobody/has-this-model", "error: the shapes of nobody/has-this-model are not known: "),
-        ("checkpoints/another", "error: the shapes of checkpoints/another are not known: "),
+        ("nobody/has-this-model", "error: nobody/has-this-model"),
+        ("checkpoints/another", "error: checkpoints/another"),
         (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} is not a folder, and no name of a model on the Hub"),
         ("miniature/none", "  `model` no model miniature/none; "),
         ("pocket/none", "  `model` no model pocket/none; "),
@@ -94,7 +86,7 @@ def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
 def test_a_large_picture_of_each_family() -> None:
     tokens = {}
     for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
-        path = ROOT / "configs" / folder / "architecture.json"
+        path = SHAPES / f"{folder}.json"
         forecast = forecast_from_shapes(
             EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path
         )
@@ -106,7 +98,7 @@ def test_a_large_picture_of_each_family() -> None:
 def test_a_bound_of_pixels_bounds_the_tokens_that_are_estimated() -> None:
     tokens = {}
     for folder, pixels in (("qwen2_vl_7b", 256 * 28 * 28), ("qwen2_vl_7b", 0), ("qwen3_vl_4b", 256 * 32 * 32)):
-        path = ROOT / "configs" / folder / "architecture.json"
+        path = SHAPES / f"{folder}.json"
         recipe = EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100, max_pixels=pixels)
         batch = forecast_from_shapes(recipe, path).batch
         tokens[folder, pixels] = batch.tokens - 160
@@ -114,11 +106,11 @@ def test_a_bound_of_pixels_bounds_the_tokens_that_are_estimated() -> None:
 
     assert tokens == {("qwen2_vl_7b", 200_704): 256, ("qwen2_vl_7b", 0): 1275, ("qwen3_vl_4b", 262_144): 256}
     with pytest.raises(UserError, match="this is a llava"):
-        forecast_from_shapes(EstimateConfig(max_pixels=200_704), RECIPE.with_name("architecture.json"))
+        forecast_from_shapes(EstimateConfig(max_pixels=200_704), SHAPES / "llava15_7b.json")
 
 
 def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
-    facts = json.loads((ROOT / "configs/llava15_7b/architecture.json").read_text())["config"]
+    facts = json.loads((SHAPES / "llava15_7b.json").read_text())["config"]
     model = AutoConfig.for_model(**facts)
     one = long_batch(EstimateConfig(per_device_train_batch_size=1), model)
     four = long_batch(EstimateConfig(per_device_train_batch_size=4), model)
@@ -131,7 +123,7 @@ def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
 def test_cached_features_are_counted_and_refused_where_they_can_not_be(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    qwen = ROOT / "configs/qwen2_vl_7b/architecture.json"
+    qwen = SHAPES / "qwen2_vl_7b.json"
     frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
 
     assert forecast_from_shapes(frozen, qwen).feature_bytes == 256 * 3584 * 4
@@ -142,5 +134,5 @@ def test_cached_features_are_counted_and_refused_where_they_can_not_be(
     with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
         forecast_from_shapes(frozen.model_copy(update={"train_towers": ["projector"]}), qwen)
     with pytest.raises(UserError, match="this is a qwen3_vl"):
-        forecast_from_shapes(frozen, ROOT / "configs/qwen3_vl_4b/architecture.json")
+        forecast_from_shapes(frozen, SHAPES / "qwen3_vl_4b.json")
     assert "features: 2.2 MiB a picture on the disk" in said(capsys, monkeypatch, "--cache_features", "anywhere")

@@ -1,0 +1,192 @@
+"""The training recipes have the papers' hyperparameters and fit every model that they are for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from reflectune.train.estimates.from_shapes import forecast_from_shapes
+from reflectune.train.estimates.memory import GIB, total
+from reflectune.train.model.parameters import add_adapters, tower_of
+from reflectune.train.runs.preview import longest_travel
+from reflectune.train.settings.estimate import EstimateConfig
+from reflectune.train.settings.sft import SftConfig
+
+ROOT = Path(__file__).parents[1]
+MODELS = sorted(path.stem for path in (ROOT / "configs/architectures").glob("*.json"))
+"""Models with their shapes and sizes. Both were written from memory: that the shapes add up to the published size,
+to the digit, checks them. LLaVA-1.5-13B has no size: the remembered one is 64 rows of both matrices below the sum.
+"""
+NAMES = ("mr2ag_full", "mr2ag_lora", "mr2ag_qlora", "mmkb_lora")
+RECIPES = [f"recipes/{family}/{name}" for family in ("llava15", "qwen_vl") for name in NAMES]
+TARGETS = SftConfig.model_fields["lora_targets"].default
+
+
+def architecture(model: str) -> dict[str, Any]:
+    return json.loads((ROOT / f"configs/architectures/{model}.json").read_text())
+
+
+def settings(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8"))
+
+
+def on_meta(model: str) -> nn.Module:
+    """Return the model at its true size, without memory."""
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(AutoConfig.for_model(**architecture(model)["config"]))
+
+
+def layers_of(model: str) -> int:
+    return architecture(model)["config"]["text_config"]["num_hidden_layers"]
+
+
+def questions_of_a_step(name: str) -> int:
+    """Return the questions of an optimiser step, by the recipe and the launch config in its header."""
+    text = (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8")
+    launch = re.search(r"--config_file (\S+)", text)
+    processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"] if launch else 1
+    values = settings(name)
+    return values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] * processes
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_shapes_are_the_published_models(model: str) -> None:
+    published = architecture(model)["parameters"]
+
+    total = sum(parameter.numel() for parameter in on_meta(model).parameters())  # a tied matrix once
+
+    assert published is None or total == published
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_adapters_are_on_the_seven_matrices_of_each_layer_and_nowhere_else(model: str) -> None:
+    whole = on_meta(model)
+
+    matched = [module for module, _ in whole.named_modules() if re.fullmatch(TARGETS, module)]
+
+    assert len(matched) == layers_of(model) * 7
+    assert {tower_of(module) for module in matched} == {"language model"}
+    assert all(isinstance(whole.get_submodule(module), nn.Linear) for module in matched)
+    assert not [name for name in RECIPES if "lora_targets" in settings(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(model: str) -> None:
+    whole, layers = on_meta(model), layers_of(model)
+    with torch.device("meta"):
+        adapted = add_adapters(whole, [31_000, 31_001], rank=16, alpha=32, dropout=0.0, targets=TARGETS)
+
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+
+    assert sum("lora_A" in name for name in trained) == layers * 7
+    rows = [name for name in trained if "trainable_tokens_delta" in name]
+    assert len(rows) == (1 if architecture(model)["config"]["tie_word_embeddings"] else 2)
+    assert len(trained) == 2 * layers * 7 + len(rows)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_papers_hyperparameters(name: str) -> None:
+    """mR²AG: learning rate 2e-5, 128 questions, one epoch. MMKB-RAG: 128 questions of 4 prompts are its 512 rows."""
+    values, kind = settings(name), name.split("/")[-1]
+
+    assert values["method"] == kind.split("_")[1]
+    assert values["scheme"] == ("mmkb_rag" if kind == "mmkb_lora" else "mr2ag")
+    assert questions_of_a_step(name) == 128
+    if kind == "mr2ag_full":
+        assert (values["learning_rate"], values["freeze_vision"]) == (2e-5, True)
+    if kind != "mmkb_lora":
+        assert values["epochs"] == 1
+
+
+@pytest.mark.parametrize("family", ["llava15", "qwen_vl"])
+def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table(family: str) -> None:
+    """As many as read a tenth of InfoSeek's 934,048 questions once; a table spreads by 0.02 (`initializer_range`)."""
+    values = settings(f"recipes/{family}/mmkb_lora")
+
+    assert values["max_steps"] == -(-settings("papers/mmkb_rag/infoseek_probe")["limit"] // 128) == -(-93_405 // 128)
+    assert longest_travel(SftConfig(**values), values["max_steps"]) > 1.5 * 0.02
+
+
+def test_pictures_are_fitted_alike_in_training_probing_and_evaluation() -> None:
+    """LLaVA-1.5's are padded; Qwen's are scaled down to 1,280 tokens of 28 × 28 pixels."""
+    read = [*(f"recipes/qwen_vl/{name}" for name in NAMES), "papers/mmkb_rag/train_plain"]
+    read += [f"papers/mmkb_rag/{name}" for name in ("infoseek_probe", "evqa_probe", "evaluate", "evaluate_evqa")]
+
+    assert {settings(name)["max_pixels"] for name in read} == {1280 * 28**2}
+    llava = [*(f"recipes/llava15/{name}" for name in NAMES), *(f"papers/mr2ag/{n}" for n in ("train", "train_plain"))]
+    assert {settings(name)["image_fit"] for name in llava} == {"pad"}
+
+
+def test_the_papers_mixture_reads_every_part_once() -> None:
+    """No visual question is read twice: mR²AG-IT is built without its own, next to LLaVA-Instruct."""
+    values, stages = settings("papers/mr2ag/train"), settings("papers/mr2ag/dvc")["stages"]
+    built = {
+        path
+        for stage in stages.values()
+        for out in stage.get("outs", ())
+        for path in (out if isinstance(out, dict) else [out])
+    }
+
+    assert set(values["train_data"].values()) == {1}
+    assert {f"{part}/reflection.json" for part in values["train_data"]} <= built
+    assert questions_of_a_step("papers/mr2ag/train") == 128
+
+
+def test_stage_1_has_the_published_hyperparameters() -> None:
+    """LLaVA-1.5's `pretrain.sh`: the projector alone, 1e-3, 256 captions a step, one epoch, cosine, warm-up 0.03."""
+    values = settings("papers/mr2ag/stage1")
+
+    assert (values["train_towers"], values["learning_rate"], values["epochs"]) == (["projector"], 1e-3, 1)
+    assert (values["lr_scheduler"], values["warmup"]) == ("cosine", 0.03)
+    assert questions_of_a_step("papers/mr2ag/stage1") == 256
+
+
+def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
+    critic, answer, grpo = (settings(f"papers/reag/train_{stage}") for stage in ("critic", "answer", "grpo"))
+
+    assert settings("papers/reag/grpo_data")["base_model"] == critic["output_dir"]
+    assert grpo["model"] == answer["output_dir"]
+    assert answer["answer_weight"] == 0.8
+    data = settings("papers/reag/critic_data")
+    assert data["limit"] * (1 + data["negatives"]) == 1_000_000  # the paper's passages
+    for stage, values in (("critic", critic), ("answer", answer), ("grpo", grpo)):
+        assert settings(f"papers/reag/{stage}_data")["output"] == values["train_data"]
+
+
+def test_no_two_recipes_write_into_one_folder() -> None:
+    outputs = [settings(name)["output_dir"] for name in RECIPES]
+
+    assert len(set(outputs)) == len(RECIPES)
+
+
+def gib_of(model: str, kind: str) -> int:
+    """Return the GiB a GPU by the recipe's launch config; for 13 B and LLaVA-NeXT one question a GPU."""
+    name = f"recipes/{'llava15' if model.startswith('llava') else 'qwen_vl'}/{kind}"
+    launch = re.search(r"accelerate/(\w+)\.yaml", (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8"))
+    processes, sharding = (8, launch[1]) if launch else (1, "")
+    values = {**settings(name), "processes": processes, "sharding": "" if sharding == "multi_gpu" else sharding}
+    if model in ("llava15_13b", "llava_next_7b"):
+        values["per_device_train_batch_size"] = 1
+    if model == "llava_next_7b":
+        values["image_fit"] = "processor"
+    if model == "llava15_13b" and kind == "mr2ag_full":
+        values["sharding"] = "zero3"
+    config = EstimateConfig(**values)
+    return math.ceil(total(forecast_from_shapes(config, ROOT / f"configs/architectures/{model}.json").parts()) / GIB)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_table_of_sizes_has_the_estimated_memory(model: str) -> None:
+    cells = " | ".join(str(gib_of(model, kind)) for kind in NAMES)
+
+    assert f"| {architecture(model)['model']} | {cells} |" in (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
