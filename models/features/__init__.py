@@ -1,1 +1,1 @@
-"""Features of a frozen vision tower: cached on disk, and read by a model in the place of pixels."""
+"""Features of a frozen vision tower: cached on disk, and fed to the model in place of pixels."""

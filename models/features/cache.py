@@ -1,4 +1,4 @@
-"""Features of pictures on disk: a file each, whole or not there, made once however many processes need it."""
+"""Features of pictures on disk: one file each, written atomically, and computed once across processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ _NAME = "features"
 
 
 class FeatureCache:
-    """Reads and writes the features of pictures, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
+    """Read and write features of pictures, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
 
-    A picture's key is a hash of what the processor made of it: its bytes and the processor's settings, so that the same
-    picture in two files is kept once, and a changed one is another.
+    A picture's key hashes the processor's output: the same picture in two files is stored once, a changed one again.
 
     Args:
-        folder: Where to; several caches may share it.
-        fingerprint: A hash of the tower and of how it is computed.
-        dtype: What features are kept in; None for what the tower puts out.
+        folder: Root folder; several caches may share it.
+        fingerprint: Hash of the tower and of its settings.
+        dtype: Precision of the stored features; None for the tower's own.
     """
 
     def __init__(self, folder: str | Path, fingerprint: str, dtype: torch.dtype | None = None) -> None:
@@ -40,10 +39,10 @@ class FeatureCache:
         return self._path(key).is_file()
 
     def get(self, key: str) -> Tensor:
-        """The features of a picture.
+        """Return the features of a picture.
 
         Raises:
-            UserError: They are not there, or the file is damaged.
+            UserError: They are missing, or the file is damaged.
         """
         path = self._path(key)
         try:
@@ -57,10 +56,10 @@ class FeatureCache:
             raise UserError(f"{path} is damaged ({error}); delete it, and give the same command again") from error
 
     def put(self, key: str, features: Tensor) -> int:
-        """Keep the features of a picture; the file appears whole.
+        """Write the features of a picture atomically.
 
         Returns:
-            Their size in bytes.
+            Size in bytes.
 
         Raises:
             UserError: The disk is full.
@@ -79,14 +78,14 @@ class FeatureCache:
 
     @contextmanager
     def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Within it, no other process makes the features of a picture.
+        """Keep other processes from computing the features of a picture inside this block.
 
         Args:
-            key: The picture's.
-            wait: Whether to wait for a process that makes them now; its death ends the wait too.
+            key: The picture's key.
+            wait: Wait for a process that computes them now, or until it dies.
 
         Yields:
-            Whether it is so; False only without `wait`.
+            True if this process holds the claim; False only without `wait`.
         """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +102,7 @@ class FeatureCache:
             remove(lock)  # a process that waits looks again whether the features are there
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the processor made of a picture, with its features in the place of its pixels."""
+        """Return the processor's output for a picture, with features in place of pixels."""
         others = {name: value for name, value in vision.items() if name != "pixel_values"}
         return {**others, FEATURES: self.get(picture_key(vision))}
 
@@ -112,5 +111,5 @@ class FeatureCache:
 
 
 def picture_key(vision: Mapping[str, Tensor]) -> str:
-    """The key of a picture, by what the processor made of it."""
+    """Return the key of a picture from the processor's output."""
     return content_key(vision).hex()

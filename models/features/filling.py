@@ -1,4 +1,4 @@
-"""Reads with the vision tower what a cache lacks, shared among processes, before anything is trained or answered."""
+"""Compute missing features with the vision tower, shared among processes, before training or answering."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from reflectune.models.weights.pretrained import as_dtype
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that is needed.
+    """A picture whose features are needed.
 
     Attributes:
-        path: As the data has it.
-        roots: The folders that it may lead into.
-        needed_by: Who asks, for a message.
+        path: Path as in the data.
+        roots: Folders that it may lie in.
+        needed_by: Origin, for messages.
     """
 
     path: str
@@ -38,13 +38,13 @@ class Picture:
 
 
 def open_cache(folder: str, loaded: Loaded, *, autocast: str, dtype: CacheDtype = "auto") -> FeatureCache:
-    """The cache of a model's tower.
+    """Open the cache of a model's tower.
 
     Args:
-        folder: Where features are kept.
+        folder: Folder of the features.
         loaded: The model.
-        autocast: The precision that passes are made in: `float32` or `bfloat16`.
-        dtype: What features are kept in.
+        autocast: Precision of forward passes: `float32` or `bfloat16`.
+        dtype: Precision of the stored features.
     """
     parts = [tower_fingerprint(loaded.model), images_fingerprint(loaded.processor), autocast, dtype]
     parts.append(torch.get_float32_matmul_precision())
@@ -61,25 +61,25 @@ def fill(
     processes: Processes,
     say: Callable[[str], None],
 ) -> None:
-    """Have all processes read the pictures that a cache lacks.
+    """Compute the features that a cache lacks, in all processes.
 
-    Each picture is read by itself, so that its features depend neither on the others nor on the number of processes.
-    What another run is just reading into the same cache is left to it, and waited for at the end.
+    Each picture is read by itself: its features depend neither on the others nor on the number of processes. A picture
+    that another run is computing into the same cache is left to it, and awaited at the end.
 
     Args:
-        cache: To fill.
+        cache: The cache.
         loaded: The model; its tower is moved to the device.
-        pictures: Those that are needed, each once.
-        device: Where the tower reads.
-        autocast: The precision that passes are made in.
-        processes: Of the launch.
-        say: Takes a line about what is done, in the first process.
+        pictures: Pictures, each once.
+        device: Device of the tower.
+        autocast: Precision of forward passes.
+        processes: Processes of the launch.
+        say: Prints a progress line in the first process.
     """
     move_tower(loaded.model, device)
     made: list[int] = []
 
     def make(picture: Picture, *, wait: bool) -> bool:
-        """Whether a picture is in the cache, at last."""
+        """Return True once a picture is in the cache."""
         image = load_image(picture.path, root=picture.roots, needed_by=picture.needed_by)
         vision = loaded.renderer.vision(image)
         if (key := picture_key(vision)) in cache:
@@ -102,7 +102,7 @@ def fill(
 
 
 def use_cache(cache: FeatureCache, loaded: Loaded) -> None:
-    """Let all that is rendered for a model have features in the place of pixels, and let the model read them."""
+    """Render features in place of pixels for a model, and let the model read them."""
     read_features(loaded.model)
     loaded.renderer.features = cache
 

@@ -1,7 +1,7 @@
-"""What a vision tower says of a picture, family by family, and how a model reads that in the place of pixels.
+"""Vision towers by family: compute the features of a picture, and let a model read them in place of pixels.
 
-LLaVA-1.5: what the projector reads, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL and
-Qwen2.5-VL, whose projector (the merger) lies inside of the tower: what comes out of it.
+LLaVA-1.5: the projector's input, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL and
+Qwen2.5-VL, whose projector (the merger) is part of the tower: the merger's output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IRRELEVANT: Final = ("dtype", "transformers_version", "architectures")
 
 
 def refuse_features(model: nn.Module, trained_towers: Collection[str]) -> None:
-    """Raise a `UserError` if what this model's tower says of a picture can't be cached while these towers train."""
+    """Raise a `UserError` if this model's features can't be cached while these towers are trained."""
     kind = inner_model(model).config.model_type
     if kind not in (*_BEFORE_PROJECTOR, *_AFTER_PROJECTOR):
         raise UserError(
@@ -45,14 +45,14 @@ def refuse_features(model: nn.Module, trained_towers: Collection[str]) -> None:
 
 
 def tower_of(model: nn.Module) -> nn.Module:
-    """The part of a model that reads pixels; Qwen's has its merger in it."""
+    """Return the module that reads pixels; Qwen's includes its merger."""
     inner = inner_model(model).model
     tower: nn.Module = inner.vision_tower if hasattr(inner, "vision_tower") else inner.visual
     return tower
 
 
 def tower_fingerprint(model: nn.Module) -> str:
-    """A hash of the tower's weights, bit by bit, and of the settings that decide what is taken of it."""
+    """Return a hash of the tower's weights, bit by bit, and of the settings that select its output."""
     config: Any = inner_model(model).config
     vision = {name: value for name, value in config.vision_config.to_dict().items() if name not in _IRRELEVANT}
     chosen = [getattr(config, name, None) for name in ("vision_feature_layer", "vision_feature_select_strategy")]
@@ -64,7 +64,7 @@ def tower_fingerprint(model: nn.Module) -> str:
 
 
 def move_tower(model: nn.Module, device: torch.device) -> None:
-    """Move what `read_picture` computes with to a device: tower and projector."""
+    """Move tower and projector, which `read_picture` computes with, to a device."""
     tower_of(model).to(device)
     if projector := getattr(inner_model(model).model, "multi_modal_projector", None):
         projector.to(device)
@@ -72,11 +72,11 @@ def move_tower(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def read_picture(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
-    """What the tower says of one picture: (1, tokens, width) of LLaVA, (tokens, width) of Qwen.
+    """Return the features of one picture: (1, tokens, width) for LLaVA, (tokens, width) for Qwen.
 
     Args:
         model: The model; see `move_tower`.
-        vision: What the processor made of the picture.
+        vision: The processor's output.
     """
     inner = inner_model(model).model
     device = next(tower_of(model).parameters()).device
@@ -93,9 +93,9 @@ def read_picture(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
 
 
 def read_features(model: nn.Module) -> None:
-    """Let a model take `tower_features`, as `read_picture` makes them, concatenated, in the place of `pixel_values`.
+    """Let a model accept concatenated `tower_features`, as `read_picture` returns them, in place of `pixel_values`.
 
-    Without them, the model computes what it did.
+    Its computation is unchanged without them.
     """
     inner: Any = inner_model(model).model
     if _give_features not in inner._forward_pre_hooks.values():

@@ -1,4 +1,4 @@
-"""The shared-prefix engine: one vision pass and one prefix pass a question, and its branches on top, never a copy.
+"""Shared-prefix engine: read image and question once, then branches on their cached keys and values.
 
 A gate is a probability read at one position. Batches span questions; a token budget splits work, never text, and the
 results depend on neither.
@@ -26,13 +26,13 @@ from reflectune.models.rendering.renderer import Rendered
 
 @dataclass(frozen=True)
 class Generation:
-    """One answer, greedy or drawn.
+    """An answer, greedy or sampled.
 
     Attributes:
-        token_ids: What was generated, the end token included if it was reached; without the forced tokens.
-        text: The same as text, without the end token; reflection tokens are kept.
-        log_probs: Log-probability of each token by the model, whatever the temperature that it was drawn with.
-        finished: Whether the end token was reached.
+        token_ids: Generated ids without the forced ones; the end token is included if it was reached.
+        text: Decoded ids without the end token; reflection tokens are kept.
+        log_probs: Log-probability of each token under the model, at temperature 1.
+        finished: True if the end token was reached.
     """
 
     token_ids: list[int]
@@ -46,7 +46,7 @@ class Generation:
         return self.score_behind(0)
 
     def score_behind(self, first: int) -> float:
-        """S_ans of the tokens behind so many; 0 if there are none."""
+        """Return S_ans of the tokens after the first `first`; 0 if there are none."""
         log_probs = self.log_probs[first:]
         return math.exp(sum(log_probs) / len(log_probs)) if log_probs else 0.0
 
@@ -56,9 +56,9 @@ class Prefixes:
     """Questions whose images and prefixes have been read.
 
     Attributes:
-        engine: What read them.
-        chunks: The batches that they were read in.
-        places: For each question its chunk and its row in it.
+        engine: The engine that read them.
+        chunks: The batches in which they were read.
+        places: Chunk and row of each question.
     """
 
     engine: PrefixEngine
@@ -69,14 +69,14 @@ class Prefixes:
         return len(self.places)
 
     def probabilities(self, token_ids: Sequence[int]) -> Tensor:
-        """Probability that each token comes next, in the full softmax; float32 of shape (questions, tokens)."""
+        """Return the probability of each token to come next, full softmax: float32 of shape (questions, tokens)."""
         hidden = [chunk.hidden for chunk in self.chunks]
         return self.engine.probabilities(hidden, [self.places[q] for q in range(len(self))], token_ids)
 
 
 @dataclass(frozen=True)
 class BranchRows:
-    """Branches read in one batch: which (question, branch) they are, and what was read."""
+    """Branches of one batch, by (question, branch), with their rows."""
 
     branches: list[tuple[int, int]]
     rows: Rows
@@ -93,7 +93,7 @@ class Branches:
     places: dict[tuple[int, int], tuple[int, int]]
 
     def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
-        """Probability that each token comes next, in the full softmax: for each question (branches, tokens)."""
+        """Return the probability of each token to come next, full softmax: (branches, tokens) for each question."""
         rows = [(q, k) for q, question_branches in enumerate(self.ids) for k in range(len(question_branches))]
         hidden = [chunk.rows.hidden for chunk in self.chunks]
         branch_probabilities = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
@@ -101,18 +101,17 @@ class Branches:
 
 
 class PrefixEngine:
-    """Reads, judges and answers with one model.
+    """Read, judge and answer with one model.
 
     Args:
         loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
-        token_budget: Most tokens (padding included) that are read in one forward pass; a longer row goes alone. If
-            None, what the memory has room for. The keys and values of four times as many tokens of branches are kept;
-            other branches are read again if they are decoded from.
-        keep_images: How many pictures' prefixes are kept from call to call, those used last. With none kept, questions
-            of one call still share the reading of their picture.
+    XX Keys and values of four times as many tokens of branches are kept; other branches are
+            read again if they are decoded from.
+        keep_images: Image prefixes to keep from call to call, least recently used first out. With 0, questions
+            of one call still share a picture.
 
     Raises:
-        UserError: The model's attention is not one that the engine can share a prefix with.
+        UserError: The model's attention can't share a prefix.
     """
 
     def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
@@ -129,7 +128,7 @@ class PrefixEngine:
 
     @torch.no_grad()
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
-        """Read images and prefixes, each once; of prefixes with the same pictures, those pictures once.
+        """Read images and prefixes, each once; pictures that several prefixes begin with are read once.
 
         Raises:
             UserError: A prefix is longer than the model's context.
@@ -155,7 +154,7 @@ class PrefixEngine:
         return Prefixes(self, chunks, places)
 
     def _shared_image_prefixes(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
-        """Of prefixes whose pictures others read, or may read later: (key, image prefix, suffix), by question."""
+        """Return (key, image prefix, suffix) by question, for prefixes whose pictures others read, now or later."""
         parts_by_question = {}
         for q, prefix in enumerate(prefixes):
             if (parts := split_after_images(prefix, self._forward.positions.image_token_id)) is not None:
@@ -169,7 +168,7 @@ class PrefixEngine:
         return shared if saved >= WORTHWHILE else {}
 
     def _read_suffixes(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
-        """Read what follows image prefixes, and those image prefixes that are not kept."""
+        """Read the suffixes, and the image prefixes that are not cached."""
         by_key = {key: image_prefix for key, image_prefix, _ in parts}
         known = {key: kept for key in by_key if (kept := self.image_prefixes.get(key)) is not None}
         new = [key for key in by_key if key not in known]
@@ -189,7 +188,7 @@ class PrefixEngine:
 
         Args:
             prefixes: From `read`.
-            branches: For each question the token ids of its branches: any number of them, each of at least one token.
+            branches: Token ids of each question's branches: any number of branches, each of at least one token.
 
         Raises:
             UserError: A prefix and its branch are together longer than the model's context.
@@ -223,17 +222,17 @@ class PrefixEngine:
         max_new_tokens: int = 32,
         sampling: Sampling | None = None,
     ) -> list[Generation]:
-        """Answer from what has been read, which stays as it is.
+        """Answer from rows that have been read; the rows stay unchanged.
 
         Args:
             state: From `read` or `branch`.
-            rows: (question, branch) pairs; for what `read` returned, branch is not looked at.
+            rows: (question, branch) pairs; the branch is ignored for the result of `read`.
             forced: Tokens that every answer begins with, such as [Relevant]; they are not part of its score.
-            max_new_tokens: Where to stop if the end token doesn't come.
-            sampling: How to draw each of `rows`, which may then hold the same one several times; None answers greedily.
+            max_new_tokens: Limit without an end token.
+            sampling: Temperature and seeds of `rows`, which may then repeat a pair; None decodes greedily.
 
         Returns:
-            One answer for each of `rows`, in order.
+            An answer for each of `rows`, in order.
         """
         if sampling is not None and len(sampling.seeds) != len(rows):
             raise ValueError(f"expected a seed for each of {len(rows)} rows, found {len(sampling.seeds)}")
@@ -252,13 +251,12 @@ class PrefixEngine:
         answers: Sequence[Sequence[int]],
         forced: Sequence[int] = (),
     ) -> list[list[float]]:
-        """Log-probabilities of given answers' tokens, from what has been read, in one pass and without decoding.
+        """Return log-probabilities of given answers' tokens, computed in one pass without decoding.
 
         Args:
             state: From `read` or `branch`.
             rows: (question, branch) pairs, as for `generate`.
-            answers: Token ids of an answer for each of `rows`, of at least one token, the end token included if it is
-                to count.
+            answers: Token ids of an answer for each of `rows`, at least one; include the end token if it is to count.
             forced: Tokens that every answer begins with; they are not scored.
         """
         token_log_probs: list[list[float]] = [[] for _ in rows]
@@ -271,10 +269,10 @@ class PrefixEngine:
     def probabilities(
         self, hidden: Sequence[Tensor], places: Sequence[tuple[int, int]], token_ids: Sequence[int]
     ) -> Tensor:
-        """Softmax probabilities of tokens at some rows of chunks of hidden states: (places, tokens), on the CPU.
+        """Return softmax probabilities of tokens at some rows of chunks of hidden states: (rows, tokens), on the CPU.
 
         Raises:
-            UserError: One is no number.
+            UserError: A probability is NaN.
         """
         if not places:
             return torch.empty(0, len(token_ids))
@@ -284,21 +282,21 @@ class PrefixEngine:
         return told
 
     def check_numbers(self, *values: float) -> None:
-        """Refuse probabilities or scores that are no numbers: whatever is chosen by them means nothing.
+        """Refuse probabilities or scores that are NaN.
 
         Raises:
-            UserError: One is NaN.
+            UserError: A value is NaN.
         """
         if any(map(math.isnan, values)):
             raise UserError(
-                f"the model computes what is no number, in {str(self._model.dtype).removeprefix('torch.')}: float16 "
+                f"the model computes NaN, in {str(self._model.dtype).removeprefix('torch.')}: float16 "
                 "overflows in some models, where bfloat16 and float32 do not; else its weights are damaged"
             )
 
     def _read_branches(
         self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]], rows: Sequence[tuple[int, int]]
     ) -> Rows:
-        """Read some rows, (question, branch), of the branches; they are all of one prefix chunk."""
+        """Read some (question, branch) rows of the branches, all of one prefix chunk."""
         chunk = prefixes.chunks[prefixes.places[rows[0][0]][0]]
         before = chunk.take(self._index([prefixes.places[q][1] for q, _ in rows])).compact()
         ids = [branches[q][k] for q, k in rows]
@@ -309,7 +307,7 @@ class PrefixEngine:
     def _ready(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
     ) -> Iterator[tuple[Rows, list[int]]]:
-        """Batches of rows to continue from, with their places in `rows`. Branches that were not kept are read again."""
+        """Yield batches of rows to continue from, with their indices in `rows`. Dropped branches are read again."""
         places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
         for chunk in sorted({chunk for chunk, _ in places}):
             members = [i for i, (c, _) in enumerate(places) if c == chunk]
@@ -324,7 +322,7 @@ class PrefixEngine:
                 yield read.compact(), chosen
 
     def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None) -> list[Generation]:
-        """Greedy decoding, or drawing; a row that has ended leaves the batch."""
+        """Decode greedily, or sample; a row that has ended leaves the batch."""
         if forced:
             rows = self._forward.append(rows, [forced] * len(rows))[1]
         count = len(rows)
@@ -353,7 +351,7 @@ class PrefixEngine:
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities of the tokens of answers that follow rows; the state before a token predicts it."""
+        """Return log-probabilities of the answers' tokens; the state before a token predicts it."""
         written = [[*forced, *answer] for answer in answers]
         if max(map(len, written)) == 1:
             before = rows.hidden[:, None]
@@ -387,11 +385,11 @@ class PrefixEngine:
 
 
 def _forget(rows: Rows) -> Rows:
-    """The rows without the keys and values of their last level."""
+    """Return the rows without the keys and values of their last level."""
     return replace(rows, levels=(*rows.levels[:-1], replace(rows.last_level, cache=[])))
 
 
 def _end_tokens(loaded: Loaded) -> list[int]:
-    """What ends an answer: the template's end of turn, and the model's own end tokens."""
+    """Return the ids that end an answer: the template's end of turn, and the model's own end tokens."""
     end_ids = loaded.model.generation_config.eos_token_id
     return sorted({loaded.renderer.end_token_id, *([end_ids] if isinstance(end_ids, int) else end_ids or ())})

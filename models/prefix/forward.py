@@ -1,4 +1,4 @@
-"""One forward pass of a model over tokens that hang from what it has read before, and how many tokens fit into it."""
+"""Forward passes of a model over tokens that follow cached ones, and the number of tokens that fit into a pass."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of, input_device
 
 _UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""Keeps transformers from making a mask: under shared tokens none is looked at."""
+"""Keeps transformers from building a mask; attention over shared tokens doesn't read it."""
 CPU_BUDGET = 2_048
-"""Small passes stay in a CPU's cache, and nothing is gained by large ones: see benchmarks/shared_prefix.md."""
+"""Small passes stay in a CPU's cache; larger ones gain nothing."""
 LARGEST = 65_536
-"""Tokens beyond which an accelerator gains nothing."""
+"""More tokens gain nothing on an accelerator."""
 KEPT = 4
-"""How many budgets of tokens the keys and values may be kept of."""
+"""Budgets of tokens whose keys and values may be kept."""
 _TRIAL = 1_024
 _SHARE = 0.7
-"""Of the free memory; the rest is for pictures and for what is not foreseen."""
+"""Share of the free memory to use; the rest is for pictures and fragmentation."""
 
 
 class Forward:
-    """Reads tokens with one model.
+    """Read tokens with one model.
 
     Args:
         model: The model. Its attention is replaced by one that computes the same and can share prefixes.
 
     Attributes:
-        device: Where it takes tokens, and gives hidden states; layers may lie on others.
-        tokens_read: Tokens of prompts that it has read so far, padding and decoded tokens left out.
+        device: Device of the token ids and hidden states; layers may lie on others.
+        tokens_read: Prompt tokens read so far, without padding and decoded tokens.
 
     Raises:
-        UserError: The model's attention is not one that can.
+        UserError: The model's attention can't share a prefix.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -69,10 +69,10 @@ class Forward:
         return Rows((), (), places[0, :, 0], states[:, 0]).under(Level(cache, real), *_last(states, real, places))
 
     def append(self, rows: Rows, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
-        """Append tokens to each row, of any number each: one forward pass over the cached ones.
+        """Append any number of tokens to each row, in one forward pass over the cached ones.
 
         Returns:
-            The hidden states of them all, of shape (rows, most tokens, hidden size), and the rows with them.
+            Hidden states of shape (rows, most tokens, hidden size), and the extended rows.
         """
         padded, real = self._padded(ids)
         places = self._next_positions(rows.next_position, padded.shape[1])
@@ -82,16 +82,16 @@ class Forward:
     def decode_step(
         self, tokens: Tensor, start: Tensor, shared: Sequence[Shared], written: KeysValues
     ) -> tuple[Tensor, KeysValues]:
-        """Append one token to each row, after those that were decoded before.
+        """Append one token to each row, after the tokens decoded so far.
 
         Args:
-            tokens: Of shape (rows,).
-            start: Their positions, of shape (rows,).
-            shared: What the rows see, from `Rows.shared`.
-            written: Keys and values of the tokens written before.
+            tokens: Shape (rows,).
+            start: Their positions, shape (rows,).
+            shared: Shared tokens that the rows see, from `Rows.shared`.
+            written: Keys and values of the tokens decoded so far.
 
         Returns:
-            The hidden states, of shape (rows, hidden size), and the keys and values with the new ones.
+            Hidden states of shape (rows, hidden size), and the extended keys and values.
         """
         states, cache = self._under(shared, tokens[:, None], self._next_positions(start, 1), written)
         return states[:, 0], cache
@@ -99,14 +99,14 @@ class Forward:
     def _under(
         self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues
     ) -> tuple[Tensor, KeysValues]:
-        """`_states` of text that hangs from what was read before."""
+        """Return `_states` of text that follows cached rows."""
         more = {"attention_mask": _UNUSED_MASK, "shared_context": SharedContext(shared)}
         return self._states(ids, positions, past, more)
 
     def _states(
         self, ids: Tensor, positions: Tensor, past: KeysValues, more: Mapping[str, Any]
     ) -> tuple[Tensor, KeysValues]:
-        """Hidden states of tokens of shape (rows, new) at positions (1 or 3, rows, new), and all keys and values."""
+        """Return hidden states of tokens (rows, new) at positions (1 or 3, rows, new), and all keys and values."""
         cache = as_cache(past)
         states = self.model.model(
             input_ids=ids,
@@ -118,7 +118,7 @@ class Forward:
         return states.to(ids.device), cached(cache)
 
     def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Token ids padded on the right, and which are real, both of shape (rows, longest)."""
+        """Return token ids padded on the right, and a mask of the real ones, both of shape (rows, longest)."""
         counts = np.array([len(row_ids) for row_ids in ids])
         real = np.arange(counts.max()) < counts[:, None]
         self.tokens_read += int(counts.sum())
@@ -127,21 +127,21 @@ class Forward:
         return torch.from_numpy(padded).to(self.device), torch.from_numpy(real).to(self.device)
 
     def _next_positions(self, start: Tensor, count: int) -> Tensor:
-        """Positions (1 or 3, rows, count) of text that goes on from `start`."""
+        """Return positions (1 or 3, rows, count) of text that continues at `start`."""
         positions = (start[:, None] + torch.arange(count, device=start.device))[None]
         return positions.expand(3, -1, -1) if self.positions.is_3d else positions
 
 
 def _last(states: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The position after each row's last token, and the hidden state there."""
+    """Return the position after each row's last token, and the hidden state at that token."""
     row, last = torch.arange(len(real), device=real.device), real.sum(1) - 1
     return positions[0, row, last] + 1, states[row, last]
 
 
 def find_budget(forward: Forward) -> int:
-    """Tokens of a forward pass that the memory has room for, measured by a trial on an accelerator; a power of two.
+    """Return the tokens of a forward pass that the memory has room for, a power of two, by a trial on an accelerator.
 
-    Of several accelerators the one that has room for the fewest tokens counts.
+    With several accelerators the one with the least room counts.
     """
     gpus = gpus_of(forward.model)
     if not gpus:
@@ -162,7 +162,7 @@ def find_budget(forward: Forward) -> int:
 
 
 def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Batches of rows of similar length, as indices; each takes at most `budget` tokens, or is a single longer row."""
+    """Group rows of similar length into batches of indices, of at most `budget` tokens or a single longer row."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if batches and (len(batches[-1]) + 1) * lengths[index] <= budget:
@@ -173,12 +173,12 @@ def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def fitting_budget(free: float, passing: float, kept: float) -> int:
-    """The largest power of two up to `LARGEST` that fits.
+    """Return the largest power of two up to `LARGEST` that fits.
 
     Args:
         free: Bytes of memory.
-        passing: Bytes that one token takes while it is read.
-        kept: Bytes of one token's keys and values; those of `KEPT` budgets of branches and as many of prefixes stay.
+        passing: Bytes of one token during a pass.
+        kept: Bytes of one token's keys and values. `KEPT` budgets of branches and as many of prefixes are kept.
     """
     tokens = _SHARE * free / max(passing + 2 * KEPT * kept, 1)
     return max(1, min(LARGEST, 2 ** int(max(tokens, 1)).bit_length() // 2))

@@ -1,4 +1,4 @@
-"""What questions about the same pictures share: the beginning of their prefixes, up to just after the last picture."""
+"""Image prefixes: the beginning that questions about the same pictures share, up to just after the last picture."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from reflectune.models.prefix.rows import Level, Rows
 from reflectune.models.rendering.renderer import Rendered
 
 WORTHWHILE = 512
-"""Tokens that sharing must save to be worth another forward pass: a picture of LLaVA-1.5 is, small ones may not be."""
+"""Fewest tokens to save that are worth another forward pass: more than a small picture, as many as LLaVA-1.5's."""
 
 
 def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
-    """Split a prefix behind the token that follows its last picture.
+    """Split a prefix after the token that follows its last picture.
 
-    That token belongs to the first part, since positions go on from a text token (M-RoPE advances past a picture by
-    the picture's size).
+    That token belongs to the first part: positions continue from a text token, and M-RoPE advances past a picture by
+    its size.
 
     Returns:
-        The image prefix and the ids that follow it; None if there is no picture, or fewer than two tokens follow it.
+        The image prefix and the ids that follow it; None without a picture, or if fewer than two tokens follow it.
     """
     if image_token_id not in prefix.ids:
         return None
@@ -35,14 +35,14 @@ def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered,
 
 
 def key_of(image_prefix: Rendered) -> str:
-    """A hash that two image prefixes share if their tokens and pictures are equal."""
+    """Return a hash that two image prefixes share if their tokens and pictures are equal."""
     return hashlib.blake2b(
         str(image_prefix.ids).encode() + content_key(image_prefix.vision), digest_size=16
     ).hexdigest()
 
 
 def stacked(image_prefixes: Sequence[Rows]) -> Rows:
-    """Image prefixes of one row each as the rows of one batch, padded to the longest."""
+    """Stack image prefixes of one row each into one batch, padded to the longest."""
     if len(image_prefixes) == 1:
         return image_prefixes[0]
     levels = [image_prefix.last_level for image_prefix in image_prefixes]
@@ -64,10 +64,10 @@ def stacked(image_prefixes: Sequence[Rows]) -> Rows:
 
 
 class ImagePrefixCache:
-    """Keys and values of the image prefixes that were used last (LRU), by `key_of`.
+    """LRU cache of keys and values of image prefixes, by `key_of`.
 
     Args:
-        most: How many are kept.
+        most: Number of image prefixes to keep.
     """
 
     def __init__(self, most: int) -> None:
@@ -78,17 +78,17 @@ class ImagePrefixCache:
         return len(self._kept)
 
     def get(self, key: str) -> Rows | None:
-        """The image prefix if it is kept; it counts as used."""
+        """Return the cached image prefix, or None, and mark it as used."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
     def keep(self, least: int) -> None:
-        """Keep at least so many from now on."""
+        """Raise the capacity to `least` or more."""
         self.most = max(self.most, least)
 
     def put(self, key: str, image_prefix: Rows) -> None:
-        """Keep an image prefix of one row that owns its memory; the one used longest ago makes room."""
+        """Cache an image prefix of one row that owns its memory, and drop the least recently used one if full."""
         if self.most:
             self._kept[key] = image_prefix
             self._kept.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Rows that a model has read: levels of tokens, each kept once, however many rows of the next hang from it."""
+"""Rows that a model has read: levels of tokens, each stored once for all rows of the next level."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class Level:
     """Tokens that were read together: N rows, padded on the right.
 
     Attributes:
-        cache: Keys and values of each layer, (N, key heads, tokens, head size); empty if they were not kept.
-        real: Bool of shape (N, tokens): tokens, and not padding.
+        cache: Keys and values of each layer, (N, key heads, tokens, head size); empty if they were dropped.
+        real: Bool of shape (N, tokens); False at padding.
     """
 
     cache: KeysValues
     real: Tensor
 
     def take(self, index: Tensor) -> Level:
-        """A copy of some of its rows."""
+        """Return a copy of some of its rows."""
         return Level(rows_of(self.cache, index), self.real[index])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that have been read, each a chain of one row of every level, the first level first.
+    """Rows that have been read, each a chain of one row of every level, first level first.
 
     Attributes:
-        levels: What was read, from the image down.
-        where: For each level the row of it that each of these rows goes through, of shape (rows,).
-        next_position: The position that follows each row's last token, of shape (rows,).
-        hidden: The last hidden state at each row's last token, of shape (rows, hidden size).
+        levels: Levels from the image down.
+        where: For each level the index of its row in each chain, shape (rows,).
+        next_position: Position after each row's last token, shape (rows,).
+        hidden: Last hidden state at each row's last token, shape (rows, hidden size).
     """
 
     levels: tuple[Level, ...]
@@ -51,15 +51,15 @@ class Rows:
 
     @property
     def last_level(self) -> Level:
-        """The level that was read last, `levels[-1]`."""
+        """Last level that was read."""
         return self.levels[-1]
 
     def take(self, index: Tensor) -> Rows:
-        """These rows, in this order, possibly repeated; nothing is copied."""
+        """Return these rows, in this order, possibly repeated, without copying."""
         return Rows(self.levels, tuple(row[index] for row in self.where), self.next_position[index], self.hidden[index])
 
     def compact(self) -> Rows:
-        """The same rows; of a level of which they use less than half, a copy of what they use."""
+        """Return the same rows; a level that they use less than half is replaced by a copy of the used part."""
         levels, where = [], []
         for level, row in zip(self.levels, self.where, strict=True):
             used, place = row.unique(return_inverse=True)
@@ -69,22 +69,22 @@ class Rows:
         return Rows(tuple(levels), tuple(where), self.next_position, self.hidden)
 
     def lengths(self) -> Tensor:
-        """How many tokens each row has, padding left out, of shape (rows,)."""
+        """Number of tokens of each row without padding, shape (rows,)."""
         counts = [level.real.sum(1)[row] for level, row in zip(self.levels, self.where, strict=True)]
         return torch.stack(counts).sum(0)
 
     def shared(self) -> list[Shared]:
-        """What more tokens of these rows see."""
+        """Return the tokens that a continuation of these rows sees."""
         return [Shared.of(level.cache, level.real, row) for level, row in zip(self.levels, self.where, strict=True)]
 
     def under(self, level: Level, next_position: Tensor, hidden: Tensor) -> Rows:
-        """The rows that come of reading one more level, one row of it under each of these rows."""
+        """Return the rows extended by one level, one row of it for each of these rows."""
         row = torch.arange(len(next_position), device=next_position.device)
         return Rows((*self.levels, level), (*self.where, row), next_position, hidden)
 
 
 def as_cache(layers: KeysValues) -> DynamicCache:
-    """A transformers cache that begins with these keys and values, without copying them."""
+    """Return a transformers cache that begins with these keys and values, without copying them."""
     cache = DynamicCache()
     for keys, values in layers:
         layer = DynamicLayer()
@@ -95,17 +95,17 @@ def as_cache(layers: KeysValues) -> DynamicCache:
 
 
 def cached(cache: DynamicCache) -> KeysValues:
-    """What a transformers cache holds."""
+    """Return the keys and values of a transformers cache."""
     layers: list[Any] = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
 
 
 def rows_of(layers: KeysValues, index: Tensor) -> KeysValues:
-    """A copy of some rows of keys and values; those of each layer stay on the layer's device."""
+    """Return a copy of some rows of keys and values, on each layer's device."""
     return [(keys[index.to(keys.device)], values[index.to(values.device)]) for keys, values in layers]
 
 
 def kept_bytes(levels: Sequence[Level], device: torch.device | None = None) -> int:
-    """Memory of the keys and values of levels, each counted once; of those on one device if it is given."""
+    """Return the bytes of the levels' keys and values, each counted once; those on `device` only if it is given."""
     tensors = {id(tensor): tensor for level in levels for pair in level.cache for tensor in pair}
     return sum(tensor.nbytes for tensor in tensors.values() if device in (None, tensor.device))

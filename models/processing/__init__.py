@@ -1,1 +1,1 @@
-"""What a model reads, made from pictures and text: image fitting and its settings, and a record of it."""
+"""Inputs of a model from pictures and text: image fitting and its settings, and a record of the tokenizer."""

@@ -1,8 +1,8 @@
-"""How a model's processor fits a picture into what the model sees: keys of every config that loads a model.
+"""Settings of how a processor fits a picture to the model's input.
 
-LLaVA-1.5 was tuned on pictures that were padded to a square with the mean colour (`image_aspect_ratio: pad` of its
-training script); the processors of llava-hf scale the short side and cut the middle out instead. Qwen's take a picture
-at its own size, up to a number of pixels: 16,384 tokens as published.
+LLaVA-1.5 was tuned on pictures padded to a square with the mean colour (`image_aspect_ratio: pad` of its training
+script); llava-hf's processors scale the short side and crop. Qwen's take a picture at its own size, up to a number of
+pixels: 16,384 tokens as published.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ImageFit = Literal["processor", "pad", "crop"]
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How pictures are fitted.
+    """Fitting of pictures.
 
     Attributes:
-        fit: Of LLaVA-1.5: `pad` to a square with the mean colour, `crop` the middle out, or as the `processor` does.
-        min_pixels: Of Qwen: a smaller picture is scaled up to this many pixels; 0: as the processor has it.
-        max_pixels: Of Qwen: a larger picture is scaled down to this many pixels; 0: as the processor has it. A strip
+        fit: For LLaVA-1.5: `pad` to a square with the mean colour, `crop` the middle, or as the `processor` does.
+        min_pixels: For Qwen: smaller pictures are scaled up to this many pixels; 0: the processor's own bound.
+        max_pixels: For Qwen: larger pictures are scaled down to this many pixels; 0: the processor's own bound. A strip
             stays one token wide, even if it then has more.
     """
 
@@ -36,7 +36,7 @@ AS_IN_PROCESSOR: Final = ImageSettings()
 
 
 class ImageKeys(Settings):
-    """The keys of a config that loads a model."""
+    """Image settings of a config that loads a model."""
 
     image_fit: ImageFit = setting(
         "processor",
@@ -56,7 +56,7 @@ class ImageKeys(Settings):
     )
 
     def image_settings(self) -> ImageSettings:
-        """The keys, to load a model with."""
+        """Return the settings to load a model with."""
         return ImageSettings(self.image_fit, self.min_pixels, self.max_pixels)
 
     @cross_check

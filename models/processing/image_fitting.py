@@ -1,4 +1,4 @@
-"""Sets a processor to fit pictures as a config says, and says how it does."""
+"""Apply image settings to a processor, and describe a processor's own."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ _DECIDES: Final = (
     *("rescale_factor", "do_normalize", "image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size"),
     "image_grid_pinpoints",
 )
-"""Settings of image processors that decide the pixels that a model reads."""
+"""Settings of image processors that determine the pixels of the model's input."""
 
 
 def fit_images(processor: Any, model_type: str, settings: ImageSettings) -> None:
-    """Let a processor fit pictures as the settings say; it is saved with them.
+    """Set a processor to fit pictures as the settings say; it is saved with them.
 
     Raises:
-        UserError: The settings are of another family, or leave no size between them, or what the processor was loaded
-            with is odd.
+        UserError: The settings are for a different family, leave no size between them, or don't match the processor.
     """
     refuse_other_family(settings, model_type)
     if settings.fit != "processor":
@@ -48,20 +47,20 @@ def refuse_other_family(settings: ImageSettings, model_type: str) -> None:
 
 
 def use_pillow_padding(processor: Any) -> None:
-    """Let Pillow scale LLaVA's padded pictures, as in its training, also where torchvision is installed."""
+    """Use Pillow to scale LLaVA's padded pictures, as in its training, even if torchvision is installed."""
     images: Any = getattr(processor, "image_processor", None)
     if type(images).__name__ == "LlavaImageProcessor":
         processor.image_processor = LlavaImageProcessorPil.from_dict(images.to_dict())
 
 
 def images_fingerprint(processor: Any) -> dict[str, Any]:
-    """Everything in a processor that decides what a model sees of a picture, by name."""
+    """Return everything in a processor that determines the model's input of a picture, by name."""
     values = {name: getattr(processor.image_processor, name, None) for name in _DECIDES}
     return {name: _plain(value) for name, value in values.items() if value not in (None, False)}
 
 
 def images_in_words(processor: Any) -> str:
-    """How pictures are fitted, for a person to read."""
+    """Describe in a line how pictures are fitted."""
     images = processor.image_processor
     if _is_llava(processor):
         fit = "pad" if _pads(processor) else "crop"
@@ -114,7 +113,7 @@ def _pads(processor: Any) -> bool:
 
 
 def _pixels(processor: Any) -> tuple[int, int] | None:
-    """Fewest and most pixels of a picture of Qwen's; None of another family."""
+    """Return the fewest and most pixels of a Qwen processor's pictures; None for other families."""
     if not hasattr(processor.image_processor, "merge_size"):
         return None
     size = dict(processor.image_processor.size)
@@ -122,7 +121,7 @@ def _pixels(processor: Any) -> tuple[int, int] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value of an image processor as JSON has it; a size without the edges that are not set."""
+    """Return a value of an image processor as JSON; a size without the edges that are not set."""
     if isinstance(value, (SizeDict, dict)):
         return {name: edge for name, edge in dict(value).items() if edge is not None}
     return list(value) if isinstance(value, tuple) else value

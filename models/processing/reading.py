@@ -1,4 +1,4 @@
-"""What turned texts into ids at training, recorded in `scheme.json` and compared when the checkpoint is loaded."""
+"""Record of the tokenizer and chat template of a training, stored in `scheme.json` and compared when loading."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from reflectune.core.hashing import fingerprint
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 
 READ_WITH: Final = "read_with"
-"""The key in `scheme.json`."""
+"""Key in `scheme.json`."""
 _PROBES: Final = (
     "The quick brown fox jumps over the lazy dog; THE LAZY DOG SLEEPS.",
     "  It's 1,234.5 km² (50 %)\tfrom Zürich\n\nto São-Paulo…  “naïve” ﬁve １２３ Ωμέγα Москва 東京 मुंबई القاهرة 🦊",
     "def f(x):\n    return x_0 != 'a' and {\"b\": [1, 2]}  # http://example.org/?q=1&r=2",
 )
-"""Texts whose ids tell tokenizers apart that have the same vocabulary: cases, accents, spaces, digits, scripts."""
+"""Texts whose ids tell tokenizers with equal vocabularies apart: case, accents, spaces, digits, scripts."""
 _FILES: Final = {
     "vocabulary": "tokenizer.json",
     "texts": "tokenizer.json",
@@ -32,10 +32,10 @@ _FILES: Final = {
 
 
 def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
-    """What decides the ids that a text becomes.
+    """Return the record of everything that determines the ids of a text.
 
     Args:
-        processor: As the model is trained, with the scheme's tokens.
+        processor: The processor with the scheme's tokens.
         scheme: The scheme.
 
     Returns:
@@ -53,17 +53,15 @@ def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
 
 
 def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> None:
-    """Refuse a checkpoint whose tokens, tokenizer or chat template are not those that it was trained with.
-
-    One that an earlier version wrote has no record of them; a line says so.
+    """Refuse a checkpoint whose tokens, tokenizer or chat template differ from those of its training.
 
     Args:
-        folder: The checkpoint's.
-        processor: As it was loaded, with the scheme's tokens.
-        scheme: The checkpoint's.
+        folder: Folder of the checkpoint.
+        processor: The loaded processor with the scheme's tokens.
+        scheme: The checkpoint's scheme.
 
     Raises:
-        UserError: Says what differs, and what to do.
+        UserError: Names the difference and the fix.
     """
     recorded = read_json(folder / SCHEME_FILE, "the checkpoint's scheme").get(READ_WITH)
     if recorded is None:
@@ -99,7 +97,7 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
 
 
 def _hash_of(vocabulary: Mapping[str, int]) -> str:
-    """A hash of tokens and ids; joined to one text first, which is many times as fast as JSON."""
+    """Return a hash of tokens and ids; they are joined to one text first, which is many times as fast as JSON."""
     ordered = sorted(vocabulary.items(), key=itemgetter(1))
     text = "\0".join(token for token, _ in ordered) + "\0\0" + " ".join(str(number) for _, number in ordered)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
