@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "core": 0,
     "formats": 1,
-    "metrics": 2,
     "models": 2,
-    "retrieval": 3,
-    "data_builders": 4,
-    "train": 5,
-    "inference": 5,
-    "examples": 6,
+    "metrics": 3,
+    "retrieval": 4,
+    "data_builders": 5,
+    "inference": 6,
+    "train": 7,
+    "examples": 8,
 }
 STARTED_BY_PATH = {
     "data_builders/probe.py",

@@ -56,8 +56,8 @@ def test_a_model_without_shapes_is_refused(
     base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for model, told in (
-        ("nobody/has-this-model", "error: nobody/has-this-model"),
-        ("checkpoints/another", "error: checkpoints/another"),
+        ("nobody/has-this-model", "error: no model nobody/has-this-model"),
+        ("checkpoints/another", "error: no model checkpoints/another"),
         (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} is not a folder, and no name of a model on the Hub"),
         ("miniature/none", "  `model` no model miniature/none; "),
         ("pocket/none", "  `model` no model pocket/none; "),
