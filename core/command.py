@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from reflectune.core.config import Config, parse_config
-from reflectune.core.errors import entry_point
+from reflectune.core.entry_point import entry_point
 from reflectune.core.flags import help_text
 from reflectune.core.outputs import hold
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from reflectune.core.durable import read_record, read_row
-from reflectune.core.errors import UserError, entry_point
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
 from reflectune.inference.lmms.config import MODES
 from reflectune.metrics.reporting.intervals import share_interval
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from reflectune.core.errors import entry_point
+from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.models.parts import PARTS, Part, fetch, is_fetched, read_part
 
 

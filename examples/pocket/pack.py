@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reflectune.core.durable import read_json, write_atomically, write_json
-from reflectune.core.errors import UserError, entry_point
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
 from reflectune.core.outputs import hold
 from reflectune.core.partials import writing
 from reflectune.examples.pocket.models.llava import ADAPTER, PROJECTOR, TRAINED

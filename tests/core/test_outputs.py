@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.errors import UserError, entry_point
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
 from reflectune.core.locking import is_held, lock_path, remove, take
 from reflectune.core.outputs import hold, release_outputs
 

@@ -103,7 +103,7 @@ def test_no_part_of_the_tree_draws_a_bar_of_its_own() -> None:
 @pytest.mark.slow
 def test_transformers_bars_do_not_reach_a_log(tmp_path: Path) -> None:
     script = """
-from reflectune.core.errors import entry_point
+from reflectune.core.entry_point import entry_point
 from transformers.utils import logging
 
 @entry_point

