@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,25 +147,3 @@ def standing(leads: Sequence[Mapping[str, Mapping[str, float]]]) -> Standing:
     ahead = {name for name in leads[0] if all(run[name]["low"] > 0 for run in leads)}
     behind = tuple(name for name in leads[0] if all(run[name]["high"] < 0 for run in leads))
     return Standing(behind, tuple(name for name in leads[0] if name not in ahead and name not in behind))
-
-
-def order_agreement(measured: Mapping[str, float], reported: Mapping[str, float]) -> float:
-    """Compute the share of pairs that two tables order alike, among the pairs that the second table orders.
-
-    Args:
-        measured: Score by ranking, as measured here.
-        reported: Score by ranking, as printed in a paper; its ties are left out.
-
-    Returns:
-        In [0, 1]; a pair that ties in `measured` counts half. 1.0 if no pair is ordered.
-    """
-    agreements = []
-    for first, second in itertools.combinations(reported, 2):
-        expected = _sign(reported[first] - reported[second])
-        if expected:
-            agreements.append((1 + expected * _sign(measured[first] - measured[second])) / 2)
-    return sum(agreements) / len(agreements) if agreements else 1.0
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

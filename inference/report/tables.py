@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from reflectune.core.html import Cell, Table, render
 from reflectune.inference.reading.ranking import standing
-from reflectune.inference.scoring.paper_numbers import ranks
 
 GATE_TITLES = {
     "gate": "gate: knowledge-based or visual",
@@ -85,54 +84,33 @@ def _reflection(
 
 
 def rankings(metrics: Mapping[str, Any]) -> Markup:
-    """The eight rankings, their order here and in Table 5 of the paper, and whether the full product is the best."""
+    """Return the scores of mR²AG's eight rankings (Table 5 of the paper), and whether the full product is the best."""
     measured = metrics["rankings"]
     if not measured:
         return _html(notes=["mr2ag was not run; no other pipeline ranks its answers by products."])
     label, heads = {"full": "ret·rel·ans (the full product)"}, metrics["metric"]["columns"]
-    order = {column: _order(measured["scores"], column) for column in heads}
-    papers = {column: title for column, title in heads.items() if column in measured["paper_ranks"]}
     rows = [
-        [
-            label.get(name, name.replace("*", "·")),
-            *(score_cell(table.get(column)) for column in heads),
-            *(f"{order[column].get(name, '–')} / {measured['paper_ranks'][column][name]}" for column in papers),
-        ]
+        [label.get(name, name.replace("*", "·")), *(score_cell(table.get(column)) for column in heads)]
         for name, table in measured["scores"].items()
     ]
-    head = ["ranked by", *heads.values(), *(f"rank / paper's rank: {name}" for name in papers.values())]
     caption = (
         "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans. “random” is the exact "
         "expectation of a random choice; ties share equally."
     )
-    if papers:
-        caption += (
-            " Rank 1 is the best here and in the paper's Table 5, whose numbers, of other models and questions, are in "
-            "docs/paper_numbers.md."
-        )
-    return _html(Table(head, rows, caption), notes=ranking_sentences(measured, heads))
+    return _html(Table(["ranked by", *heads.values()], rows, caption), notes=ranking_sentences(measured, heads))
 
 
 def ranking_sentences(measured: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
-    """Whether Table 5's order holds here, if the paper has one, and how the full product stands, per column."""
+    """Return how the full product compares with the other rankings, a sentence per column."""
     sentences = []
     for column, leads in measured["full_product_leads"].items():
-        place = standing([leads])
-        told = "is the best" if place.is_best else str(place).replace("*", "·")
-        if place.behind:
-            told = f"is {told}"
-        share = measured["pairs_ordered_as_in_paper"].get(column)
-        order = "" if share is None else f"{100 * share:.0f} % of the pairs of rankings are ordered as in the paper; "
+        result = standing([leads])
+        verdict = "is the best" if result.is_best else str(result).replace("*", "·")
+        verdict = f"is {verdict}" if result.behind else verdict
         sentences.append(
-            f"{heads[column].capitalize()}: {order}the full product {told}, by the 95 % intervals of its leads."
+            f"{heads[column].capitalize()}: the full product {verdict}, by the 95 % intervals of its leads."
         )
     return sentences
-
-
-def _order(scores: Mapping[str, Any], column: str) -> dict[str, int]:
-    """The rank of each ranking in a column, by its score as printed."""
-    values = {name: score["value"] for name, table in scores.items() if (score := table.get(column)) is not None}
-    return ranks({name: round(100 * value, 1) for name, value in values.items()})
 
 
 def calibration(metrics: Mapping[str, Any]) -> Markup:

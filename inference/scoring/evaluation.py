@@ -13,9 +13,8 @@ from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
 from reflectune.inference.pipelines.recipe import TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, iterative, reflecting
-from reflectune.inference.reading.ranking import FULL, RANKINGS, order_agreement
+from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.scoring.calibration import calibration, gate_rows
-from reflectune.inference.scoring.paper_numbers import MR2AG_5
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
 from reflectune.inference.scoring.trajectories import costs, trajectories
@@ -26,8 +25,6 @@ from reflectune.metrics.reporting.breakdown import OVERALL, by_label
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 
 BEST_BASELINE = "best_baseline"
-PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
-"""Heads of Table 5's columns in the paper, by ours."""
 
 
 def baselines() -> tuple[str, ...]:
@@ -194,20 +191,10 @@ def _rankings(
     expected = np.array([measure.expectations(q, traces[q.id], RANKINGS) for q in answered])
     right = dict(zip(RANKINGS, expected.T.copy(), strict=True))
     table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
-    columns = {
-        column: {name: score["value"] for name, scores in table.items() if (score := scores[column]) is not None}
-        for column in (OVERALL, *(table_column.name for table_column in measure.columns(answered)))
-        if table["random"][column] is not None
-    }
-    paper = PAPER_COLUMNS if measure.metric == "infoseek" else {}
+    every = (OVERALL, *(table_column.name for table_column in measure.columns(answered)))
+    columns = [column for column in every if table["random"][column] is not None]
     return {
         "scores": table,
-        "paper_ranks": {column: MR2AG_5.ranks(head) for column, head in paper.items()},
-        "pairs_ordered_as_in_paper": {
-            column: order_agreement(columns[column], MR2AG_5.column(head))
-            for column, head in paper.items()
-            if column in columns
-        },
         "full_product_leads": {
             column: {
                 name: measure.difference(answered, right[FULL], values, seed, column)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
 
 from reflectune.core.types import Question
 from reflectune.examples.miniature.tables.comparisons import Answers, Comparison, answers, compare, verdict_of
-from reflectune.inference.scoring.paper_numbers import ranks
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.sweeps.outcomes import Results
 
+Name = TypeVar("Name", bound=Hashable)
 Cell = tuple[str, str]
 """Which model (by the name of its training) at which point."""
 
@@ -74,6 +77,23 @@ class Table:
     claims: Sequence[Claim] = ()
     note: str | Callable[[], str] = ""
     visual: bool = field(default=False)
+
+
+def paper_column(paper: str, table: str) -> dict[str, float]:
+    """Return the overall scores of a paper's table by row, which our tables rank by."""
+    text = Path(__file__).with_name("paper_numbers.yaml").read_text(encoding="utf-8")
+    column: dict[str, float] = yaml.safe_load(text)[paper][table]
+    return column
+
+
+def ranks(values: Mapping[Name, float]) -> dict[Name, int]:
+    """Return the rank of each value, 1 for the highest. Equal values share a rank, and the next rank is left out.
+
+    Example:
+        >>> ranks({"a": 39.2, "b": 40.2, "c": 39.2, "d": 36.7})
+        {'a': 2, 'b': 1, 'c': 2, 'd': 4}
+    """
+    return {name: 1 + sum(other > value for other in values.values()) for name, value in values.items()}
 
 
 def ahead(better: Cell, *others: Cell) -> list[dict[Cell, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead
+from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.mmkb_stages import (
     MINUTES,
@@ -16,7 +16,6 @@ from reflectune.examples.miniature.tables.mmkb_stages import (
     training,
 )
 from reflectune.examples.miniature.tables.stages import Answering, Plan, Stage
-from reflectune.inference.scoring.paper_numbers import MMKB_2, MMKB_3, MMKB_4, MMKB_5
 from reflectune.inference.sweeps.points import Point
 
 TOKENS = {
@@ -83,7 +82,7 @@ def _tokens(config: TablesConfig) -> Table:
         "Table 2: the three tokens",
         [
             Row("closed book", (MODEL, "closed book")),
-            *(Row(name, cell, MMKB_2.column()[name]) for name, cell in cells.items()),
+            *(Row(name, cell, paper_column("mmkb_rag", "2")[name]) for name, cell in cells.items()),
         ],
         [
             Claim("RET improves the answers", ahead(cells["RET"], cells["none"])),
@@ -116,7 +115,7 @@ def _by_k(config: TablesConfig) -> Table:
         claims.append(Claim("One document is not enough: auto is ahead of k = 1", ahead(cells["auto"], cells["1"])))
     return Table(
         "Table 3: number of documents after SRT",
-        [Row(f"k = {k}", cell, MMKB_3.column().get(k)) for k, cell in cells.items()],
+        [Row(f"k = {k}", cell, paper_column("mmkb_rag", "3").get(k)) for k, cell in cells.items()],
         claims,
         "RET and MCT off.",
     )
@@ -127,7 +126,11 @@ def _by_mct(config: TablesConfig) -> Table:
     several = [k for k in _ks(config) if k != "1"]  # MCT needs two documents
     return Table(
         "Table 4: kind of MCT and number of documents",
-        [Row(f"{how}, k = {k}", cells[how, k], MMKB_4.column().get(f"{how}, {k}")) for k in several for how in MCT],
+        [
+            Row(f"{how}, k = {k}", cells[how, k], paper_column("mmkb_rag", "4").get(f"{how}, {k}"))
+            for k in several
+            for how in MCT
+        ],
         [
             Claim(
                 "merge is the best at every k (InfoSeek)",
@@ -149,7 +152,7 @@ def _by_mct(config: TablesConfig) -> Table:
 
 def _by_labels(config: TablesConfig) -> Table:
     cells: dict[float, Cell] = {size: (own_labels(size), SRT_ALONE.name) for size in config.sizes}
-    smallest, paper = min(config.sizes), MMKB_5.column()
+    smallest, paper = min(config.sizes), paper_column("mmkb_rag", "5")
     string: Cell = (STRING, SRT_ALONE.name)
     claims = [
         Claim(

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectune.core.durable import read_json
-from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead
+from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.stages import Answering, Plan, Stage
 from reflectune.inference.reading.ranking import FULL, RANKINGS
-from reflectune.inference.scoring.paper_numbers import MR2AG_1, MR2AG_5, MR2AG_6
 from reflectune.inference.sweeps.points import START, Point
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -119,7 +118,7 @@ def tables(config: TablesConfig, answering: Sequence[Answering] = ()) -> list[Ta
 
 
 def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) -> Table:
-    count, paper = config.top_n, MR2AG_1.column()
+    count, paper = config.top_n, paper_column("mr2ag", "1")
     several = f"{count} entries" if count > 1 else "1 entry"
     mr2ag, oracle = (MODEL, START), (MODEL, "oracle")
     closed = {ending: (MODEL, f"closed_book{ending}") for ending in TUNINGS}
@@ -175,7 +174,7 @@ def _rankings() -> Table:
     cells: dict[str, Cell] = {name: (MODEL, f"ranking={name}") for name in RANKINGS}
     return Table(
         "Table 5: rankings of candidate answers",
-        [Row(name, cell, MR2AG_5.column()[name]) for name, cell in cells.items()],
+        [Row(name, cell, paper_column("mr2ag", "5")[name]) for name, cell in cells.items()],
         [
             Claim(
                 "A random candidate is the worst", [s for name in RANKINGS for s in ahead(cells[name], cells["random"])]
@@ -189,7 +188,7 @@ def _rankings() -> Table:
 
 def _entries(config: TablesConfig) -> Table:
     cells: dict[int, Cell] = {count: (MODEL, f"top_n={count}") for count in depths(config)}
-    paper = MR2AG_6.column()
+    paper = paper_column("mr2ag", "6")
     rows = []
     for count, cell in cells.items():
         rows.append(Row(f"{count}: mR²AG", cell, paper.get(str(count))))

@@ -54,9 +54,9 @@ def test_a_stage_that_fails_is_told_and_runs_again(tmp_path) -> None:
 def test_a_command_is_what_a_user_would_type(tmp_path) -> None:
     settings = {"seed": 3, "epochs": None, "visual": True, "srt_limit": lambda: 7, "output": tmp_path}
     command = Stage("s", "train.sft", "examples/miniature/mmkb_full.yaml", settings, tmp_path, 1.0).command()
-    assert command[1:4] == ["-m", "reflectune", "sft", "--config"]
-    assert Path(command[4]).is_file()
-    assert command[5:] == ["--seed", "3", "--visual", "true", "--srt_limit", "7", "--output", str(tmp_path)]
+    assert command[1:5] == ["-m", "reflectune", "sft", "--config"]
+    assert Path(command[5]).is_file()
+    assert command[6:] == ["--seed", "3", "--visual", "true", "--srt_limit", "7", "--output", str(tmp_path)]
     json.dumps(command)
 
 
