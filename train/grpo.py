@@ -1,10 +1,7 @@
-"""Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
+"""Train gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
-Also `reflectune grpo`, from any folder. The training questions are answered without and with retrieval
-by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.rewards.gates.policy`. A
-run that was cut off goes on where it stopped when the same command is given again.
-
-An entry script stands above all floors: here the pipelines that measure meet the trainer, and neither knows the other.
+The training questions are answered by the pipeline itself, without and with retrieval. The gate learns from the
+rewards of both; see `reflectune.train.rewards.gates.policy`. The same command resumes a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -22,23 +19,15 @@ from reflectune.train.rewards.gates.config import GateConfig
 
 
 class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training knows fewer values of two keys
-    """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
+    """Settings of the training of gates, and of the pipeline that measures their rewards."""
 
     @cross_check
-    def reward_problems(self) -> Iterator[str]:
-        """Yield the problems of the data set that rewards are measured on."""
+    def grpo_problems(self) -> Iterator[str]:
+        """Yield the problems of measuring rewards."""
         yield from self.metric_issues(self.dataset)
         yield from split_issues("split", self.dataset, [self.split])
-
-    @cross_check
-    def retrieval_problems(self) -> Iterator[str]:
-        """Yield a problem if nothing finds entries."""
         if not self.finds_entries:
             yield "`index` is needed, or `ranked_entities`: rewards are measured with retrieval"
-
-    @cross_check
-    def gate_and_scheme_problems(self) -> Iterator[str]:
-        """Yield the problems of the scheme, and of gates that it lacks."""
         if self.scheme not in reflecting():
             yield f"`scheme` is one of {', '.join(reflecting())}; found `{self.scheme}`"
             return
@@ -46,14 +35,14 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
         if recipe.answered_by_base(self) and not self.base_model:
             yield f"`base_model` is needed: it answers for {self.scheme}, unless `answer_model` is tuned"
         if "relevance" in self.gates and recipe.answer_each is None:
-            yield f"`gates`: {self.scheme} can't answer from each passage alone; refine the retrieval gate only"
+            yield f"`gates`: {self.scheme} can't answer from each passage alone; train the retrieval gate only"
         if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
-            yield "`gates` with relevance needs `srt: true`: it is SRT's gate that is refined"
+            yield "`gates` with relevance needs `srt: true`: it trains SRT's gate"
 
 
 @command(GrpoConfig, writes="output_dir")
 def grpo(config: GrpoConfig) -> None:
-    """Refine the gates of a fine-tuned checkpoint by reward."""
+    """Train the gates of a fine-tuned checkpoint by reward."""
     # slow to import: after the config is right
     from reflectune.core.hashing import fingerprint
     from reflectune.formats.dataset import Dataset
@@ -75,8 +64,10 @@ def grpo(config: GrpoConfig) -> None:
         relevance="relevance" in config.gates,
         run=fingerprint(config.hashed()),
     )
-    index = config.finder_fingerprint()
-    hashes = {"index_fingerprint": index, **({"bem_fingerprint": bem.fingerprint} if bem else {})}
+    hashes = {
+        "index_fingerprint": config.finder_fingerprint(),
+        **({"bem_fingerprint": bem.fingerprint} if bem else {}),
+    }
     train_gates(config, Dataset(Path(config.dataset)), hashes, measuring)
 
 

@@ -1,11 +1,8 @@
-"""ReAG's GRPO: `accelerate launch train/reag_grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
+"""Train ReAG's answers by GRPO: `accelerate launch train/reag_grpo.py --config configs/….yaml [--key value …]`.
 
-Also `reflectune reag_grpo`, from any folder. Stage 3 of ReAG's training, on TRL's `GRPOTrainer`: the
-prompts are the pipeline's own, with the passages that its critic keeps; replies are rewarded for answers that are right
-by the official metric, and for the format. A run that was cut off goes on where it stopped when the same command is
-given again.
-
-An entry script stands above all floors: here the pipeline's way of reading an answer meets the trainer.
+Stage 3 of ReAG's training, on TRL's `GRPOTrainer`. The prompts are the pipeline's own, with the passages that its
+critic keeps. Rewards are for the official metric and for the format. The same command resumes a run that was
+interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 
 @command(AnswerGrpoConfig, writes="output_dir")
 def reag_grpo(config: AnswerGrpoConfig) -> None:
-    """Reinforce the answers of a fine-tuned checkpoint with TRL's GRPO."""
+    """Train the answers of a fine-tuned checkpoint by TRL's GRPO."""
     # slow to import: after the config is right
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.operators import parsing

@@ -1,7 +1,6 @@
 """Fine-tune a model to reflect: `accelerate launch train/sft.py --config configs/….yaml [--key value …] [--dry_run]`.
 
-Also `reflectune sft` and `python train/sft.py`, from any folder. A run that was cut off goes on from
-its last checkpoint when the same command is given again.
+The same command resumes a run that was interrupted.
 """
 
 from __future__ import annotations

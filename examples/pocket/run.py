@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.examples.pocket.marks import marks, report
-from reflectune.examples.staging import cores, finished, forecast, module, run_in_lanes, run_stages
+from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
 RUN = Path("runs/pocket")
@@ -86,23 +86,22 @@ def recipe(name: str, config: str) -> list[str]:
 
 def captions(split: str) -> list[list[str]]:
     """Return the commands that build the training data of stage 1 or 2 from one split of the captions."""
-    python = [sys.executable, "-m"]
-    visual = f"reflectune.data_builders.build_mr2ag --dataset {RUN}/captions --output {RUN}/visual --split {split}"
-    plain = f"reflectune.data_builders.build_plain --dataset {RUN}/captions --reflection {RUN}/visual"
+    visual = f"--dataset {RUN}/captions --output {RUN}/visual --split {split} --visual_ratio 1 --negatives_retrieved 0"
+    plain = f"--dataset {RUN}/captions --reflection {RUN}/visual --output {RUN}/plain --split {split} --evidence none"
     return [
-        [*python, *f"{visual} --visual_ratio 1 --negatives_retrieved 0".split()],
-        [*python, *f"{plain} --output {RUN}/plain --split {split} --evidence none".split()],
+        [*program("data_builders.build_mr2ag"), *visual.split()],
+        [*program("data_builders.build_plain"), *plain.split()],
     ]
 
 
 def stages() -> dict[str, list[str]]:
     """Return the command of every stage, in order."""
     python = [sys.executable, "-m"]
-    assemble = "reflectune.train.assemble_llava --language pocket/language --vision pocket/vision --image_size 112"
+    assemble = "--language pocket/language --vision pocket/vision --image_size 112 --dtype float32"
     (train_rows, train_prompts), (visual_rows, visual_prompts) = captions("train"), captions("visual")
     return {
         "parts": [*python, "reflectune.examples.pocket.fetch"],
-        "assemble": [*python, *assemble.split(), "--dtype", "float32", "--output", str(RUN / "stage0")],
+        "assemble": [*program("train.merge"), *assemble.split(), "--output", str(RUN / "stage0")],
         "gallery": recipe("examples.pocket.build_gallery", "gallery"),
         "captions": train_rows,
         "caption_prompts": train_prompts,
@@ -122,7 +121,7 @@ def stages() -> dict[str, list[str]]:
         "plain_tuned": recipe("train.sft", "plain_lora"),
         "evaluate": recipe("inference.evaluate", "evaluate"),
         "reader": [
-            *(*python, "reflectune.train.merge", "--checkpoint", str(RUN / "plain_tuned")),
+            *(*program("train.merge"), "--checkpoint", str(RUN / "plain_tuned")),
             *("--output", str(RUN / "reader")),
         ],
         "probe": recipe("data_builders.probe", "probe"),

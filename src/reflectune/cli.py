@@ -26,9 +26,9 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "train": {
         "train.sft": "Fine-tune a model on reflection data: fully, by LoRA or by QLoRA.",
-        "train.grpo": "Refine the gates of a fine-tuned checkpoint by reward.",
-        "train.reag_grpo": "Reinforce the answers of a fine-tuned checkpoint with TRL's GRPO.",
-        "train.merge": "Merge an adapter into its base model.",
+        "train.grpo": "Train the gates of a fine-tuned checkpoint by reward.",
+        "train.reag_grpo": "Train the answers of a fine-tuned checkpoint by TRL's GRPO.",
+        "train.merge": "Merge an adapter into its base model, or the parts of a LLaVA into a checkpoint.",
         "train.estimate": "Estimate the memory of a training on each device.",
     },
     "infer": {

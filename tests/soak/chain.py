@@ -147,7 +147,7 @@ JOBS: dict[str, Job] = {
         "--text miniature/text --output {out}/map.safetensors",
     ),
     "assembled": Job(
-        "train.assemble_llava",
+        "train.merge",
         f"--language {INPUTS}/language --vision {INPUTS}/vision --dtype float32 --output {{out}}",
     ),
     "packed": Job("examples.pocket.pack", "--checkpoint tuned --output {out}"),

@@ -59,7 +59,7 @@ def _record(checkpoint: str | Path, planned: Merge) -> dict[str, str]:
     }
 
 
-def merge(checkpoint: str | Path, output: str | Path, planned: Merge) -> None:
+def merge_adapter(checkpoint: str | Path, output: str | Path, planned: Merge) -> None:
     """Add an adapter to its base model and write the result. The folder appears at once, or not at all.
 
     Sums are computed in fp32 and rounded once.

@@ -16,9 +16,9 @@ from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.checkpoints.merging import merge, plan_merge
-from reflectune.train.merge import MergeConfig
+from reflectune.train.checkpoints.merging import merge_adapter, plan_merge
 from reflectune.train.model.parameters import add_adapters
+from reflectune.train.settings.merge import MergeConfig
 from reflectune.train.settings.sft import SftConfig
 
 CASES = [
@@ -65,7 +65,7 @@ def test_merged_is_the_adapter_is_the_reloaded(
         build_model(family, tokenizer, size="test", tie_word_embeddings=tie, vocab_size=rows).save_pretrained(base)
     loaded, expected = adapter(base, tmp_path / "adapter")
 
-    merge(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter"))
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter"))
 
     plain: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     ours = load(str(tmp_path / "merged"), scheme="mr2ag")
@@ -87,7 +87,7 @@ def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model: Callab
     record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
     (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(record))
 
-    merge(tmp_path / "adapter", tmp_path / "merged", planned := plan_merge(tmp_path / "adapter"))
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", planned := plan_merge(tmp_path / "adapter"))
 
     assert "4-bit weights" in planned.remark
     plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
@@ -101,7 +101,7 @@ def test_the_precision_is_the_bases_own_unless_asked_for(base_model: Callable[..
     load(str(base)).model.bfloat16().save_pretrained(base)
 
     assert plan_merge(tmp_path / "adapter").dtype == "bfloat16"
-    merge(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter", "float16"))
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter", "float16"))
 
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config["dtype"] == "float16"
@@ -123,7 +123,7 @@ def test_what_cannot_be_merged_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    monkeypatch.setattr("reflectune.train.merge.shipped_folder", {"pocket/plain": tmp_path}.get)
+    monkeypatch.setattr("reflectune.train.settings.merge.shipped_folder", {"pocket/plain": tmp_path}.get)
     config = parse_config(MergeConfig, argv=["--checkpoint", "pocket/plain", "--output", str(tmp_path / "merged")])
 
     assert config.folder == tmp_path
@@ -144,7 +144,7 @@ def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
     assert (again.wait(), "nothing to do" in again.stdout) == (0, True), again.stderr
     refused = start_program([*command, str(tmp_path / "merged"), "--dtype", "bfloat16"])
     assert refused.wait() == 2
-    assert "is there already, and of another merge; choose another folder" in refused.stderr
+    assert "holds a different merge; choose a different folder" in refused.stderr
     base.rename(tmp_path / "moved")
     gone = start_program([*command, str(tmp_path / "other")])
     assert gone.wait() == 2

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 
 from reflectune.examples.miniature.models.architecture import FAMILIES, Family
 from reflectune.models.loading import load
-from reflectune.train.checkpoints.merging import merge, plan_merge
+from reflectune.train.checkpoints.merging import merge_adapter, plan_merge
 from reflectune.train.model.loading import load_base, prepare_model
 from reflectune.train.model.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
 from reflectune.train.runs.checkpointed_trainer import load_weights
@@ -85,7 +85,7 @@ def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(
     run = captions(family=family, max_steps=2, **STAGE_2)
     fine_tune(run)
     loaded = load(run.output_dir).model.state_dict()
-    merge(run.output_dir, tmp_path / "whole", plan_merge(run.output_dir))
+    merge_adapter(run.output_dir, tmp_path / "whole", plan_merge(run.output_dir))
 
     assert moved(load(run.model).model.state_dict(), loaded) == {"projector", "language model"}
     assert moved(loaded, load(str(tmp_path / "whole")).model.state_dict()) == set()

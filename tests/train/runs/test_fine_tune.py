@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.loading import load
-from reflectune.train.checkpoints.merging import merge, plan_merge
+from reflectune.train.checkpoints.merging import merge_adapter, plan_merge
 from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.supervised import fine_tune
@@ -153,7 +153,7 @@ def test_a_scheme_without_tokens_is_trained_and_loaded(
     assert moved
     assert method == "full" or all("_proj" in name for name in moved)
     if method != "full":
-        merge(run.output_dir, tmp_path / "merged", plan_merge(run.output_dir))
+        merge_adapter(run.output_dir, tmp_path / "merged", plan_merge(run.output_dir))
         merged = load(str(tmp_path / "merged")).model.state_dict()
         assert all(torch.equal(weight, merged[name]) for name, weight in loaded.model.state_dict().items())
 

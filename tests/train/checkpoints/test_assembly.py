@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,23 @@ from transformers import (
     LlavaForConditionalGeneration,
 )
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.models.loading import load
 from reflectune.models.weights.projector import PROJECTOR
-from reflectune.train import assemble_llava
-from reflectune.train.checkpoints.llava import assemble
-from reflectune.train.runs.llava_config import AssembleConfig
+from reflectune.train.checkpoints.assembly import assemble
+from reflectune.train.merge import merge
+from reflectune.train.settings.merge import MergeConfig
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Callable[..., AssembleConfig]:
+def parts(tmp_path: Path) -> Callable[..., MergeConfig]:
     """Writes the three parts and returns the config that joins them; the language model as `.bin` shards or not."""
 
-    def build(*, as_bin: bool = False, **settings: Any) -> AssembleConfig:
+    def build(*, as_bin: bool = False, **settings: Any) -> MergeConfig:
         torch.manual_seed(0)
         words = train_tokenizer(["USER: When was it founded? ASSISTANT: in 1872", "a gold tower"], KNOWN, "clip")
         words.pad_token = None
@@ -59,9 +58,13 @@ def parts(tmp_path: Path) -> Callable[..., AssembleConfig]:
         torch.save(held, tmp_path / "mm_projector.bin")
         names = {"language": "vicuna", "vision": "clip", "projector": "mm_projector.bin", "output": "stage1"}
         paths = {name: str(tmp_path / file) for name, file in names.items()}
-        return AssembleConfig(**{**paths, "dtype": "float32", **settings})
+        return MergeConfig(**{**paths, "dtype": "float32", **settings})
 
     return build
+
+
+def merged(config: MergeConfig) -> str:
+    return assemble(config, config.output, config.dtype)
 
 
 def picture(width: int = 64, height: int = 64) -> Image.Image:
@@ -71,11 +74,11 @@ def picture(width: int = 64, height: int = 64) -> Image.Image:
 
 @pytest.mark.parametrize("as_bin", [False, True])
 def test_what_transformers_loads_computes_what_the_three_parts_do(
-    parts: Callable[..., AssembleConfig], as_bin: bool
+    parts: Callable[..., MergeConfig], as_bin: bool
 ) -> None:
     """Language(text and projector(CLIP's last but one layer without its class token)), composed by hand."""
     config = parts(as_bin=as_bin)
-    assemble(config)
+    merged(config)
     model = LlavaForConditionalGeneration.from_pretrained(config.output).eval()
     processor = AutoProcessor.from_pretrained(config.output)
     vicuna = LlamaForCausalLM.from_pretrained(config.language).eval()
@@ -97,9 +100,9 @@ def test_what_transformers_loads_computes_what_the_three_parts_do(
     torch.testing.assert_close(logits[..., : expected.shape[-1]], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Callable[..., AssembleConfig]) -> None:
+def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
-    said = assemble(config)
+    said = merged(config)
     model = LlavaForConditionalGeneration.from_pretrained(config.output)
     vicuna = LlamaForCausalLM.from_pretrained(config.language)
     tokenizer = AutoProcessor.from_pretrained(config.output).tokenizer
@@ -117,9 +120,9 @@ def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Cal
     assert "written to" in said
 
 
-def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[..., AssembleConfig]) -> None:
+def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
-    assemble(config)
+    merged(config)
 
     loaded = load(config.output, scheme="mr2ag")
 
@@ -131,11 +134,11 @@ def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[
 
 @pytest.mark.parametrize(("image_fit", "blue"), [("pad", True), ("crop", False)])
 def test_a_wide_picture_is_padded_or_its_middle_cut_out(
-    parts: Callable[..., AssembleConfig], image_fit: str, blue: bool
+    parts: Callable[..., MergeConfig], image_fit: str, blue: bool
 ) -> None:
     """A blue stripe at the left edge of a red picture three times as wide as high."""
     config = parts(image_fit=image_fit)
-    assemble(config)
+    merged(config)
     image = Image.new("RGB", (192, 64), (255, 0, 0))
     image.paste((0, 0, 255), (0, 0, 40, 64))
 
@@ -145,9 +148,9 @@ def test_a_wide_picture_is_padded_or_its_middle_cut_out(
     assert bool((pixels[2] > pixels[0] + 1).any()) is blue
 
 
-def test_half_precision_is_kept(parts: Callable[..., AssembleConfig]) -> None:
+def test_half_precision_is_kept(parts: Callable[..., MergeConfig]) -> None:
     config = parts(dtype="bfloat16")
-    assemble(config)
+    merged(config)
 
     model = LlavaForConditionalGeneration.from_pretrained(config.output)
 
@@ -161,7 +164,7 @@ TEXTS_ALONE = (
 
 
 def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_of_fewer_tokens(
-    parts: Callable[..., AssembleConfig],
+    parts: Callable[..., MergeConfig],
 ) -> None:
     """As pocket's language model is: tables tied, a chat template for texts alone, padded with the end of a turn."""
     config = parts(projector="", image_size=32)
@@ -174,7 +177,7 @@ def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_o
     tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEXTS_ALONE
     tokenizer.save_pretrained(config.language)
 
-    said = assemble(config)
+    said = merged(config)
 
     assert said.endswith("4 tokens a picture; its projector is untrained")
     loaded = load(config.output, scheme="mr2ag")
@@ -199,14 +202,14 @@ class Bomb:
 
 
 def test_a_file_with_code_in_it_is_not_run(
-    parts: Callable[..., AssembleConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: Callable[..., MergeConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = parts()
     monkeypatch.chdir(tmp_path)
     torch.save({name: Bomb() for name in PROJECTOR}, config.projector)
 
     with pytest.raises(UserError, match="nothing else is unpickled"):
-        assemble(config)
+        merged(config)
 
     assert not (tmp_path / "exploded").exists()
     assert not Path(config.output).exists()
@@ -228,49 +231,49 @@ def test_a_file_with_code_in_it_is_not_run(
     ],
 )
 def test_another_file_is_refused_before_a_model_is_loaded(
-    parts: Callable[..., AssembleConfig], held: Any, message: str
+    parts: Callable[..., MergeConfig], held: Any, message: str
 ) -> None:
     config = parts()
     Path(config.projector).write_bytes(held) if isinstance(held, bytes) else torch.save(held, config.projector)
 
     with pytest.raises(UserError, match=message):
-        assemble(config)
+        merged(config)
 
     assert not Path(config.output).exists()
 
 
-def test_two_parts_of_the_wrong_kind_are_refused(parts: Callable[..., AssembleConfig]) -> None:
+def test_two_parts_of_the_wrong_kind_are_refused(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
 
     with pytest.raises(UserError, match="`language` is a clip"):
-        assemble(AssembleConfig(**{**config.model_dump(), "language": config.vision, "tokenizer": config.language}))
+        merged(MergeConfig(**{**config.model_dump(), "language": config.vision, "tokenizer": config.language}))
 
 
-def test_a_missing_part_is_named(parts: Callable[..., AssembleConfig]) -> None:
+def test_a_missing_part_is_named(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
     (Path(config.language) / "model.safetensors").unlink()
 
     with pytest.raises(UserError, match="`language`: cannot load"):
-        assemble(config)
+        merged(config)
 
 
-def test_an_odd_tokenizer_is_named(parts: Callable[..., AssembleConfig]) -> None:
+def test_an_odd_tokenizer_is_named(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
     path = Path(config.language) / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": [[]]}))
 
     with pytest.raises(UserError, match="cannot load"):
-        assemble(config)
+        merged(config)
 
 
-def test_numbers_of_an_image_processor_that_compute_nothing_are_named(parts: Callable[..., AssembleConfig]) -> None:
+def test_numbers_of_an_image_processor_that_compute_nothing_are_named(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
     (Path(config.vision) / "processor_config.json").unlink()  # that of a whole CLIP, which would be read first
     path = Path(config.vision) / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"image_std": [0.5, "x", 0.5]}))
 
     with pytest.raises(UserError, match="cannot use the image processor of"):
-        assemble(config)
+        merged(config)
 
 
 def test_every_problem_of_the_config_is_told_at_once(tmp_path: Path) -> None:
@@ -279,37 +282,35 @@ def test_every_problem_of_the_config_is_told_at_once(tmp_path: Path) -> None:
     argv = ["--language", "./nowhere", "--projector", "gone.bin", "--output", str(tmp_path / "full")]
 
     with pytest.raises(UserError) as caught:
-        parse_config(AssembleConfig, argv=argv)
+        parse_config(MergeConfig, argv=argv)
 
-    for part in ("`vision` is needed", "there is no folder ./nowhere", "gone.bin is not a file", "is there already"):
+    for part in ("`language` ./nowhere", "gone.bin is not a file", "exists already"):
         assert part in str(caught.value)
+    assert "both `language` and `vision`" in " ".join(find_problems(MergeConfig, {"language": "miniature/llava"}))
+    assert "one or the other" in " ".join(find_problems(MergeConfig, {"vision": "pocket/vision", "checkpoint": "a"}))
 
 
-def test_the_command_joins_them(
-    parts: Callable[..., AssembleConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_joins_them(parts: Callable[..., MergeConfig], capsys: pytest.CaptureFixture[str]) -> None:
     config = parts()
     names = ("language", "vision", "projector", "output")
     arguments = [text for name in names for text in (f"--{name}", getattr(config, name))]
-    monkeypatch.setattr(sys, "argv", ["assemble_llava", *arguments])
-
-    assemble_llava.assemble_llava.main()
+    merge.main(arguments)
 
     assert "written to" in capsys.readouterr().out
     assert (Path(config.output) / "config.json").is_file()
 
 
-def test_the_same_command_finds_its_work_done_and_another_is_refused(parts: Callable[..., AssembleConfig]) -> None:
+def test_the_same_command_finds_its_work_done_and_another_is_refused(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
-    assemble(config)
+    merged(config)
     weights = Path(config.output, "model.safetensors")
     before = weights.stat().st_mtime_ns
 
-    assert assemble(config).startswith("nothing to do")
+    assert merged(config).startswith("nothing to do")
     assert not config.problems()
     assert weights.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="holds a checkpoint of other parts"):
-        assemble(config.model_copy(update={"dtype": "bfloat16"}))
+        merged(config.model_copy(update={"dtype": "bfloat16"}))
     Path(config.projector).write_bytes(b"another")
     with pytest.raises(UserError, match="holds a checkpoint of other parts"):
-        assemble(config)
+        merged(config)

@@ -1,0 +1,86 @@
+"""Settings of `merge.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.paths import is_occupied
+from reflectune.core.values import OutputFolder
+from reflectune.models.names import ModelName, shipped_folder
+from reflectune.models.schemes.base import SCHEME_FILE
+
+ASSEMBLED: Final = "assembled.json"
+"""The record of an assembled checkpoint's parts, in its folder."""
+
+
+class PartsSettings(Settings):
+    """Settings of the published parts of a LLaVA."""
+
+    language: ModelName = setting("", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5")
+    vision: ModelName = setting("", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336")
+    projector: str = setting(
+        "", "the pre-trained projector's file, mm_projector.bin or safetensors; an untrained one, scaled, if unset"
+    )
+    tokenizer: ModelName = setting("", "folder or hub id of the tokenizer; the language model's if unset")
+    image_fit: Literal["pad", "crop"] = setting(
+        "pad", "pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
+    )
+    image_size: int = setting(
+        0,
+        "side of the pictures in pixels, a multiple of the tower's patches; a smaller one gives fewer image tokens; 0: "
+        "the tower's own",
+        ge=0,
+        le=65_536,
+    )
+    chat_template: str = setting(
+        "", "a Jinja file; if unset the tokenizer's own, extended to pictures, or LLaVA-1.5's if it has none"
+    )
+
+    @cross_check
+    def file_problems(self) -> Iterator[str]:
+        """Yield the files that don't exist."""
+        if self.projector and not Path(self.projector).is_file():
+            yield f"`projector`: {self.projector} is not a file; it is published as mm_projector.bin"
+        if self.chat_template and not Path(self.chat_template).is_file():
+            yield f"`chat_template`: {self.chat_template} is not a file"
+
+
+class MergeConfig(PartsSettings):
+    """Settings of a merge: of an adapter into its base model, or of a LLaVA's parts into one checkpoint."""
+
+    checkpoint: str = setting("", "adapter: a folder that sft wrote, or a shipped one, e.g. pocket/plain")
+    output: OutputFolder = setting("", "folder to write, new or empty", needed="")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "precision of the result; auto: the base model's own, or bfloat16 for parts"
+    )
+    dry_run: bool = setting(False, "print the plan of the merge, and stop")
+
+    @property
+    def folder(self) -> Path:
+        """The adapter's folder; UserError if there is no shipped one of this name."""
+        return shipped_folder(self.checkpoint) or Path(self.checkpoint)
+
+    @cross_check
+    def merge_problems(self) -> Iterator[str]:
+        """Yield the problems of the choice of inputs, and of the adapter."""
+        if self.checkpoint and (self.language or self.vision):
+            yield "`checkpoint` is an adapter, `language` and `vision` are parts of a LLaVA; give one or the other"
+        elif not self.checkpoint and not (self.language and self.vision):
+            yield "`checkpoint` is needed: an adapter; or both `language` and `vision`: parts of a LLaVA"
+        if self.checkpoint and not (self.folder / "adapter_config.json").is_file():
+            is_full = (self.folder / SCHEME_FILE).is_file()
+            found = "a full checkpoint already" if is_full else "no adapter: adapter_config.json is missing"
+            yield f"`checkpoint`: {self.folder} holds {found}"
+
+    @cross_check
+    def occupied_problems(self) -> Iterator[str]:
+        """Yield a problem if the output holds anything but such a checkpoint."""
+        if not self.output or not is_occupied(Path(self.output)):
+            return
+        from reflectune.models.loading import INFO_FILE  # slow to import
+
+        if not Path(self.output, INFO_FILE if self.checkpoint else ASSEMBLED).is_file():
+            yield f"`output`: {self.output} exists already; choose a different folder"
