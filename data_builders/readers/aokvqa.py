@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
+from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
 from reflectune.data_builders.readers.rows import Placed, SourceRow, flag, integer, placed, text, texts
@@ -19,29 +19,29 @@ from reflectune.data_builders.readers.rows import Placed, SourceRow, flag, integ
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of one file of the release, `aokvqa_v1p0_{train,val,test}.json`.
+    """Yield the questions of one file of the release, `aokvqa_v1p0_{train,val,test}.json`.
 
-    A JSON array of `{split, image_id, question_id, question, choices, correct_choice_idx, direct_answers,
-    difficult_direct_answer, rationales}`; in the test file there are no `correct_choice_idx`, `direct_answers` and
-    `rationales`, so its questions have no answers.
+    The file is a JSON array of `{split, image_id, question_id, question, choices, correct_choice_idx, direct_answers,
+    difficult_direct_answer, rationales}`. The test file has no `correct_choice_idx`, `direct_answers` and `rationales`,
+    so its questions have no answers.
 
-    All ten direct answers are kept, as often as they were given, the most frequent one first. `Question.meta` has the
-    `choices` (one a line), the `correct_choice`, the `rationale` (the first of three), and `difficult_direct_answer`
-    (the direct answers are not to be scored where it is true). Whether a question needs retrieval the set does not say.
+    All ten direct answers are kept, with repetitions, the most frequent first. `Question.meta` has the `choices` (one
+    per line), the `correct_choice`, the first `rationale`, and `difficult_direct_answer` (if true, direct answers are
+    not to be scored). `requires_retrieval` is unknown.
 
     Args:
         source: The file.
         split: Name of the split.
-        images: The folder with COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or with the folders
-            `train2017`, `val2017` and `test2017`.
+        images: Folder of COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or of the folders `train2017`,
+            `val2017` and `test2017`.
         reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"A-OKVQA is read from one file for a split, not from the roles {', '.join(source)}")
-    return placed(read_json_array(source, reject), partial(_question, split=split, images=images), reject)
+    return placed(
+        read_json_array(one_path(source, "A-OKVQA"), reject), partial(_question, split=split, images=images), reject
+    )
 
 
 def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
@@ -73,7 +73,7 @@ def _meta(row: SourceRow) -> dict[str, str]:
 
 
 def _list(row: SourceRow, field: str) -> tuple[str, ...]:
-    """A list that the test file lacks; one text alone is a mistake here."""
+    """Return a list, empty if the field is missing as in the test file; a single text is an error."""
     if isinstance(row.get(field), str):
         raise row.bad(field, "is a text", "it should be a list of texts")
     return texts(row, field, default=())

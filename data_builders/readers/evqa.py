@@ -1,8 +1,8 @@
-"""Encyclopedic-VQA: questions about iNaturalist's species and GLDv2's landmarks, and the knowledge base that answers.
+"""Encyclopedic-VQA: questions about iNaturalist's species and GLDv2's landmarks, and the knowledge base.
 
-The knowledge base (`encyclopedic_kb_wiki.json`, or the zip file that it comes in) is read as a stream. EchoSight's 100k
-subsets for E-VQA and InfoSeek have the same format. Sections keep their places, since E-VQA's `evidence_section_id`
-counts them; the first one is the article's opening and is headed by its title.
+The knowledge base (`encyclopedic_kb_wiki.json`, or its zip file) is streamed. EchoSight's 100k subsets for E-VQA and
+InfoSeek have the same format. All sections are kept, since E-VQA's `evidence_section_id` counts them. The first is the
+article's opening, with the article's title as its heading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.files import read_csv
+from reflectune.data_builders.readers.files import files_by_role, read_csv
 from reflectune.data_builders.readers.images import ImageFolder, address_path
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
 from reflectune.data_builders.readers.rows import Placed, SourceRow, integer, one_of, placed, text, texts
@@ -38,56 +38,44 @@ def questions(
     reject: Reject = stop,
     images_per_question: int = 1,
 ) -> Iterator[Placed[Question]]:
-    """The questions of one split, in the order of the CSV file.
+    """Yield the questions of one split, in the order of the CSV file.
 
-    `{train,val,test}.csv` of google-research/encyclopedic_vqa has a header and the columns `question`, `answer`,
+    `{train,val,test}.csv` of google-research/encyclopedic_vqa has the columns `question`, `answer`,
     `dataset_image_ids`, `dataset_name` (`inaturalist`, `landmarks`), `dataset_category_id`, `question_type`
     (`templated`, `automatic`, `multi_answer`, `2_hop`), `wikipedia_url`, `wikipedia_title`, `evidence`,
     `evidence_section_id`, `evidence_section_title`, `encyclopedic_vqa_split`, `question_original` and
-    `wikipedia_url_used_in_train`. A `|` stands between the answers, between up to five image ids, and, for `2_hop`,
-    between the two URLs and the two sections. Of `multi_answer` each answer is a list with `&&` between its items.
+    `wikipedia_url_used_in_train`. A `|` separates the answers, up to five image ids, and for `2_hop` the two URLs and
+    the two sections. For `multi_answer` each answer is a list separated by `&&`.
 
-    A row has no id: the n-th record, from 0, is `evqa_<split>_<n, eight digits>`, and n stands in
-    `Question.meta["row"]` (EchoSight calls it `E-VQA_n`). Entities are called by their URLs,
-    as the knowledge base calls its articles.
+    The n-th record, from 0, gets the id `evqa_<split>_<n, eight digits>`; `Question.meta["row"]` is n (EchoSight's
+    `E-VQA_n`). Ids of entities are their URLs, as in the knowledge base.
 
-    An image of `landmarks` is found by its id, one of `inaturalist` by the file name that iNaturalist 2021's own json
-    has for its number: `images[{id, file_name}]`. For train that is `train.json`, for val and test `val.json`.
+    An image of `landmarks` is found by its id. An image of `inaturalist` is found by its file name in iNaturalist
+    2021's own json, `images[{id, file_name}]`: `train.json` for train, `val.json` for val and test.
 
     Args:
-        source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (the json) to files. The role
-            `lens` is read by `evqa_lens`.
+        source: The CSV file, or a mapping of the roles `questions` (the CSV file) and `inaturalist` (that json) to
+            files. `evqa_lens` reads the role `lens`.
         split: Name of the split.
-        images: A folder that has both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
+        images: Folder with both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
         reject: Called with each bad row.
-        images_per_question: Up to so many images of a row, each a question of its own; those after the first get `-2`,
-            `-3`, … after their ids. The official scores are over the first.
+        images_per_question: Make a question of each of a row's first images; the ids of the second and later ones end
+            in `-2`, `-3`, …. The official scores are over the first.
 
     Raises:
-        UserError: A role is unknown, there are no questions, `inaturalist` is needed and not given, or has no `images`.
+        UserError: A role is unknown or missing, or `inaturalist` has no `images`.
     """
     if images_per_question < 1:
         raise UserError(f"`images_per_question` is {images_per_question}; it must be 1 or more")
-    files = _files(source)
+    files = files_by_role(source, ROLES, "Encyclopedic-VQA")
     names = file_names(files, images_per_question) if images.root is not None else {}
     make = partial(_questions, split=split, images=images, names=names, count=images_per_question)
-    for row_questions, place in placed(_numbered(files["questions"], reject), make, reject):
-        yield from ((question, place) for question in row_questions)
-
-
-def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
-    if not isinstance(source, Mapping):
-        return {"questions": source}
-    if "questions" not in source or not set(source) <= set(ROLES):
-        given_roles = ", ".join(map(str, source)) or "none"
-        raise UserError(
-            f"Encyclopedic-VQA's roles are {', '.join(ROLES)}, and questions is needed; found {given_roles}"
-        )
-    return {role: Path(path) for role, path in source.items()}
+    for row_questions, line in placed(_numbered(files["questions"], reject), make, reject):
+        yield from ((question, line) for question in row_questions)
 
 
 def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
-    """The records with their numbers as the field `row`; one that is left out has a number too."""
+    """Yield the records with their numbers as the field `row`; a rejected record has a number, too."""
     dropped = 0
 
     def drop(error: BadRow) -> None:
@@ -101,38 +89,38 @@ def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
 
 
 def file_names(files: Mapping[str, Path], count: int) -> dict[str, str]:
-    """The file name of each image of iNaturalist that the questions name; the others' would take 600 MB.
+    """Return the file names of the iNaturalist images that the questions name; those of all would take 600 MB.
 
     Args:
-        files: The roles `questions` and `inaturalist`, as `questions` takes them.
-        count: So many images of a row are wanted.
+        files: The roles `questions` and `inaturalist`, see `questions`.
+        count: Images per row.
 
     Raises:
         UserError: The questions name such images, and `inaturalist` is not given.
     """
     rows = (row for _, row in read_csv(files["questions"], lambda error: None))
-    wanted = {
+    numbers = {
         image_id for row in rows if row.get("dataset_name") == "inaturalist" for image_id in _image_ids(row)[:count]
     }
-    if not wanted:
+    if not numbers:
         return {}
     if "inaturalist" not in files:
         raise UserError(
             f"{files['questions']} names images of iNaturalist 2021 by number; give their file names as the role "
             "`inaturalist`: iNaturalist's train.json for train, val.json for val and test"
         )
-    return inaturalist_names(files["inaturalist"], wanted)
+    return inaturalist_names(files["inaturalist"], numbers)
 
 
-def inaturalist_names(path: Path, wanted: Collection[str]) -> dict[str, str]:
-    """The file names that iNaturalist 2021's own json has for these numbers of images.
+def inaturalist_names(path: Path, numbers: Collection[str]) -> dict[str, str]:
+    """Return the file names of images by number, from iNaturalist 2021's own json.
 
     Raises:
         UserError: The file has no `images`.
     """
     names = {}
     for _, image in read_json_array(path, prefix="images.item"):
-        if (number := str(integer(image, "id"))) in wanted:
+        if (number := str(integer(image, "id"))) in numbers:
             names[number] = text(image, "file_name")
     return names
 
@@ -166,16 +154,16 @@ def _questions(
 
 
 def picture(row: SourceRow, image_id: str, images: ImageFolder, names: Mapping[str, str]) -> str:
-    """Path of one of a row's images; "" if nobody wants images.
+    """Return the path of one of a row's images; "" if `images` has no root.
 
     Args:
         row: The row, with `dataset_name`.
         image_id: One of its `dataset_image_ids`.
-        images: The folder with both sets of images.
-        names: Of `file_names`.
+        images: Folder with both sets of images.
+        names: See `file_names`.
 
     Raises:
-        BadRow: The data set of images is unknown, or there is no such image.
+        BadRow: The image's data set is unknown, or the image is missing.
     """
     if images.root is None:
         return ""
@@ -195,13 +183,13 @@ def _landmark(image_id: str) -> str:
 
 
 def _evidence(row: SourceRow, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
-    """The sections that answer: one of each article, where the row says which."""
-    said = text(row, "evidence_section_id", default="")
-    if not said:
+    """Return the evidence sections, one per article; none if the row names none."""
+    joined = text(row, "evidence_section_id", default="")
+    if not joined:
         return ()
-    parts = [part.strip() for part in said.split(_SEPARATOR)]
+    parts = [part.strip() for part in joined.split(_SEPARATOR)]
     if len(parts) != len(entities):
-        problem = f"is {said!r} for {len(entities)} articles"
+        problem = f"is {joined!r} for {len(entities)} articles"
         raise row.bad("evidence_section_id", problem, "it should have a section for each URL: download the file again")
     sections = (SourceRow({"id": row.id, "evidence_section_id": part}, row.file, row.line) for part in parts)
     section_indices = [integer(section, "evidence_section_id", default=-1) for section in sections]
@@ -217,7 +205,11 @@ def _parts(joined: str) -> list[str]:
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One member of the dict."""
+    """Make an entry of a member of the dict.
+
+    Its images are at `address_path` of their URLs below the folder, or are named as the last part of their URLs.
+    Missing images are left out: about 1.25 M of them are gone from the web.
+    """
     titles, bodies = _strings(row, "section_titles"), _strings(row, "section_texts")
     if len(titles) != len(bodies):
         problem = f"has {len(bodies)} texts for {len(titles)} titles"
@@ -238,12 +230,12 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
 
 
 def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
-    """The addresses of an article's pictures, each with its path below the folder of images."""
+    """Return the URLs of an article's pictures, each with its path below the folder of images."""
     return ((url, address_path(url)) for url in texts(row, "image_urls", default=(), empty=True) if url)
 
 
 def _strings(row: SourceRow, field: str) -> list[str]:
-    """A list of texts as it stands: an empty one keeps its place."""
+    """Return a list of texts, empty ones included."""
     value = row.get(field)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise row.bad(field, f"is {type(value).__name__}", "it should be a list of texts")

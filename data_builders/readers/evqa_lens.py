@@ -54,7 +54,7 @@ def lens_rankings(source: Path, pictures: Iterable[str], inaturalist: Path | Non
 
     `lens_entities.csv` of google-research/encyclopedic_vqa has a row for each picture of the test split, with the
     columns `dataset_name` (`inaturalist`, `landmarks`), `dataset_image_id`, and `lens_wiki_urls`: a Python list of
-    Wikipedia addresses, best first, which may be empty. There are no scores.
+    Wikipedia addresses, best first, without scores, which may be empty.
 
     Args:
         source: The CSV file.

@@ -1,4 +1,5 @@
-"""Source files as streams of rows: JSONL, CSV, Parquet; `.gz` and one-file `.zip` too. JSON: `json_documents`."""
+"""Stream the rows of source files: JSONL, CSV and Parquet, also in `.gz` and one-file `.zip`. JSON:
+`json_documents`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from reflectune.data_builders.readers.json_texts import HALF, has_half
 from reflectune.data_builders.readers.rows import SourceRow
 
 RowSource = Callable[[Path, Reject], Iterator[tuple[int, SourceRow]]]
-"""One of the `read_*` functions, or one with its own options bound."""
+"""A `read_*` function, maybe with options bound."""
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
@@ -31,9 +32,9 @@ _HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 
 
 def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The objects of a JSONL file with their lines, from 1. Empty lines are passed over.
+    """Yield the objects of a JSONL file with their lines, from 1, without empty lines.
 
-    A line that is cut off, is not UTF-8 or is no object goes to `reject`.
+    A line that is cut off, is not UTF-8 or is not an object goes to `reject`.
 
     Raises:
         UserError: The file is missing, or its compression is damaged.
@@ -43,7 +44,7 @@ def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceR
 
 
 def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The records of a CSV file with a header row, every value a text, with the line each starts at.
+    """Yield the records of a CSV file with a header row, with the line of each. Every value is a text.
 
     A record with more or fewer values than the header has names goes to `reject`.
 
@@ -66,12 +67,12 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
                 except StopIteration:
                     return
                 except csv.Error as error:
-                    reject(BadRow(path, start, "", "", f"is no CSV record ({error})", "mend the quotes of the line"))
+                    reject(BadRow(path, start, "", "", f"is not a CSV record ({error})", "fix the quotes of the line"))
                     continue
                 problem = lines.problem_since(start) or _count_problem(values, header)
                 if problem:
                     row_id = SourceRow(dict(zip(header, values, strict=False)), path, start).id
-                    reject(BadRow(path, start, row_id, "", problem, "mend the line"))
+                    reject(BadRow(path, start, row_id, "", problem, "fix the line"))
                 elif values:
                     yield start, SourceRow(dict(zip(header, values, strict=True)), path, start)
         finally:
@@ -79,7 +80,7 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
 
 
 def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The rows of a Parquet file, or of every `*.parquet` in a folder in order of name, numbered from 1 in each file.
+    """Yield the rows of a Parquet file, or of every `*.parquet` in a folder by name, numbered from 1 in each file.
 
     Raises:
         UserError: A file is missing or damaged.
@@ -95,10 +96,10 @@ def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Sourc
 
 
 def source_files(path: Path, *suffixes: str) -> list[Path]:
-    """`path` itself if it is a file, else the files in the folder that end in one of `suffixes`, by name.
+    """Return `path` itself if it is a file, else the files in the folder that end in one of `suffixes`, by name.
 
     Raises:
-        UserError: There is no such file, or one is a link that leads out of the folder.
+        UserError: A file is missing, or is a link that leads out of the folder.
     """
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.name.endswith(suffixes) and p.is_file())
@@ -112,11 +113,35 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
     return [path]
 
 
-def several_splits(path: Path) -> str:
-    """The splits that a folder's Parquet files are of, by the Hub's names (`train-00000-of-00002.parquet`).
+def one_path(source: Path | Mapping[str, Any], name: str) -> Path:
+    """Return the path of a split; raise UserError if the source maps roles to files."""
+    if isinstance(source, Mapping):
+        raise UserError(f"{name} is read from one file or folder, not from the roles {', '.join(source)}")
+    return source
 
-    Returns:
-        Their names; "" if the path is no folder, or its files are of one split or named otherwise.
+
+def files_by_role(source: Path | Mapping[str, Any], roles: Sequence[str], name: str) -> dict[str, Path]:
+    """Return the files of a split by role.
+
+    Args:
+        source: A mapping of roles to files, or the file of the first role.
+        roles: The known roles; the first is needed.
+        name: Name of the set, for an error.
+
+    Raises:
+        UserError: A role is unknown, or the first is missing.
+    """
+    files = source if isinstance(source, Mapping) else {roles[0]: source}
+    if roles[0] not in files or not set(files) <= set(roles):
+        given = ", ".join(map(str, files)) or "none"
+        raise UserError(f"{name}'s roles are {', '.join(roles)}, and {roles[0]} is needed; found {given}")
+    return {role: Path(path) for role, path in files.items()}
+
+
+def several_splits(path: Path) -> str:
+    """Return the splits of a folder's Parquet files, by the Hub's names (`train-00000-of-00002.parquet`).
+
+    Returns "" if the path is not a folder, or its files belong to one split or have other names.
 
     Example:
         >>> several_splits(Path("EVQA_data"))
@@ -129,11 +154,11 @@ def several_splits(path: Path) -> str:
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Some whole lines of a file: what a worker process is sent.
+    """Whole lines of a file, as they are sent to a worker process.
 
     Attributes:
         file: The file.
-        first_line: Line number of the first line.
+        first_line: Number of the first line.
         offset: Bytes of the (unpacked) file before the block.
         data: The lines.
     """
@@ -145,15 +170,14 @@ class LineBlock:
 
 
 def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_line: int = 1) -> Iterator[LineBlock]:
-    """A file cut at line ends into blocks of at most `size` bytes (a longer line is a block of its own).
+    """Cut a file at line ends into blocks of at most `size` bytes (a longer line is a block of its own).
 
-    Where a block ends depends on where it begins alone: a run that goes on from some block's end cuts as one from the
-    start of the file does.
+    The end of a block depends on its start alone, so that a resumed run cuts as a run from the start does.
 
     Args:
-        path: The file, or a packed one.
+        path: The file, which may be packed.
         size: Bytes of a block.
-        offset: Where to begin, in bytes of the unpacked file; the end of an earlier block.
+        offset: Start in bytes of the unpacked file: the end of an earlier block.
         first_line: Number of the line there.
 
     Raises:
@@ -180,7 +204,7 @@ def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_l
 
 
 def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The objects in a block of lines, with their line numbers."""
+    """Yield the objects in a block of lines, with their line numbers."""
     for line, content in enumerate(block.data.split(b"\n"), block.first_line):
         if not content or content.isspace():
             continue
@@ -191,8 +215,8 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, S
             reject(BadRow(block.file, line, "", "", problem, "save the file as UTF-8"))
             continue
         except (ValueError, RecursionError) as error:
-            problem = f"is no whole JSON object ({error})"
-            fix = "the line is damaged, or an object is spread over several: mend it, or download the file again"
+            problem = f"is not a whole JSON object ({error})"
+            fix = "the line is damaged, or an object is spread over several: fix it, or download the file again"
             reject(BadRow(block.file, line, "", "", problem, fix))
             continue
         if has_half(values, content):
@@ -200,24 +224,24 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, S
         elif isinstance(values, dict):
             yield line, SourceRow(values, block.file, line)
         else:
-            fix = "a line should be a JSON object; one array over the whole file is no JSONL"
+            fix = "a line should be a JSON object; one array over the whole file is not JSONL"
             reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", fix))
 
 
 class Meter:
-    """How many bytes of source files were read, as they lie on the disk."""
+    """Bytes of source files that were read, as they lie on the disk."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
 _METERS: list[Meter] = []
-"""Those that count at present, the innermost last."""
+"""Active meters, the innermost last."""
 
 
 @contextmanager
 def count_bytes() -> Iterator[Meter]:
-    """Count what the readers read meanwhile: progress with an ETA for a stream whose number of rows nobody knows."""
+    """Count the bytes that readers read in this block, for the progress of a stream of unknown length."""
     meter = Meter()
     _METERS.append(meter)
     try:
@@ -232,7 +256,7 @@ def open_source(path: Path, *, counted: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         path: The file.
-        counted: Whether what is read of it is progress.
+        counted: False leaves the file out of the progress.
 
     Raises:
         UserError: The file is missing, or the zip file is damaged or holds several files.
@@ -251,7 +275,7 @@ def open_source(path: Path, *, counted: bool = True) -> Iterator[BinaryIO]:
 
 
 class _Counted(io.FileIO):
-    """A file that tells the meter how much was read of it."""
+    """A file that adds the bytes read to the meter."""
 
     def __init__(self, path: Path, counted: bool) -> None:
         super().__init__(path, "rb")
@@ -266,7 +290,7 @@ class _Counted(io.FileIO):
 
 @contextmanager
 def _zip_member(path: Path, raw: Any) -> Iterator[BinaryIO]:
-    """The only file in a zip file, as a stream; nothing is written to the disk, so no name in it can do harm."""
+    """Open the only file in a zip file as a stream. Nothing is unpacked to the disk."""
     try:
         with zipfile.ZipFile(raw) as archive:
             members = [info for info in archive.infolist() if not info.is_dir() and "__MACOSX" not in info.filename]
@@ -275,17 +299,16 @@ def _zip_member(path: Path, raw: Any) -> Iterator[BinaryIO]:
             with archive.open(members[0]) as file:
                 yield cast(BinaryIO, file)
     except zipfile.BadZipFile as error:
-        raise UserError(f"{path} is no readable zip file: {error}; download it again") from error
+        raise UserError(f"{path} is not a readable zip file: {error}; download it again") from error
 
 
 def _skip(file: BinaryIO, offset: int) -> None:
-    """Go to an offset; a packed file is unpacked up to there."""
     if offset:
-        file.seek(offset)
+        file.seek(offset)  # a packed file is unpacked up to there
 
 
 class _CsvLines:
-    """A CSV file's lines as text. A line that is not UTF-8 is noted, so that its record can be refused."""
+    """The lines of a CSV file as text. Lines that are not UTF-8 are noted, so that their records can be refused."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -302,7 +325,7 @@ class _CsvLines:
                 yield content.decode("utf-8", errors="replace")
 
     def problem_since(self, line: int) -> str:
-        """What is wrong with the lines from `line` on that were read so far; "" if nothing is."""
+        """Return the problem of the lines read so far from `line` on; "" if there is none."""
         problem = next((problem for bad, problem in self._bad.items() if bad >= line), "")
         self._bad.clear()
         return problem
@@ -326,6 +349,6 @@ def _count_problem(values: list[str], header: list[str]) -> str:
 
 
 def damaged(path: Path, good: int, error: Exception) -> UserError:
-    """The error of a file that can't be read beyond so many records."""
+    """Return the error of a file that can't be read after `good` records."""
     reason = " ".join(str(error).split())[:200]
     return UserError(f"{path} is damaged after record {good:,}: {reason}; download it again: the rest can't be read")

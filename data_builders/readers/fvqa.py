@@ -1,7 +1,6 @@
-"""FactualVQA, the set that MMSearch-R1 is trained and tested on: some questions need a search, some do not.
+"""FactualVQA, MMSearch-R1's training and test set: some questions need a search, some do not.
 
-What it has in common with MMSearch-R1's other sets is here too: rows in veRL's form, with a prompt, pictures, and
-answers for the reward.
+Functions for rows in veRL's form (a prompt, pictures, and answers for the reward) serve MMSearch-R1's other sets, too.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.files import one_path, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, one_of, placed, rows, text, texts
 
@@ -26,29 +24,28 @@ _IMAGE_TOKEN = "<image>"
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of one file.
+    """Yield the questions of one file.
 
-    The Hub's `lmms-lab/FVQA`, `fvqa_train.parquet` and `fvqa_test.parquet`, in veRL's form: `data_id`,
+    The files are the Hub's `lmms-lab/FVQA`, `fvqa_train.parquet` and `fvqa_test.parquet`, in veRL's form: `data_id`,
     `prompt[{role, content}]`, `images[{bytes, path}]`, `reward_model{ground_truth, candidate_answers, style}`,
     `data_source`, `image_urls` (null) and, in the training file alone, `category` (`search_required` or
     `search_free`). `candidate_answers` is the text of a JSON list. `ground_truth` is the canonical answer and comes
-    first. Other sets of MMSearch-R1 have the same form; a row without `data_id` is called by its file and its place in
-    it, as in `fvqa_test_0`.
+    first. A row without `data_id` gets its file's name and its number as id, as in `fvqa_test_0`.
 
-    Whether a question requires retrieval is said by `category`; it is unknown in the test file.
+    `category` decides `requires_retrieval`, which is unknown in the test file.
 
     Args:
-        source: A Parquet file, or a folder of such (the folder of the download holds both splits).
+        source: A Parquet file, or a folder of Parquet files (the downloaded folder holds both splits).
         split: Name of the split.
-        images: Where the pictures are written (`ImageFolder.save_to`).
+        images: Its `save_to` is the folder that the pictures are written to.
         reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"FVQA is read from one file or folder, not from the roles {', '.join(source)}")
-    return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+    return placed(
+        read_parquet(one_path(source, "FVQA"), reject), partial(_question, split=split, images=images), reject
+    )
 
 
 def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
@@ -74,28 +71,28 @@ def _only_image(row: SourceRow) -> SourceRow:
 
 
 def row_id(row: SourceRow) -> str:
-    """The row's `data_id`; a row without one is called by its file and its place in it, as in `fvqa_test_0`."""
+    """Return the row's `data_id`, else its file's name and its number, as in `fvqa_test_0`."""
     return text(row, "data_id", default=f"{Path(row.file).stem}_{row.line - 1}")
 
 
 def question_text(row: SourceRow) -> str:
-    """What the user's first message in `prompt` says, without the mark for the image.
+    """Return the user's first message in `prompt`, without the image token.
 
     Raises:
-        BadRow: There is no question.
+        BadRow: The message is missing or empty.
     """
     message = next((message for message in rows(row, "prompt") if message.get("role") == "user"), None)
-    said = text(message, "content").replace(_IMAGE_TOKEN, " ").strip() if message is not None else ""
-    if not said:
+    content = text(message, "content").replace(_IMAGE_TOKEN, " ").strip() if message is not None else ""
+    if not content:
         raise row.bad("prompt", "has no question of the user", "give it one, or leave the row out")
-    return said
+    return content
 
 
 def answers(row: SourceRow) -> tuple[str, ...]:
-    """The canonical answer, `reward_model.ground_truth`, then `candidate_answers`, which is the text of a JSON list.
+    """Return the canonical answer, `reward_model.ground_truth`, and those in the JSON list `candidate_answers`.
 
     Raises:
-        BadRow: The text is no JSON list of texts, or there is no canonical answer.
+        BadRow: The text is not a JSON list of texts, or the canonical answer is missing.
     """
     reward = mapping(row, "reward_model")
     value = reward.get("candidate_answers")
@@ -103,7 +100,9 @@ def answers(row: SourceRow) -> tuple[str, ...]:
         try:
             value = json.loads(value) if value.strip() else []
         except json.JSONDecodeError as error:
-            raise reward.bad("candidate_answers", f"is no JSON ({error})", "it should be the text of a list") from error
+            raise reward.bad(
+                "candidate_answers", f"is not JSON ({error})", "it should be the text of a list"
+            ) from error
     listed = SourceRow({**reward, "candidate_answers": value}, reward.file, reward.line)
     others = texts(listed, "candidate_answers", default=(), empty=True)
     return tuple(dict.fromkeys((text(reward, "ground_truth"), *others)))

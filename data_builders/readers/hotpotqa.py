@@ -1,6 +1,6 @@
-"""HotpotQA: questions over two Wikipedia articles, with the sentences that support the answer, and those articles.
+"""HotpotQA: questions over two Wikipedia articles, and the articles.
 
-The paragraphs that come with the questions are the set's knowledge base: an entry for each title, with one section.
+The paragraphs that come with the questions are the knowledge base: an entry for each title, with one section.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.files import one_path, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
 from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, text, texts
@@ -22,7 +21,7 @@ from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, pl
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions, without images, from one of two layouts:
+    """Yield the questions, without images, from one of two layouts:
 
     - the authors' JSON arrays (`hotpot_train_v1.1.json`, `hotpot_dev_{distractor,fullwiki}_v1.json`) of `{_id,
       question, answer, supporting_facts[[title, sentence]], context[[title, [sentence, …]]], type, level}`; the test
@@ -30,25 +29,23 @@ def questions(
     - Parquet files from the Hub (`hotpotqa/hotpot_qa`): `{id, question, answer, type, level, supporting_facts{title,
       sent_id}, context{title, sentences}}`.
 
-    The titles of the supporting facts, each once and in order, are the entries of a question and its evidence; in the
+    The titles of the supporting facts, each once and in order, are a question's entities and its evidence. In the
     fullwiki file the context may lack them. `Question.meta` has `type` (`bridge` or `comparison`) and `level`.
 
     Args:
         source: A JSON file, a Parquet file, or a folder of Parquet files.
         split: Name of the split.
-        images: Not used: the questions have none.
+        images: Not read.
         reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"HotpotQA is read from one path for a split, not from the roles {', '.join(source)}")
-    return placed(_rows(source, reject), partial(_question, split=split), reject)
+    return placed(_rows(one_path(source, "HotpotQA"), reject), partial(_question, split=split), reject)
 
 
 def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The paragraphs of the same files, `{title, sentences}`, each title once: the first time that it comes."""
+    """Yield the paragraphs of the same files, `{title, sentences}`, the first of each title."""
     seen: set[str] = set()
     for number, row in _rows(path, reject):
         try:
@@ -63,7 +60,7 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Source
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One paragraph; it is the article's summary too."""
+    """Make an entry of a paragraph, which is the article's summary, too."""
     title, paragraph = text(row, "title"), " ".join(texts(row, "sentences", empty=True))
     return Entry(id=title, title=title, summary=paragraph, sections=(Section(title, paragraph),))
 
@@ -91,7 +88,7 @@ def _question(row: SourceRow, *, split: str) -> Question:
 
 
 def _pairs(row: SourceRow, field: str, second: str) -> list[tuple[str, Any]]:
-    """Titles, each with what belongs to it: a list of pairs, or on the Hub an object of two lists."""
+    """Return pairs of a title and its value: a list of pairs, or on the Hub an object of two lists."""
     value = row.get(field)
     if isinstance(value, dict):
         lists = mapping(row, field)
@@ -99,7 +96,7 @@ def _pairs(row: SourceRow, field: str, second: str) -> list[tuple[str, Any]]:
         same = isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others)
         value = list(zip(titles or (), others or (), strict=True)) if same else None
     if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
-        problem = "is missing" if field not in row else "is no list of titles with what belongs to each"
+        problem = "is missing" if field not in row else "is not a list of pairs of a title and its value"
         raise row.bad(field, problem, f"it should be [[title, {second}], …]: download the file again")
     return [(pair[0].strip(), pair[1]) for pair in value]
 

@@ -1,4 +1,4 @@
-"""Images found by id below a folder, in any extension and any sharding; images that are given as bytes are kept."""
+"""Find images by id below a folder, with any extension and sharding, and write images that are given as bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
 from reflectune.data_builders.readers.rows import SourceRow
 
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
-"""As found in the public sets; OVEN's images have three of them."""
+"""Extensions in the public sets; OVEN's images have three of them."""
 ADDRESSES = "addresses.parquet"
-"""Lies in a folder of pictures that were fetched by their addresses (`address_path`)."""
+"""A file that marks a folder of pictures at the paths of their addresses (`address_path`)."""
 
 _MANY_FOLDERS = 64
 _MANY_NAMES = 256
@@ -36,15 +36,15 @@ _OF_ADDRESS = re.compile(r"[0-9a-f]{2}(?:/[0-9a-f]{2})?")
 class ImageFolder:
     """The images below one folder.
 
-    An image is looked for as `<id><extension>` in the folder itself, in the public sets' ways of sharding (the first
-    two digits of the number: OVEN; the first three letters, one folder each: GLDv2; the first four characters: the
-    images of Wiki6M), and in the sub-folders that there are, two levels deep. The way that found the last image is
-    tried first, so that a look-up costs one `stat` as a rule. Small folders are listed once: an entry without an
-    image would cost fifty. A worker process that is sent the images with each batch keeps what it knows of the folder.
+    An image is searched as `<id><extension>` in the folder itself, in the public sets' shards (the first two digits of
+    the number: OVEN; the first three letters, one folder each: GLDv2; the first four characters: the images of Wiki6M),
+    and in the existing sub-folders, two levels deep. The shard and extension of the last image are tried first, so that
+    most look-ups cost one `stat`. Small folders are listed once, since an entry without an image would cost fifty. A
+    worker process keeps its caches between batches.
 
     Args:
-        root: The folder. None: nobody wants images, every look-up by `path` gives "" (for scoring, or text-only sets).
-        save_to: Where images that a source holds as bytes are written; None: they are checked and not written.
+        root: The folder. None disables images: every look-up by `path` returns "" (for scoring, or text-only sets).
+        save_to: Folder to write images to that a source holds as bytes; None only checks them.
 
     Example:
         >>> ImageFolder(Path("oven_images")).find("oven_01963180")
@@ -62,29 +62,29 @@ class ImageFolder:
 
     @property
     def start(self) -> Path | None:
-        """The folder that paths start from: `root`, or without one the folder that images are written to."""
+        """The folder that paths are relative to: `root`, else `save_to`."""
         return self.save_to if self.root is None else self.root
 
     def find(self, image_id: str) -> str | None:
-        """Path of an image relative to `root`, or None.
+        """Return the path of an image relative to `root`, or None.
 
-        An id may be a path itself (`val2014/COCO_val2014_000000000042.jpg`); one that leads out of the folder is None.
+        An id may be a path (`val2014/COCO_val2014_000000000042.jpg`). A path out of the folder gives None.
 
         Raises:
-            OutsideRoot: There is one, and it is a link that leads out of the folder, or stands behind one.
+            OutsideRoot: A link in the path leads out of the folder.
         """
         if self.root is None or not image_id or escapes(image_id):
             return None
-        path = self._place(image_id)
+        path = self._locate(image_id)
         if path is not None:
             self._refuse_outside(path)
         return path
 
     def exact(self, row: SourceRow, image_field: str, path: str) -> str | None:
-        """The path itself if a file is there, which costs one `stat`; it isn't looked for anywhere else.
+        """Return the path itself if it is a file, else None. Costs one `stat`.
 
         Raises:
-            BadRow: It is a link that leads out of the folder, or stands behind one.
+            BadRow: A link in the path leads out of the folder.
         """
         if self.root is None or escapes(path) or not self._is_file(path):
             return None
@@ -96,10 +96,10 @@ class ImageFolder:
         return direct
 
     def _refuse_outside(self, path: str) -> None:
-        """Follow the links of a path, those of its folder once: a look-up costs one `lstat` more as a rule.
+        """Follow the links of a path, those of each folder once, so that most look-ups cost one more `lstat`.
 
         Raises:
-            OutsideRoot: They lead out of the folder.
+            OutsideRoot: A link leads out of the folder.
         """
         root, folder = self.root or Path(), os.path.dirname(path)
         if folder not in self._inside:
@@ -110,22 +110,22 @@ class ImageFolder:
         if os.path.islink(f"{root}/{path}"):
             resolve_below(path, root)
 
-    def _place(self, image_id: str) -> str | None:
-        """Where an image is, links followed wherever they lead."""
+    def _locate(self, image_id: str) -> str | None:
+        """Return the path of an image, without a check of its links."""
         if "/" in image_id or image_id.endswith(EXTENSIONS):
             direct = os.path.normpath(image_id)
             if self._is_file(direct):
                 return direct
-        for way, extension in self._lately:
-            if self._is_file(path := _join(way, image_id, extension)):
+        for sharding, extension in self._lately:
+            if self._is_file(path := _join(sharding, image_id, extension)):
                 return path
         return self._search(image_id)
 
     def find_for(self, row: SourceRow, image_field: str, image_id: str) -> str | None:
-        """As `find`, for a row that can do without an image.
+        """Return the path of a row's optional image, or None; see `find`.
 
         Raises:
-            BadRow: The image is a link that leads out of the folder, or stands behind one.
+            BadRow: A link in the path leads out of the folder.
         """
         try:
             return self.find(image_id)
@@ -133,17 +133,17 @@ class ImageFolder:
             raise _leads_out(row, image_field, error) from error
 
     def path(self, row: SourceRow, image_field: str, image_id: str, *, search: bool = True) -> str:
-        """Path of a row's image relative to `root`, for `Question.image` and `Entry.images`; "" if `root` is None.
+        """Return the path of a row's image relative to `root`; "" if `root` is None.
 
         Args:
             row: The row, for the error.
-            image_field: The field that the id stands in, for the error.
+            image_field: The field of the id, for the error.
             image_id: The image's id or its path below `root`.
-            search: Whether it may lie elsewhere below `root` or have another extension; else it is a path.
+            search: False if `image_id` is the exact path.
 
         Raises:
-            BadRow: The id leads out of the folder, by itself or by a link.
-            MissingImage: There is no such image.
+            BadRow: The id or a link leads out of the folder.
+            MissingImage: The image is not found.
         """
         if self.root is None:
             return ""
@@ -159,18 +159,18 @@ class ImageFolder:
         return path
 
     def keep(self, row: SourceRow, image_field: str, value: Any) -> str:
-        """Path relative to `start` of an image that a row of the user's own data holds.
+        """Return the path, relative to `start`, of an image given by path or as bytes; bytes are written.
 
         Args:
             row: The row.
-            image_field: The field that `value` is of.
-            value: A path, the bytes of a file, or `{"bytes": …, "path": …}` as `datasets` has it.
+            image_field: The field of `value`.
+            value: A path, the bytes of a file, or `{"bytes": …, "path": …}` as in `datasets`.
 
         Raises:
-            UserError: It is a URL.
-            BadRow: It is something else, or a path that leads out of the folder.
-            MissingImage: There is no such file.
-            UnreadableImage: The bytes are no image.
+            UserError: The value is a URL.
+            BadRow: The value has another type, or is a path that leads out of the folder.
+            MissingImage: The file is missing.
+            UnreadableImage: The bytes are not an image.
         """
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
@@ -178,24 +178,24 @@ class ImageFolder:
             return self._kept(row, image_field, value)
         if not isinstance(value, str) or not value.strip():
             shown = f"is {value!r:.60} ({type(value).__name__})"
-            what = "is null" if value is None else "is empty" if value in ("", b"") else shown
+            found = "is null" if value is None else "is empty" if value in ("", b"") else shown
             fix = "give the path of an image below the image folder, or the file's bytes"
-            raise row.bad(image_field, f"{what}, not an image", fix)
+            raise row.bad(image_field, f"{found}, not an image", fix)
         if re.match(r"[a-z][a-z0-9+.-]*://", value.strip(), re.IGNORECASE):
-            called = f"id {row.id}: " if row.id else ""
+            row_id = f"id {row.id}: " if row.id else ""
             raise UserError(
-                f"{row.file}:{row.line}: {called}field `{image_field}` holds a URL ({value.strip()[:80]}); "
+                f"{row.file}:{row.line}: {row_id}field `{image_field}` holds a URL ({value.strip()[:80]}); "
                 "download the images once, e.g. with `img2dataset` or `wget -i urls.txt -P images/`, and put their "
                 "paths in this column: a run must not depend on somebody's server"
             )
         return self.path(row, image_field, value.strip(), search=False)
 
     def _kept(self, row: SourceRow, image_field: str, content: bytes) -> str:
-        """Write the bytes under a name made of their hash, once; the path of it."""
+        """Write bytes once under a name made of their hash, and return the path."""
         try:
             extension = f".{read_header(content).format}"
         except BadImage as error:
-            problem = f"{len(content):,} bytes are no image that can be decoded safely ({error.problem})"
+            problem = f"{len(content):,} bytes are not an image that can be decoded safely ({error.problem})"
             fix = "replace the image, or leave the row out"
             raise UnreadableImage(row.file, row.line, row.id, image_field, problem, fix) from error
         name = hashlib.sha256(content).hexdigest()[:24]
@@ -209,34 +209,36 @@ class ImageFolder:
     def _search(self, image_id: str) -> str | None:
         stem, extension = os.path.splitext(image_id)
         named = (stem, (extension, *EXTENSIONS)) if extension in EXTENSIONS else (image_id, EXTENSIONS)
-        for way in (*_SHARDINGS, *self._folders_of(named[0])):
-            folder, name = os.path.split(_join(way, named[0], ""))
+        for sharding in (*_SHARDINGS, *self._folders_of(named[0])):
+            folder, name = os.path.split(_join(sharding, named[0], ""))
             names = self._names_in(folder)
             for ending in named[1]:
-                if (names is None or name + ending in names) and self._is_file(path := _join(way, named[0], ending)):
+                if (names is None or name + ending in names) and self._is_file(
+                    path := _join(sharding, named[0], ending)
+                ):
                     if named[0] == image_id:
-                        self._remember(way, ending)
+                        self._remember(sharding, ending)
                     return path
         return None
 
-    def _remember(self, way: str, ending: str) -> None:
-        """Put this way first; the list is short, since a set has few ways."""
-        if (way, ending) in self._lately:
-            self._lately.remove((way, ending))
-        self._lately.insert(0, (way, ending))
+    def _remember(self, sharding: str, ending: str) -> None:
+        """Move this sharding to the front; a set has few."""
+        if (sharding, ending) in self._lately:
+            self._lately.remove((sharding, ending))
+        self._lately.insert(0, (sharding, ending))
         del self._lately[4:]
 
     def _folders_of(self, image_id: str) -> list[str]:
-        """Sub-folders that may hold the image: all of them if they are few, else those whose name is part of the id."""
+        """Return the sub-folders that may hold the image: all if they are few, else those whose name is in the id."""
         if len(self._folders) <= _MANY_FOLDERS:
             return self._folders
         return [folder for folder in self._folders if os.path.basename(folder) in image_id]
 
     @cached_property
     def _folders(self) -> list[str]:
-        """Sub-folders, at most two levels deep, literally (a brace in a name can't be read as a way of sharding).
+        """The sub-folders, at most two levels deep, with braces escaped, which mark a sharding.
 
-        The 65,000 of pictures that were fetched are left out: there a picture is found by its address alone.
+        The 65,000 folders of fetched pictures are left out, since their pictures are found by address.
         """
         root = self.root or Path()
         first = _folders_in(root)
@@ -246,7 +248,7 @@ class ImageFolder:
         return [folder.replace("{", "{{") for folder in folders]
 
     def _names_in(self, folder: str) -> frozenset[str] | None:
-        """What lies in a folder, as it was when first asked for; None if that is much."""
+        """Return the names in a folder, cached at the first call; None if there are many."""
         if folder not in self._listed:
             if len(self._listed) >= _MOST_LISTED:
                 self._listed.clear()
@@ -264,12 +266,12 @@ class ImageFolder:
 
 @lru_cache(maxsize=8)
 def _received(root: Path | None, save_to: Path | None) -> ImageFolder:
-    """The images that another process has sent: one object, however often they are sent."""
+    """Unpickle to one object per folder, which keeps its caches."""
     return ImageFolder(root, save_to)
 
 
 def _folders_in(folder: Path) -> list[str]:
-    """Names of the folders in a folder, in order; of the files, which may be millions, nothing is kept."""
+    """Return the names of the folders in a folder, in order, without holding those of its files."""
     try:
         with os.scandir(folder) as found:
             return sorted(entry.name for entry in found if entry.is_dir())
@@ -282,9 +284,9 @@ def _leads_out(row: SourceRow, image_field: str, error: OutsideRoot) -> BadRow:
 
 
 def address_path(url: str) -> str:
-    """Where the picture of an address is kept below a folder: by a hash, so that millions share the folders out.
+    """Return the path of a picture's file below a folder, by a hash of its URL.
 
-    Its ending is the address's where that is a picture's, else `.img`: what a file is shows when it is read.
+    The extension is the URL's if it is a picture's, else `.img`.
 
     Example:
         >>> address_path("https://upload.wikimedia.org/a/ab/Dog.JPG")
@@ -296,7 +298,7 @@ def address_path(url: str) -> str:
 
 
 def escapes(path: str) -> bool:
-    """Whether a relative path is absolute or leads out of the folder that it starts from, on any system."""
+    """Return True if a path is absolute or leads out of its folder, on any system."""
     parts = path.replace("\\", "/").split("/")
     return path.startswith(("/", "\\")) or ".." in parts or "\0" in path or bool(re.match(r"^[A-Za-z]:", path))
 
@@ -304,19 +306,19 @@ def escapes(path: str) -> bool:
 _SHARDINGS = ("", "{two_digits}", "{gldv2}", "{four}")
 
 
-def _join(way: str, image_id: str, extension: str) -> str:
-    if not way:
+def _join(sharding: str, image_id: str, extension: str) -> str:
+    if not sharding:
         return image_id + extension
-    return f"{_shard(way, image_id)}/{image_id}{extension}"
+    return f"{_shard(sharding, image_id)}/{image_id}{extension}"
 
 
-def _shard(way: str, image_id: str) -> str:
-    """The folder of an image under a way of sharding; a way that is no name of one is a folder itself."""
-    if way == "{two_digits}":
+def _shard(sharding: str, image_id: str) -> str:
+    """Return the folder of an image in a sharding; any other name is a folder itself."""
+    if sharding == "{two_digits}":
         number = _NUMBER.search(image_id)
         return number.group()[:2] if number else image_id[:2]
-    if way == "{gldv2}":
+    if sharding == "{gldv2}":
         return "/".join(image_id[:3])
-    if way == "{four}":
+    if sharding == "{four}":
         return image_id[:4]
-    return way.replace("{{", "{")
+    return sharding.replace("{{", "{")

@@ -1,4 +1,4 @@
-"""InfoSeek: questions about Wikidata facts of the entity that a picture of OVEN shows."""
+"""InfoSeek: questions about Wikidata facts of the entity in a picture of OVEN."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
-from reflectune.data_builders.readers.files import read_jsonl
+from reflectune.data_builders.readers.files import files_by_role, read_jsonl
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.rows import Placed, SourceRow, number, placed, text, texts
 
@@ -29,9 +28,9 @@ _TIME = re.compile(
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of one split, in the order of the annotations.
+    """Yield the questions of one split, in the order of the annotations.
 
-    From github.com/open-vision-language/infoseek, each file JSONL (`.gz` too), joined on `data_id`:
+    The files of github.com/open-vision-language/infoseek are JSONL (`.gz` too), joined on `data_id`:
 
     - `annotations` (`infoseek_{train,val,test,human}.jsonl`): `data_id`, `image_id`, `question`, `answer`,
       `answer_eval`, `data_split`. `answer_eval` is a list of texts or, for a number, `{"wikidata", "range": [low,
@@ -39,24 +38,24 @@ def questions(
     - `withkb` (`infoseek_{train,val}_withkb.jsonl`): `data_id`, `entity_id` (as in Wiki6M), `entity_text`.
     - `qtype` (`infoseek_val_qtype.jsonl`): `data_id`, `question_type`: `String`, `Time` or `Numerical`.
 
-    Without `qtype` the type is derived: `numerical` where there is a range, `time` where the canonical answer reads as
-    a date or a year, else `string`. The official scores of `time` and `string` are computed alike.
+    Without `qtype` the type is derived: `numerical` with a range, `time` if the canonical answer is a date or a year,
+    else `string`. The official scores of `time` and `string` are computed alike.
 
-    The answers are those of `answer_eval`, `answer[0]` first if it is among them: the official score takes no other. A
-    range stands as the file has it, since the official score does not put its ends in order. A row whose `data_split`
-    ends in `unseen_question` or `unseen_entity` gets that after the name of the split.
+    The answers are those of `answer_eval`, with `answer[0]` first if it is among them: the official score accepts no
+    other. A range keeps the order of the file, as the official score does. If a row's `data_split` ends in
+    `unseen_question` or `unseen_entity`, that is appended to the name of the split.
 
     Args:
-        source: The annotations, or a mapping of the roles `annotations`, `withkb`, `qtype` to files; the last two may
-            be left out.
+        source: The annotations, or a mapping of the roles `annotations`, `withkb` and `qtype` to files; the last two
+            are optional.
         split: Name of the split.
-        images: The folder of OVEN's images.
+        images: Folder of OVEN's images.
         reject: Called with each bad row.
 
     Raises:
-        UserError: A role is unknown, or there are no annotations.
+        UserError: A role is unknown, or `annotations` is missing.
     """
-    files = _files(source)
+    files = files_by_role(source, ROLES, "InfoSeek")
     entities, names = _entities(files["withkb"], reject) if "withkb" in files else (None, {})
     kinds = _by_id(files["qtype"], "question_type", _kind, reject) if "qtype" in files else None
     make = partial(_question, split=split, images=images, entities=entities, names=names, kinds=kinds)
@@ -64,27 +63,18 @@ def questions(
 
 
 def derived_kind(answer: str) -> AnswerType:
-    """`time` if an answer without a range reads as a date, a year, a decade or a century, else `string`."""
+    """Return `time` for a date, a year, a decade or a century, else `string`."""
     return "time" if _TIME.fullmatch(answer) else "string"
 
 
 def split_of(row: SourceRow, split: str) -> str:
-    """The split, with the half of InfoSeek's validation data that the row's `data_split` ends in, if any."""
+    """Return the split with the half of InfoSeek's validation data that ends the row's `data_split`, if any."""
     half = _HALF.search(text(row, "data_split", default=""))
     return f"{split}_{half[0]}" if half and not split.endswith(half[0]) else split
 
 
-def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
-    if not isinstance(source, Mapping):
-        return {"annotations": source}
-    if "annotations" not in source or not set(source) <= set(ROLES):
-        given_roles = ", ".join(map(str, source)) or "none"
-        raise UserError(f"InfoSeek's roles are {', '.join(ROLES)}, and annotations is needed; found {given_roles}")
-    return {role: Path(path) for role, path in source.items()}
-
-
 def _entities(path: Path, reject: Reject) -> tuple[dict[str, str], dict[str, str]]:
-    """The entity of each `data_id`, and the name of each entity; an entity's id is kept once."""
+    """Return the entity of each `data_id`, and the name of each entity; equal ids share one string."""
     names: dict[str, str] = {}
     shared: dict[str, str] = {}
 
@@ -97,14 +87,14 @@ def _entities(path: Path, reject: Reject) -> tuple[dict[str, str], dict[str, str
 
 
 def _kind(row: SourceRow) -> AnswerType:
-    said = text(row, "question_type")
-    if said.lower() not in _KINDS:
-        raise row.bad("question_type", f"is {said!r}", "it must be String, Time or Numerical")
-    return _KINDS[said.lower()]
+    name = text(row, "question_type")
+    if name.lower() not in _KINDS:
+        raise row.bad("question_type", f"is {name!r}", "it must be String, Time or Numerical")
+    return _KINDS[name.lower()]
 
 
 def _by_id(path: Path, field: str, take: Callable[[SourceRow], Any], reject: Reject) -> dict[str, Any]:
-    """What `take` finds in each row of a file, by `data_id`."""
+    """Return the values that `take` returns for the rows of a file, by `data_id`."""
     values: dict[str, Any] = {}
     for _, row in read_jsonl(path, reject):
         try:
@@ -158,7 +148,7 @@ def _joined(row: SourceRow, data_id: str, by_id: Mapping[str, Any], role: str) -
 
 
 def _answers(row: SourceRow) -> tuple[tuple[str, ...], tuple[float, float] | None]:
-    """The answers, the canonical one first, and the range of a number; nothing if the row has neither field."""
+    """Return the answers, the canonical one first, and a number's range; nothing if the row has neither field."""
     accepted, canonical = row.get("answer_eval"), _listed(row, "answer")[:1]
     if isinstance(accepted, list) and accepted and isinstance(accepted[0], dict):
         accepted = accepted[0]
@@ -173,13 +163,13 @@ def _answers(row: SourceRow) -> tuple[tuple[str, ...], tuple[float, float] | Non
 
 
 def _listed(row: SourceRow, field: str) -> list[str]:
-    """A list of texts as `texts` gives it, faster, since there are a million rows."""
+    """Return a list of texts like `texts`, but faster, for a million rows."""
     value = row.get(field)
     if type(value) is list:
         try:
             return [item for item in map(str.strip, value) if item]
         except TypeError:
-            pass  # `texts` says what is wrong
+            pass  # `texts` raises the error
     return list(texts(row, field, default=(), empty=True))
 
 

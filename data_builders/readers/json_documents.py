@@ -1,4 +1,4 @@
-"""JSON documents, arrays and dicts, as streams of rows."""
+"""Stream the rows of JSON documents, arrays and dicts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from reflectune.data_builders.readers.rows import SourceRow
 
 
 def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> Iterator[tuple[int, SourceRow]]:
-    """The objects of a JSON array, numbered from 1, without reading the file whole.
+    """Yield the objects of a JSON array, numbered from 1, without loading the whole file.
 
     Args:
         path: The file.
-        reject: Gets an element that is no object.
-        prefix: Where the array is, in `ijson`'s words: `item` for the document itself, `questions.item` for a field.
+        reject: Called with an element that is not an object.
+        prefix: `ijson` prefix of the array: `item` for the document itself, `questions.item` for a field.
 
     Raises:
-        UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
+        UserError: The file is missing, has no array at `prefix`, or is damaged; rows after the damage can't be read.
     """
     reader = json_reader_of(path)
     with _open_json(path) as file:
@@ -46,19 +46,19 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
             raise damaged(path, number, error) from error
     if not number and not _has_array(path, reader, prefix):
         where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
-        raise UserError(f"{path}: {where} no JSON array; is it the published file?")
+        raise UserError(f"{path}: {where} not a JSON array; is it the published file?")
 
 
 def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, SourceRow]]:
-    """The values of a JSON dict, numbered from 1, without reading the file whole.
+    """Yield the values of a JSON dict, numbered from 1, without loading the whole file.
 
     Args:
         path: The file.
-        reject: Gets a member that has a field called `key` of its own that says something else.
-        key: The field of the row that the member's name is put into. A value that is no object stands in `value`.
+        reject: Called with a member whose own field `key` differs from its name.
+        key: Field of the row for the member's name. A value that is not an object becomes the field `value`.
 
     Raises:
-        UserError: The file is missing, or is damaged; what comes after the damage can't be read.
+        UserError: The file is missing or damaged; rows after the damage can't be read.
     """
     reader = json_reader_of(path)
     with _open_json(path) as file:
@@ -79,24 +79,24 @@ def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Itera
 
 
 def json_reader_of(path: Path) -> ModuleType:
-    """The part of `ijson` that reads a JSON file's texts as they are written; see `json_reader`."""
+    """Return the backend of `ijson` that keeps a file's texts unchanged; see `json_reader`."""
     with open_source(path, counted=False) as file:
         try:
             return json_reader(file)
         except (OSError, EOFError, zlib.error, zipfile.BadZipFile):
-            return ijson  # damage is told where rows are read
+            return ijson  # reading the rows raises the error
 
 
 def _has_array(path: Path, reader: ModuleType, prefix: str) -> bool:
-    """Whether there is an array where `prefix` says, maybe an empty one."""
+    """Return True if there is an array at `prefix`, maybe an empty one."""
     with _open_json(path) as file:
-        place = prefix.removesuffix("item").removesuffix(".")
-        return any(event_prefix == place and event == "start_array" for event_prefix, event, _ in reader.parse(file))
+        field = prefix.removesuffix("item").removesuffix(".")
+        return any(event_prefix == field and event == "start_array" for event_prefix, event, _ in reader.parse(file))
 
 
 @contextmanager
 def _open_json(path: Path) -> Iterator[BinaryIO]:
-    """Open a JSON document behind its byte order mark, which programs of Windows write and `ijson` refuses."""
+    """Open a JSON document after its byte order mark, which Windows programs write and `ijson` refuses."""
     with open_source(path) as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             file.seek(0)

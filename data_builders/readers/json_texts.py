@@ -1,4 +1,4 @@
-r"""Halves of surrogate pairs in JSON, such as `\ud83d` alone: no characters, which no row may have in its texts."""
+r"""Find halves of surrogate pairs in JSON, such as `\ud83d` alone, which are not characters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ALONE = re.compile(rb"%b(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})%
 _LENGTH = 6
 """Bytes of an escape."""
 
-HALF = "holds half of a surrogate pair, which is no character", "write the whole character, or leave it out"
-"""What is wrong with such a row, and what to do."""
+HALF = "holds half of a surrogate pair, which is not a character", "write the whole character, or leave it out"
+"""Problem of such a row, and its fix."""
 
 
 def has_half(values: Any, content: bytes | None = None) -> bool:
-    """Whether a text in a JSON value holds half of a pair: `json` joins halves that belong together, and keeps others.
+    """Return True if a text in a JSON value holds half of a pair. `json` joins matching halves and keeps others.
 
     Args:
         values: The value.
-        content: As it was written, if that is known: most rows can then be told at a glance.
+        content: Its JSON, if known, for a fast path.
     """
     if content is not None and not _ANY.search(content):
         return False
@@ -37,20 +37,21 @@ def has_half(values: Any, content: bytes | None = None) -> bool:
 
 
 def json_reader(file: BinaryIO, chunk: int = 1 << 20) -> ModuleType:
-    """The part of `ijson` that reads this document's texts as they are written.
+    """Return the backend of `ijson` that keeps this document's texts unchanged.
 
-    Its fast part makes `?` of half a pair, or another character, or raises `UnicodeDecodeError`; its slow one keeps it.
+    The fast backend replaces half a pair by `?` or another character, or raises `UnicodeDecodeError`. The pure Python
+    backend keeps it.
 
     Args:
-        file: The document, from its start; it is read to its end.
-        chunk: Bytes that are looked at together.
+        file: The document; it is read from its start to its end.
+        chunk: Bytes per read.
     """
-    kept, skipped = b"", 0
+    tail, skipped = b"", 0
     while data := file.read(chunk):
-        window = kept + data
-        # What begins in the last 12 bytes is looked at with the next ones, since what follows an escape decides.
+        window = tail + data
+        # Escapes in the last 12 bytes are searched with the next chunk, which holds the bytes that follow them.
         if any(skipped <= found.start() < len(window) - 2 * _LENGTH for found in _ALONE.finditer(window)):
             return careful
-        kept = window[-3 * _LENGTH :]
-        skipped = max(0, len(kept) - 2 * _LENGTH)
-    return careful if any(found.start() >= skipped for found in _ALONE.finditer(kept)) else ijson
+        tail = window[-3 * _LENGTH :]
+        skipped = max(0, len(tail) - 2 * _LENGTH)
+    return careful if any(found.start() >= skipped for found in _ALONE.finditer(tail)) else ijson

@@ -1,4 +1,4 @@
-"""LiveVQA: questions on pictures of recent news, papers and videos, each picture with an easy and a hard question."""
+"""LiveVQA: an easy and a hard question about each picture of recent news, papers and videos."""
 
 from __future__ import annotations
 
@@ -7,53 +7,51 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
+from reflectune.data_builders.readers.files import files_by_role
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
 from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text, texts
 
 ROLES = ("questions", "details")
-"""The files of the research preview, by role; `questions` alone is needed."""
+"""Files of the research preview by role; `questions` is needed."""
 
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of either published form, told apart by the fields of a row.
+    """Yield the questions of either release; the fields of a row distinguish them.
 
     The research preview (`ONE-Lab/LiveVQA-Research-Preview` on the Hub) is a JSON array `qa.json` of `sample_id`,
-    `query`, `query_image` (`image/….jpg`, with or without a slash before it) and `gt_answer`. `qa_detailed.json` has
-    the `topic` of each `sample_id`, and the article, which is not read.
+    `query`, `query_image` (`image/….jpg`, maybe with a leading slash) and `gt_answer`. `qa_detailed.json` has the
+    `topic` of each `sample_id`, and the article, which is not read.
 
     A `benchmark.json` (`liveVQA_benchmarks/{News,Paper,Video}` of github.com/fumingyang2004/LIVEVQA) is a JSON array
-    of `id`, `img_path`, `source`, `time` and two questions, `level1_qa` (what the picture shows) and `level2_qa` (what
-    must be known of it). Its `Ground_Truth` is the letter of one of the `options`; the texts that count as right are in
-    `Ground_Truth_List`. The questions are called `<id>_level1` and `<id>_level2`.
+    of `id`, `img_path`, `source`, `time` and two questions, `level1_qa` (about the picture) and `level2_qa` (about its
+    background). Its `Ground_Truth` is the letter of one of the `options`; `Ground_Truth_List` has the accepted texts.
+    The ids are `<id>_level1` and `<id>_level2`.
 
-    Every question is about what a model can't know by heart, so all of them require retrieval.
+    All questions require retrieval, since they are about recent events.
 
     Args:
         source: A `qa.json` or `benchmark.json`, or the two files of the preview as `{questions: …, details: …}`.
         split: Name of the split.
-        images: The folder with the pictures, or, for the preview, the folder that `image` is in.
-        reject: Called with each bad row. A row with one bad question is left out whole.
+        images: Folder of the pictures, or for the preview the parent of `image`.
+        reject: Called with each bad row. A row with one bad question is rejected.
 
     Raises:
         UserError: A role is unknown or missing.
     """
-    files = source if isinstance(source, Mapping) else {"questions": source}
-    if "questions" not in files or set(files) - set(ROLES):
-        raise UserError(f"LiveVQA's source has the roles {', '.join(files) or 'none'}; it takes {' and '.join(ROLES)}")
-    topics = _topics(Path(files["details"]), reject) if files.get("details") else {}
+    files = files_by_role(source, ROLES, "LiveVQA")
+    topics = _topics(files["details"], reject) if "details" in files else {}
     make = partial(_questions, split=split, images=images, topics=topics)
-    for row_questions, place in placed(read_json_array(Path(files["questions"]), reject), make, reject):
-        yield from ((question, place) for question in row_questions)
+    for row_questions, line in placed(read_json_array(files["questions"], reject), make, reject):
+        yield from ((question, line) for question in row_questions)
 
 
 def _topics(path: Path, reject: Reject) -> dict[str, str]:
-    """The topic of every sample."""
+    """Return the topic of each sample."""
 
     def topic(row: SourceRow) -> tuple[str, str]:
         return _sample(row), text(row, "topic", default="")
@@ -87,7 +85,7 @@ def _sample(row: SourceRow) -> str:
 
 
 def _preview_image(row: SourceRow, images: ImageFolder) -> str:
-    """The picture below the folder `image`, wherever `images` starts."""
+    """Return the path of a picture below the folder `image`, which `images` may be or contain."""
     name = text(row, "query_image").lstrip("/")
     return images.find_for(row, "query_image", name) or images.path(row, "query_image", name.removeprefix("image/"))
 

@@ -1,4 +1,4 @@
-"""LLaVA-Instruct: conversations about pictures, each a visual-dependent question with what is asked after it."""
+"""LLaVA-Instruct: conversations about pictures, each a visual-dependent question with its follow-ups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import FollowUp, Question
+from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
 from reflectune.data_builders.readers.rows import Placed, SourceRow, one_of, placed, rows, text
@@ -28,37 +29,34 @@ def questions(
     max_turns: int = 0,
     text_only: bool = False,
 ) -> Iterator[Placed[Question]]:
-    """The questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
+    """Yield the questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
 
-    A JSON array of `{id, image, conversations[{from, value}]}`, where `from` is `human` or `gpt` (in some rows without
-    a picture also `system`). A row is one question: its first turn of `human` with one of `gpt` after it, and the
-    further ones as `follow_ups`, since a later turn can refer to what was said before it. Ids repeat in both files: the
-    second row of an id is called `<id>-2`, the third `<id>-3`, in the order of the file. The place of the picture,
-    `<image>`, is taken out of the question.
+    The file is a JSON array of `{id, image, conversations[{from, value}]}`, where `from` is `human` or `gpt` (in some
+    rows without a picture also `system`). A row is one question: its first turn of `human` that is followed by one of
+    `gpt`. Further rounds are `follow_ups`, since they can refer to earlier ones. Ids repeat: the second row of an id
+    becomes `<id>-2`, the third `<id>-3`. `<image>` is removed from the question.
 
     Args:
         source: The file.
         split: Name of the split.
-        images: The folder that the pictures' paths start from: for the 150k that of COCO 2017 (`000000033471.jpg`, or
-            the folder above `train2017`), for the 665k the one with `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
+        images: Folder that the pictures' paths are relative to: for the 150k that of COCO 2017 (`000000033471.jpg`, or
+            the parent of `train2017`), for the 665k the parent of `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
         reject: Called with each bad row.
         max_answer_words: End a conversation before its first longer answer; 0: never.
-        max_turns: Take that many rounds of a conversation, from its beginning; 0: all.
-        text_only: Take rows without a picture too, of which the 665k has some 40,000.
+        max_turns: Keep the first `max_turns` rounds of a conversation; 0: all.
+        text_only: Keep rows without a picture, too; the 665k has some 40,000.
 
     Raises:
         UserError: The source is not a path, an option is negative, or the file is missing or damaged.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"LLaVA-Instruct is read from one file at a time, not from the roles {', '.join(source)}")
     if min(max_answer_words, max_turns) < 0:
         raise UserError("`max_answer_words` and `max_turns` can't be negative; 0 sets no bound")
     seen: Counter[str] = Counter()
     taken = partial(_taken, max_answer_words=max_answer_words, max_turns=max_turns)
     make = partial(_question, split=split, images=images, text_only=text_only, seen=seen, taken=taken)
-    for question, place in placed(read_json_array(source, reject), make, reject):
+    for question, line in placed(read_json_array(one_path(source, "LLaVA-Instruct"), reject), make, reject):
         if question is not None:
-            yield question, place
+            yield question, line
 
 
 def _question(
@@ -71,10 +69,10 @@ def _question(
     taken: Callable[[list[FollowUp]], list[FollowUp]],
 ) -> Question | None:
     row_id = _unique_id(row, seen)
-    pictured = row.get("image") not in (None, "")
-    if not (pictured or text_only):
+    has_picture = row.get("image") not in (None, "")
+    if not (has_picture or text_only):
         return None
-    image = images.path(row, "image", text(row, "image")) if pictured else ""
+    image = images.path(row, "image", text(row, "image")) if has_picture else ""
     rounds = taken(_rounds(row))
     if not rounds:
         return None
@@ -91,14 +89,14 @@ def _question(
 
 
 def _taken(rounds: list[FollowUp], *, max_answer_words: int, max_turns: int) -> list[FollowUp]:
-    """The rounds up to the first answer that is too long, and no more than wanted."""
-    lengths = (len(each_round.answer.split()) for each_round in rounds)
-    too_long = (place for place, words in enumerate(lengths) if max_answer_words and words > max_answer_words)
+    """Return the rounds before the first answer that is too long, at most `max_turns`."""
+    lengths = (len(turn.answer.split()) for turn in rounds)
+    too_long = (position for position, words in enumerate(lengths) if max_answer_words and words > max_answer_words)
     return rounds[: next(too_long, None)][: max_turns or None]
 
 
 def _unique_id(row: SourceRow, seen: Counter[str]) -> str:
-    """The id, with a number if it came before; counted for every row, so that it depends on the file alone."""
+    """Return the id, with a number if it is repeated. Every row counts, so that ids depend on the file alone."""
     value = row.get("id")
     row_id = str(value) if type(value) is int else text(row, "id")
     seen[row_id] += 1
@@ -106,7 +104,7 @@ def _unique_id(row: SourceRow, seen: Counter[str]) -> str:
 
 
 def _rounds(row: SourceRow) -> list[FollowUp]:
-    """Each question with its answer; turns that belong to no round (ShareGPT's begin with `gpt` at times) are not."""
+    """Return each question with its answer; turns outside a round are dropped (some of ShareGPT's begin with `gpt`)."""
     turns = rows(row, "conversations")
     speakers = [one_of(turn, "from", ("human", "gpt", "system")) for turn in turns]
     starts = [at for at in range(len(turns) - 1) if speakers[at : at + 2] == ["human", "gpt"]]
@@ -117,7 +115,7 @@ def _rounds(row: SourceRow) -> list[FollowUp]:
 
 
 def _asked(turn: SourceRow) -> str:
-    said = text(turn, "value").replace(_IMAGE_TOKEN, " ").strip()
-    if not said:
+    question = text(turn, "value").replace(_IMAGE_TOKEN, " ").strip()
+    if not question:
         raise turn.bad("value", "asks nothing", "leave the row out")
-    return said
+    return question

@@ -1,8 +1,7 @@
-"""M2KR's questions, each with the passages that answer it, and those passages as entries.
+"""M2KR: questions of E-VQA, InfoSeek, OK-VQA and others in one layout, and their passages as entries.
 
-E-VQA, InfoSeek, OK-VQA and others are in one layout. Every passage (`<NAME>_passages`, Parquet, a file for each split)
-is an entry, since the questions name passages by id. Passages are of text alone. A title is the column `title`, or is
-read off a text of the form "title: X content: Y".
+Every passage (`<NAME>_passages`, Parquet, a file per split) is an entry, since the questions name passages by id.
+Passages have no pictures. A title is the column `title`, or is parsed from a text "title: X content: Y".
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.files import read_parquet, several_splits
+from reflectune.data_builders.readers.files import one_path, read_parquet, several_splits
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.infoseek import derived_kind, split_of
 from reflectune.data_builders.readers.rows import Placed, SourceRow, number, placed, text, texts
@@ -30,35 +29,35 @@ _TITLED = re.compile(r"\s*title:\s*(?P<title>.*?)\s+content:\s*(?P<content>.*)",
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of one configuration and split, in the order of the files.
+    """Yield the questions of one configuration and split, in the order of the files.
 
-    From `BByrneLab/multi_task_multi_modal_knowledge_retrieval_benchmark_M2KR` on the Hub, Parquet, configurations
-    `<NAME>_data`. All have `question_id`, `question`, `instruction`, `img_path`, `pos_item_ids` and
+    The files are the Hub's `BByrneLab/multi_task_multi_modal_knowledge_retrieval_benchmark_M2KR`, Parquet,
+    configurations `<NAME>_data`. All have `question_id`, `question`, `instruction`, `img_path`, `pos_item_ids` and
     `pos_item_contents`; E-VQA, InfoSeek and OK-VQA also `answers` and `gold_answer`. E-VQA has a `question_type`;
     InfoSeek has `answer_eval`, `data_split`, `wikidata_value`, `wikidata_range`, `entity_id`, `entity_text`,
     `question_type` and more.
 
     - `gold_answer` is the canonical answer and comes first, then `answers` and `answer_eval`.
-    - InfoSeek's `answer_eval` is a list of texts even for numbers. Their ranges are rebuilt from `wikidata_range`: two
-      finite numbers there make a question `numerical`.
-    - Entries are passages: those of `pos_item_ids` are the question's entities and its evidence, for the reader `m2kr`
-      of knowledge bases. Wikidata's `entity_id` is in `Question.meta`.
-    - Where `question` is empty, the `instruction` is what is asked.
-    - M2KR's test split of InfoSeek is drawn from the official validation split; `data_split` says which half.
+    - InfoSeek's `answer_eval` is a list of texts even for numbers. Their ranges come from `wikidata_range`: two finite
+      numbers make a question `numerical`.
+    - Entries are passages: `pos_item_ids` are the question's entities and its evidence, for the reader `m2kr` of
+      knowledge bases. Wikidata's `entity_id` is in `Question.meta`.
+    - An empty `question` is replaced by the `instruction`.
+    - M2KR's test split of InfoSeek is drawn from the official validation split; `data_split` names the half.
 
     Args:
-        source: A Parquet file, or the folder of one configuration and split's files.
+        source: A Parquet file, or the folder of one configuration and split.
         split: Name of the split.
-        images: The folder of images. A path of the row is looked for as it is, then by the image's name, since
-            InfoSeek's paths lack OVEN's sub-folders.
+        images: Folder of images. A picture is searched by its path, then by its name, since InfoSeek's paths lack
+            OVEN's sub-folders.
         reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"M2KR is read from one file or folder, not from the roles {', '.join(source)}")
-    return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+    return placed(
+        read_parquet(one_path(source, "M2KR"), reject), partial(_question, split=split, images=images), reject
+    )
 
 
 def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
@@ -89,7 +88,7 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
 
 
 def _range(row: SourceRow) -> tuple[float, float] | None:
-    """The two ends of `wikidata_range`; None where it is null, empty, or holds no numbers."""
+    """Return the two ends of `wikidata_range`; None if it is null, empty, or without numbers."""
     ends = row.get("wikidata_range")
     if ends is None or not ends or all(end is None or (isinstance(end, float) and math.isnan(end)) for end in ends):
         return None
@@ -102,19 +101,19 @@ def _range(row: SourceRow) -> tuple[float, float] | None:
 
 
 def _kind(row: SourceRow, answers: tuple[str, ...], limits: tuple[float, float] | None) -> AnswerType:
-    said = _KINDS.get(text(row, "question_type", default="").lower())
-    if said == "numerical" and limits is None:
+    kind = _KINDS.get(text(row, "question_type", default="").lower())
+    if kind == "numerical" and limits is None:
         problem = "is missing, and the question is numerical"
         raise row.bad("wikidata_range", problem, "download the file again, or leave the row out")
     if limits is not None:
         return "numerical"
-    if said is None and "data_split" in row and answers:
+    if kind is None and "data_split" in row and answers:
         return derived_kind(answers[0])
-    return said or ("multi_answer" if any("&&" in answer for answer in answers) else "string")
+    return kind or ("multi_answer" if any("&&" in answer for answer in answers) else "string")
 
 
 def _image(row: SourceRow, images: ImageFolder) -> str:
-    """The image by its path, or by its name alone; "" for a question of text."""
+    """Return the path of the image, found by its path or its name; "" for a question without one."""
     path = text(row, "img_path", default="")
     if not path:
         return ""
@@ -122,11 +121,10 @@ def _image(row: SourceRow, images: ImageFolder) -> str:
 
 
 def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The rows of one split's passages.
+    """Yield the rows of one split's passages.
 
     Raises:
-        UserError: The folder holds those of several splits, which M2KR retrieves from one at a time: many passages are
-            in all of them.
+        UserError: The folder holds several splits. M2KR retrieves from one; many passages are in all of them.
     """
     if names := several_splits(path):
         raise UserError(f"{path} holds the files of {names}; name one: a split is searched in its own passages")
@@ -134,7 +132,7 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Source
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One passage."""
+    """Make an entry of a passage; its image may be named by the passage's id."""
     passage_id, content = text(row, "passage_id"), text(row, "passage_content")
     title = text(row, "title", default="")
     titled = _TITLED.fullmatch(content)

@@ -1,4 +1,4 @@
-"""MMSearch: questions that a search engine must answer, some of which come with a picture."""
+"""MMSearch: questions for a search engine, some with a picture."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.files import read_parquet
+from reflectune.data_builders.readers.files import one_path, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, text, texts
 
@@ -20,31 +19,31 @@ _META = ("area", "subfield", "timestamp", "gt_requery")
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop, text_only: bool = False
 ) -> Iterator[Placed[Question]]:
-    """The questions of the end-to-end task.
+    """Yield the questions of the end-to-end task.
 
-    The Hub's `CaraJ/MMSearch`, `end2end.parquet`: 300 rows of `sample_id`, `query`, `query_image` (null, or the bytes
-    of a file), `image_search_result` (a picture of a search engine's page, which is not read), `area`, `subfield`,
-    `timestamp`, `gt_requery` (a good search query), `gt_answer` and the list `alternative_gt_answers`. All of them need
-    a search. PMSR takes the rows with a picture alone.
+    The Hub's `CaraJ/MMSearch`, `end2end.parquet`, has 300 rows of `sample_id`, `query`, `query_image` (null, or the
+    bytes of a file), `image_search_result` (a picture of a search engine's page, which is not read), `area`,
+    `subfield`, `timestamp`, `gt_requery` (a good search query), `gt_answer` and the list `alternative_gt_answers`. All
+    need a search. PMSR reads the rows with a picture.
 
     Args:
-        source: The Parquet file, or a folder of such.
+        source: The Parquet file, or a folder of Parquet files.
         split: Name of the split.
-        images: Where the pictures are written (`ImageFolder.save_to`).
+        images: Its `save_to` is the folder that the pictures are written to.
         reject: Called with each bad row.
-        text_only: Whether to give the rows without a picture too, with `Question.image` "".
+        text_only: Keep rows without a picture, too, with `Question.image` "".
 
     Raises:
         UserError: The source is not a path.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"MMSearch is read from one file or folder, not from the roles {', '.join(source)}")
-    read = ((line, row) for line, row in read_parquet(source, reject) if text_only or _has_image(row))
+    read = (
+        (line, row) for line, row in read_parquet(one_path(source, "MMSearch"), reject) if text_only or _has_image(row)
+    )
     return placed(read, partial(_question, split=split, images=images), reject)
 
 
 def _has_image(row: SourceRow) -> bool:
-    """False only where the column says that there is none; a row without the column is a bad row."""
+    """Return False if the column is null. A row without the column is a bad row."""
     value = row.get("query_image", "absent")
     return any(part is not None for part in value.values()) if isinstance(value, dict) else value is not None
 

@@ -1,8 +1,8 @@
-"""Natural Questions: questions put to a search engine, and the Wikipedia articles that they are answered from.
+"""Natural Questions: questions of a search engine's users, and the Wikipedia articles that answer them.
 
-The articles are the set's knowledge base: an entry for each, whose sections are the top-level candidates for a long
-answer (paragraphs, tables, lists) under the heading that they stand below. One article can come with many questions,
-and in several versions, so an entry's id is its title with a hash of its text.
+The articles are the knowledge base: an entry each, whose sections are the top-level candidates for a long answer
+(paragraphs, tables, lists) with the headings above them. One article can come in several versions, so an entry's id is
+its title with a hash of its text.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
 from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, text
@@ -31,42 +31,41 @@ def questions(
     reject: Reject = stop,
     answerable_only: bool = True,
 ) -> Iterator[Placed[Question]]:
-    """The questions, without images, from one of three layouts:
+    """Yield the questions, without images, from one of three layouts:
 
     - Google's simplified JSONL (`v1.0-simplified_simplified-nq-train.jsonl.gz`, and Kaggle's): `{example_id,
       question_text, document_url, document_text, long_answer_candidates[{start_token, end_token, top_level}],
       annotations[{annotation_id, long_answer{start_token, end_token, candidate_index}, short_answers[{start_token,
-      end_token}], yes_no_answer}]}`, where tokens, HTML tags among them, are parted by one space each;
-    - Google's original JSONL, the only one that the development set comes in: `document_tokens[{token, html_token,
-      start_byte, end_byte}]`, `document_title` and `document_html` in the place of `document_text`;
+      end_token}], yes_no_answer}]}`, where single spaces separate the tokens, which include HTML tags;
+    - Google's original JSONL, the only layout of the development set: `document_tokens[{token, html_token, start_byte,
+      end_byte}]`, `document_title` and `document_html` instead of `document_text`;
     - Parquet files from the Hub (`google-research-datasets/natural_questions`): `{id, question{text, tokens},
       document{title, url, html, tokens{token, is_html, …}}, long_answer_candidates{…}, annotations{…}}`, lists of
       objects being objects of lists there.
 
-    An annotator's answer is the short answer, several spans of it joined by `&&`, or else yes or no. The development
-    set has five annotators: the answer that most of them gave comes first. Evidence is the section that the long answer
-    is, or is in. The text is put together from tokens, so that "1961 , however" reads "1961, however".
+    An annotator's answer is the short answer, with several spans joined by `&&`, or else yes or no. The development set
+    has five annotators; the most frequent answer comes first. Evidence is the section that holds the long answer. Texts
+    are joined from tokens, so that "1961 , however" becomes "1961, however".
 
     Args:
         source: A JSONL file (`.gz` too), a Parquet file, or a folder of Parquet files.
         split: Name of the split.
-        images: Not used: the questions have none.
+        images: Not read.
         reject: Called with each bad row.
-        answerable_only: Pass over questions without a short answer and without yes or no, about two of three. They
-            are no bad rows.
+        answerable_only: Skip questions without a short answer and without yes or no, about two of three.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"Natural Questions are read from one path for a split, not from the roles {', '.join(source)}")
-    for question, place in placed(read_rows(source, reject), partial(_question, split=split), reject):
+    for question, line in placed(
+        read_rows(one_path(source, "Natural Questions"), reject), partial(_question, split=split), reject
+    ):
         if question.answers or not answerable_only:
-            yield question, place
+            yield question, line
 
 
 def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The rows of the same files, in the simplified layout, each version of an article once."""
+    """Yield the rows of the same files in the simplified layout, one per version of an article."""
     seen: set[str] = set()
     for number, row in read_rows(path, reject):
         try:
@@ -81,7 +80,7 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Source
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """The article of one row; its summary is its first paragraph."""
+    """Make an entry of a row's article; its summary is its first paragraph."""
     source_article = article(simplified(row))
     headings, spans = source_article.headings(), source_article.spans
     sections = [
@@ -125,15 +124,15 @@ def _question(row: SourceRow, *, split: str) -> Question:
 
 
 def _id(row: SourceRow) -> str:
-    """The id: a text, or a number of up to 20 digits, which a float can't hold."""
+    """Return the id: a text, or a number of up to 20 digits, which a float can't hold."""
     value = row.get("example_id")
     return str(value) if type(value) is int else text(row, "example_id")
 
 
 def _answer(annotation: SourceRow, tokens: list[str]) -> str:
-    """What one annotator answered; "" if nothing short."""
+    """Return an annotator's short answer, yes or no; "" without either."""
     spans = [span(record, len(tokens)) for record in records(annotation, "short_answers")]
-    parts = [plain(tokens[place[0] : place[1]]) for place in spans if place]
+    parts = [plain(tokens[found[0] : found[1]]) for found in spans if found]
     if any(parts):
         return " && ".join(part for part in dict.fromkeys(parts) if part)
     given = str(annotation.get("yes_no_answer")).upper()
@@ -143,7 +142,7 @@ def _answer(annotation: SourceRow, tokens: list[str]) -> str:
 
 
 def _section(row: SourceRow, shown: Article, long_answer: tuple[int, int]) -> int:
-    """Index of the section that a long answer is, or is in."""
+    """Return the index of the section that holds a long answer."""
     first, last = long_answer
     for index, (start, end) in enumerate(shown.spans):
         if start <= first and last <= end:

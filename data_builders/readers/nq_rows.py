@@ -1,4 +1,4 @@
-"""Rows of Natural Questions: its three layouts made into one, and the article of tokens that a row holds."""
+"""Convert the three layouts of Natural Questions' rows to one, and read a row's article of tokens."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Article:
     Attributes:
         id: Title and a hash of the text.
         title: The title.
-        url: Where this version of it is, "" if the row does not say so.
+        url: URL of this version, "" if unknown.
         tokens: Words and HTML tags.
-        spans: First token and the one after the last of each top-level candidate, in order.
+        spans: Start and end (exclusive) of each top-level candidate in tokens, in order.
     """
 
     id: str
@@ -40,13 +40,13 @@ class Article:
     spans: list[tuple[int, int]]
 
     def headings(self) -> list[tuple[int, str]]:
-        """Where each heading stands, and its words; the title stands at the beginning."""
-        places = [at for at, token in enumerate(self.tokens) if _HEADING.fullmatch(token)]
-        return [(0, self.title), *((at, _heading(self.tokens, at)) for at in places)]
+        """Return the position and the words of each heading, beginning with the title."""
+        positions = [at for at, token in enumerate(self.tokens) if _HEADING.fullmatch(token)]
+        return [(0, self.title), *((at, _heading(self.tokens, at)) for at in positions)]
 
 
 def read_rows(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
-    """The rows of a JSONL file, a Parquet file or a folder of Parquet files."""
+    """Yield the rows of a JSONL file, a Parquet file or a folder of Parquet files."""
     parquet = path.is_dir() or path.suffix == ".parquet"
     for number, row in (read_parquet if parquet else read_jsonl)(path, reject):
         row.id_field = "example_id" if "example_id" in row else "id"
@@ -54,10 +54,10 @@ def read_rows(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
 
 
 def simplified(row: SourceRow) -> SourceRow:
-    """A row in the simplified layout, made from the others as Google makes it: a space in a token becomes `_`.
+    """Convert a row to the simplified layout as Google does: a space in a token becomes `_`.
 
     Raises:
-        BadRow: The row is in none of the three layouts.
+        BadRow: The row has none of the three layouts.
     """
     if "document_text" in row:
         return row
@@ -83,26 +83,26 @@ def simplified(row: SourceRow) -> SourceRow:
 
 
 def article(row: SourceRow) -> Article:
-    """The article of a simplified row.
+    """Return the article of a simplified row.
 
     Raises:
         BadRow: It has no text or no title, or its candidates are damaged.
     """
     content = text(row, "document_text")
-    tokens = row["document_text"].split(" ")  # other white space can be in a token
+    tokens = row["document_text"].split(" ")  # a token may hold other white space
     title = _title(row, tokens)
     digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-    candidates = [one for one in records(row, "long_answer_candidates") if flag(one, "top_level")]
+    candidates = [record for record in records(row, "long_answer_candidates") if flag(record, "top_level")]
     spans = [candidate_span for candidate in candidates if (candidate_span := span(candidate, len(tokens)))]
     url = html.unescape(text(row, "document_url", default=""))
     return Article(f"{title}@{digest}", title, url, tokens, spans)
 
 
 def span(record: SourceRow, size: int) -> tuple[int, int] | None:
-    """First token and the one after the last; None where both are -1, which stands for nothing.
+    """Return start and end (exclusive) of a span of tokens; None if both are -1.
 
     Raises:
-        BadRow: They are no places in a document of `size` tokens.
+        BadRow: The span is not within a document of `size` tokens.
     """
     start, end = integer(record, "start_token"), integer(record, "end_token")
     if start == end == -1:
@@ -113,7 +113,7 @@ def span(record: SourceRow, size: int) -> tuple[int, int] | None:
 
 
 def records(row: SourceRow, field: str) -> list[SourceRow]:
-    """A list of objects, which on the Hub is an object of lists.
+    """Return a list of objects; on the Hub it is an object of lists.
 
     Raises:
         BadRow: The field is missing, or is neither.
@@ -129,13 +129,13 @@ def records(row: SourceRow, field: str) -> list[SourceRow]:
 
 
 def plain(tokens: Sequence[str]) -> str:
-    """Tokens as running text, without tags and without the spaces that parted words from punctuation."""
+    """Join tokens to a text, without tags and without spaces before punctuation."""
     joined = " ".join(token for token in tokens if not _TAG.fullmatch(token))
     return " ".join(_NEEDLESS_SPACE.sub("", _QUOTES.sub('"', joined)).split())
 
 
 def _title(row: SourceRow, tokens: list[str]) -> str:
-    """The title; the simplified layout has it in the article's heading alone."""
+    """Return the title; the simplified layout has it only in the article's heading."""
     title = text(row, "document_title", default="")
     if not title and "<H1>" in tokens:
         title = _heading(tokens, tokens.index("<H1>"))
@@ -145,7 +145,7 @@ def _title(row: SourceRow, tokens: list[str]) -> str:
 
 
 def _heading(tokens: list[str], start: int) -> str:
-    """The words of the heading that begins at a tag, without the link to edit it."""
+    """Return the words of the heading that begins at a tag, without its edit link."""
     closing = f"</{tokens[start][1:]}"
     end = tokens.index(closing, start) if closing in tokens[start:] else start
     return _EDIT_LINK.sub("", plain(tokens[start:end]))

@@ -31,7 +31,7 @@ def questions(
     reject: Reject = stop,
     raw_answers: bool = False,
 ) -> Iterator[Placed[Question]]:
-    """The questions of a pair of files from okvqa.allenai.org. VQA v2's files have the same layout.
+    """Yield the questions of a pair of files from okvqa.allenai.org. VQA v2's files have the same layout.
 
     - `OpenEnded_mscoco_{train,val}2014_questions.json`: an object with `info`, `task_type`, `data_type`, `license`,
       `data_subtype` (`train2014` or `val2014`) and `questions[{image_id, question, question_id}]`;
@@ -39,24 +39,22 @@ def questions(
       `question_types` (the name of each kind of question), and `annotations[{question_id, image_id, question_type,
       answer_type, answers[{answer_id, answer, raw_answer, answer_confidence}]}]`; other fields are not read.
 
-    All ten answers are kept, those that several annotators gave as often as they were given, since the VQA metric
-    counts them. The most frequent one comes first, as `answers[0]` is what a model is trained on. In OK-VQA `answer` is
-    stemmed ("race" for "racing"), and that is what the metric compares with.
+    All ten answers are kept, with repetitions, since the VQA metric counts them. The most frequent comes first, since
+    training reads `answers[0]`. OK-VQA's `answer` is stemmed ("race" for "racing"), as its metric expects.
 
     `Question.meta` has the kind of question (`question_type`) and VQA's kind of answer (`answer_type`: `yes/no`,
-    `number`, `other`), by which its scores are broken down. The annotations are held in memory while the questions are
-    read.
+    `number`, `other`), for break-downs. Memory holds the annotations.
 
     Args:
         source: The two files, `{questions, annotations}`.
         split: Name of the split.
-        images: The folder with COCO's pictures of 2014, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or with
-            the folders `train2014` and `val2014`.
+        images: Folder of COCO's pictures of 2014, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or of the
+            folders `train2014` and `val2014`.
         reject: Called with each bad row.
-        raw_answers: Take each annotator's `raw_answer`, which is not stemmed: for training.
+        raw_answers: Read each annotator's `raw_answer`, which is not stemmed, for training.
 
     Raises:
-        UserError: A role is missing or unknown, or a file does not say which part of COCO it is of.
+        UserError: A role is missing or unknown, or a file doesn't name its part of COCO.
     """
     files = _files(source)
     annotations = _annotations(files["annotations"], reject, "raw_answer" if raw_answers else "answer")
@@ -77,7 +75,7 @@ def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _annotations(path: Path, reject: Reject, field: str) -> dict[int, _Annotation | BadRow]:
-    """Answers and `Question.meta` by the question's id, or what is wrong with them, which the question then tells."""
+    """Return answers and `Question.meta`, or their error, by the question's id."""
     types = _member(path, "question_types")
     names = types if isinstance(types, dict) else {}
     annotations: dict[int, _Annotation | BadRow] = {}
@@ -128,7 +126,7 @@ def _question(
 
 
 def _member(path: Path, name: str) -> Any:
-    """One member of the file's object, or None; damage to the file is told where its rows are read."""
+    """Return a member of the file's object, or None; reading the rows raises the error of a damaged file."""
     reader = json_reader_of(path)
     with open_source(path) as file:
         try:

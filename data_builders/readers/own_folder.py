@@ -1,6 +1,6 @@
-"""A folder of the user's own as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, with `NAME.jpg` beside.
+"""A user's folder as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, its picture `NAME.jpg`.
 
-An article's id is its path without the extension. Its title is a first line `# Title`, else the file's name; lines
+An article's id is its path without the extension. Its title is a first line `# Title`, else the file's name. Lines
 `## Heading` begin sections.
 """
 
@@ -21,16 +21,16 @@ _HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
 
 
 def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The files as rows, each with line 1. A link that leads out of the folder goes to `reject`.
+    """Yield the files below a folder as rows, by path. A link that leads out of the folder goes to `reject`.
 
     Raises:
-        UserError: There is no such folder, or no article in it.
+        UserError: The folder is missing, or has no article.
     """
     if not source.is_dir():
         raise UserError(f"folder not found: {source}; name the folder that the articles are in")
     files = sorted(path for path in source.rglob("*") if path.suffix in (".md", ".txt") and path.is_file())
     if not files:
-        raise UserError(f"no *.md or *.txt in {source}; put one file an article there")
+        raise UserError(f"no *.md or *.txt in {source}; put one file per article there")
     for file in files:
         row = SourceRow({"id": file.relative_to(source).with_suffix("").as_posix()}, file, 1)
         try:
@@ -45,7 +45,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One file."""
+    """Make an entry of a file."""
     name, content = text(row, "id"), text(row, "text")
     first, _, rest = content.partition("\n")
     title, body = (first[2:].strip(), rest) if first.startswith("# ") else (Path(name).name, content)
@@ -54,7 +54,7 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     sections += [Section(marked[i].strip(), marked[i + 1].strip()) for i in range(0, len(marked), 2)]
     if not sections:
         raise row.bad("", "has a title and no text", "write the article below its title")
-    beside = (images.exact(row, "", name + extension) for extension in EXTENSIONS)
-    image = next((path for path in beside if path), None)
+    paths = (images.exact(row, "", name + extension) for extension in EXTENSIONS)
+    image = next((path for path in paths if path), None)
     summary = sections[0].text.split("\n\n")[0]
     return Entry(name, title, summary=summary, images=(image,) if image else (), sections=tuple(sections))

@@ -1,7 +1,7 @@
-"""A knowledge base of the user's own: `knowledge.jsonl` or Parquet, an article a row.
+"""A user's knowledge base: `knowledge.jsonl` or Parquet, an article per row.
 
-Fields: `id` and `title`; `text`, or `sections` as a list of `{"title", "text"}`; and, where there are any, `summary`,
-`url`, `image` and `images` (paths, or the bytes of files; that of `image` is the first).
+Fields: `id` and `title`; `text`, or `sections` as a list of `{"title", "text"}`; optionally `summary`, `url`, `image`
+and `images` (paths, or the bytes of files; `image` comes first).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _KINDS = {".jsonl": read_jsonl, ".parquet": read_parquet, ".json": read_json_arr
 
 
 def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
-    """The rows of the file.
+    """Yield the rows of the file.
 
     Raises:
-        UserError: The file is missing, or its name says nothing that is known.
+        UserError: The file is missing, or has an unknown extension.
     """
     if source.is_dir():
         return read_parquet(source, reject)
@@ -36,7 +36,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One article."""
+    """Make an entry of a row."""
     if isinstance(row.get("id"), int):
         row["id"] = str(row["id"])
     sections = _sections(row)
@@ -56,11 +56,11 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
 
 
 def _sections(row: SourceRow) -> tuple[Section, ...]:
-    """The article's sections; a plain `text` is one without a heading."""
+    """Return the article's sections; a plain `text` is a section without a heading."""
     if row.get("sections"):
         if row.get("text"):
-            fix = "leave one out: what `text` has beside the sections belongs into a section"
-            raise row.bad("text", "is given beside `sections`", fix)
+            fix = "leave one out, and put the rest of `text` into a section"
+            raise row.bad("text", "is given in addition to `sections`", fix)
         parts = rows(row, "sections")
         return tuple(Section(text(part, "title", default=""), text(part, "text", empty=True)) for part in parts)
     return (Section("", text(row, "text")),)

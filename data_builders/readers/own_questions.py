@@ -1,4 +1,4 @@
-"""Questions of the user's own: JSONL, CSV, Parquet, or anything that `datasets` loads, with a map of columns."""
+"""A user's questions: JSONL, CSV, Parquet, or anything that `datasets` loads, with a map of columns."""
 
 from __future__ import annotations
 
@@ -39,29 +39,28 @@ def questions(
     constants: Mapping[str, Any] | None = None,
     number_rows: bool = False,
 ) -> Iterator[Placed[Question]]:
-    """The user's questions.
+    """Yield the user's questions.
 
-    In a CSV file a list (`answers`, `range`, `entity_ids`) is written with `|` between its items. The answer type,
-    where no column says it, is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`;
-    `time` and `free_form` (an answer in sentences) must be said. Ids and answers may be numbers; a whole number is
-    taken without a fraction, since tables store 1990 as 1990.0 where another row has none. A column that is nearly
-    called like a field that is missing is an error.
+    In a CSV file the items of a list (`answers`, `range`, `entity_ids`) are separated by `|`. The default answer type
+    is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`; `time` and `free_form` (an
+    answer in sentences) need a column. Ids and answers may be numbers. A whole number loses its fraction, since tables
+    store 1990 as 1990.0 if a row lacks the value. A column whose name is close to that of a missing field is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
             `{"load_dataset": NAME, "config": …, "split": …}` for a set on the Hub or a folder that `datasets` loads.
         split: Name of the split of questions whose row has none.
-        images: Where paths of images start; an image may also be the bytes of a file.
+        images: Folder that paths of images are relative to; an image may also be the bytes of a file.
         reject: Called with each bad row.
-        columns: The user's column for each of `FIELDS`; those left out are called as the fields are.
-        meta: Further columns to carry along in `Question.meta`.
-        constants: The value of a field in every row, for fields that the file has no column of, e.g. of captions
-            `{answer_type: free_form, requires_retrieval: false}`.
-        number_rows: Make ids of the file's name and the row's number, for a file that has none.
+        columns: The user's column for each of `FIELDS`; the default is the field's name.
+        meta: Further columns for `Question.meta`.
+        constants: Values of fields without a column, e.g. for captions `{answer_type: free_form, requires_retrieval:
+            false}`.
+        number_rows: Make ids of the file's name and the row's number.
 
     Raises:
-        UserError: A key of `columns` or `constants` is no field, no row has a column of `meta`, the source is of no
-            known kind, or the image column holds URLs.
+        UserError: `columns` or `constants` has an unknown key, no row has a column of `meta`, the source is of an
+            unknown kind, or the image column holds URLs.
     """
     unknown = set(columns or {}) - set(FIELDS)
     if unknown:
@@ -71,25 +70,25 @@ def questions(
         raise UserError(f"`constants` has the keys {', '.join(sorted(beyond))}; it may have {may}")
     read = partial(_checked, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
 
-    held: set[str] = set()
+    found: set[str] = set()
 
     def make(row: SourceRow) -> Question:
-        held.update(column for column in meta if column in row)
+        found.update(column for column in meta if column in row)
         _complete(row, columns or {}, constants or {}, number_rows=number_rows)
         return read(row)
 
-    return _with_all(meta, held, placed(_rows(source, reject), make, reject), source)
+    return _with_all(meta, found, placed(_rows(source, reject), make, reject), source)
 
 
 def _with_all(
-    meta: Sequence[str], held: Set[str], stream: Iterator[Placed[Question]], source: Path | Mapping[str, Any]
+    meta: Sequence[str], found: Set[str], stream: Iterator[Placed[Question]], source: Path | Mapping[str, Any]
 ) -> Iterator[Placed[Question]]:
-    """The stream; at its end an error if no row had a column of `meta`, as `held` then tells."""
+    """Yield the stream; raise UserError at its end if a column of `meta` is not in `found`."""
     count = 0
     for placed_question in stream:
         count += 1
         yield placed_question
-    if count and (missing := [column for column in meta if column not in held]):
+    if count and (missing := [column for column in meta if column not in found]):
         raise UserError(f"`meta` names `{'`, `'.join(missing)}`, which no row of {source} has; correct it")
 
 
@@ -106,7 +105,7 @@ def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[in
 
 
 def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, SourceRow]]:
-    """A set that `datasets` loads, as a stream; images stay encoded."""
+    """Stream a set that `datasets` loads; images stay encoded."""
     unknown = set(source) - {"load_dataset", "config", "split"}
     if unknown or "load_dataset" not in source:
         raise UserError(f"`load_dataset` takes the keys load_dataset, config and split; found {', '.join(source)}")
@@ -125,23 +124,23 @@ def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, SourceRow]]:
 
 
 def _complete(row: SourceRow, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool) -> None:
-    """Put what a file has no column of into a row: an id by its number, and values that all rows have."""
+    """Add to a row the fields without a column: an id by its number, and constants."""
     row.id_field = columns.get("id", "id")
     numbered = {"id": f"{Path(str(row.file)).name.split('.')[0]}-{row.line}"} if number_rows else {}
     for field, value in {**numbered, **constants}.items():
-        theirs = columns.get(field, field)
-        if theirs in row:
-            said = "number_rows" if field == "id" else "constants"
-            raise row.bad(theirs, f"is a column of the file, and `{said}` gives it too", f"leave it out of `{said}`")
-        row[theirs] = value
+        column = columns.get(field, field)
+        if column in row:
+            key = "number_rows" if field == "id" else "constants"
+            raise row.bad(column, f"is a column of the file, and `{key}` gives it too", f"leave it out of `{key}`")
+        row[column] = value
 
 
 def _checked(
     row: SourceRow, *, split: str, images: ImageFolder, columns: Mapping[str, str], meta: tuple[str, ...]
 ) -> Question:
-    """The question of a row; an error names the user's column."""
+    """Return the question of a row; an error names the user's column."""
     row.id_field = columns.get("id", "id")
-    absent = [f"`{theirs}` (for {ours})" for ours, theirs in columns.items() if theirs not in row]
+    absent = [f"`{column}` (for {field})" for field, column in columns.items() if column not in row]
     if absent:
         problem = f"has no column {', '.join(absent)}; it has {', '.join(map(str, row))}"
         raise row.bad("", problem, "correct `columns`, or the file")
@@ -151,19 +150,19 @@ def _checked(
         raise row.bad(field, f"is missing, and there is a column `{near}`", fix)
     if field:
         problem = f"is missing (the row has {', '.join(map(str, row)) or 'no fields'})"
-        raise row.bad(field, problem, "rename your column, or say in `columns` what it is called")
+        raise row.bad(field, problem, "rename your column, or map it in `columns`")
     try:
         return _question(row, split=split, images=images, columns=columns, meta=meta)
     except BadRow as error:
-        theirs = columns.get(error.field, error.field)
-        raise type(error)(error.file, error.line, error.row_id, theirs, error.problem, error.fix) from error
+        column = columns.get(error.field, error.field)
+        raise type(error)(error.file, error.line, error.row_id, column, error.problem, error.fix) from error
 
 
 @lru_cache(maxsize=256)
 def _missing(names: tuple[str, ...], columns: tuple[tuple[str, str], ...], meta: tuple[str, ...]) -> tuple[str, str]:
-    """The first field that is missing, and the unknown column with nearly its name; "" for what there is not.
+    """Return the first missing field, and the unknown column with nearly its name; "" for either if there is none.
 
-    A field that isn't needed counts as missing only if there is such a column: it was misspelt.
+    An optional field counts as missing only if there is such a column, a misspelling.
     """
     mapped = dict(columns)
     unknown = [name for name in names if name not in (*FIELDS, *mapped.values(), *meta)]
@@ -198,14 +197,14 @@ def _question(
 
 
 def _texts(row: SourceRow, field: str) -> tuple[str, ...]:
-    """A list of texts, or one alone, which may be numbers."""
+    """Return a list of texts or numbers, or a single one, as texts."""
     value = _split(row, field)
     items = value if isinstance(value, list) else [value]
     if any(type(item) is float and not math.isfinite(item) for item in items):
         raise row.bad(field, f"is {value!r}", "it should be a list of texts or numbers")
-    if written := next((item for item in items if isinstance(item, str) and _LIST_AS_TEXT.fullmatch(item.strip())), ""):
+    if literal := next((item for item in items if isinstance(item, str) and _LIST_AS_TEXT.fullmatch(item.strip())), ""):
         fix = f"write its items with `{_SEPARATOR}` between them in a CSV file, as a list of texts elsewhere"
-        raise row.bad(field, f"is the text {written:.60}, a list that was written as text", fix)
+        raise row.bad(field, f"is the text {literal:.60}, a list that was written as text", fix)
     items = [int(item) if type(item) is float and item.is_integer() else item for item in items]
     if all(type(item) in (int, float, str) for item in items):
         return tuple(part for item in items if (part := str(item).strip()))
@@ -227,7 +226,7 @@ def _range(row: SourceRow) -> tuple[float, float] | None:
 
 
 def _split(row: SourceRow, field: str) -> Any:
-    """The field's value; a CSV's `a|b` as a list."""
+    """Return the field's value; a CSV's `a|b` as a list."""
     value = row[field]
     if not isinstance(value, str) or not str(row.file).lower().removesuffix(".gz").endswith(".csv"):
         return value

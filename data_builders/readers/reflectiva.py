@@ -1,7 +1,6 @@
-"""ReflectiVA's released training data and its knowledge base.
+"""ReflectiVA's released training data, conversations with reflection tokens, as questions; and its knowledge base.
 
-The data is conversations with reflection tokens, read as questions. The 100k knowledge base for InfoSeek
-(`Wiki100k_ver_1_0-all.json`) is a JSON dict of rows of Wiki6M.
+The 100k knowledge base for InfoSeek (`Wiki100k_ver_1_0-all.json`) is a JSON dict of rows of Wiki6M.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Question
+from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
 from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, rows, text
@@ -34,40 +33,38 @@ _IMAGE_TOKEN = "<image>"
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of one file of `aimagelab/ReflectiVA-Data` on the Hub.
+    """Yield the questions of one file of `aimagelab/ReflectiVA-Data` on the Hub.
 
     A file (`{train,val}_multiturn…{infoseek,encyclopedic,mix,okvqa}….json`) is a JSON array. A row has an id
     (`__key__`: InfoSeek, `unique_id`: E-VQA, `id`: the others), the path of an image (`image`, in other versions
     `image_path` or `image_mo_srv_path`; LLaVA's rows may have none) and `conversations[{from, value}]`, where `human`
     and `gpt` take turns:
 
-    - with retrieval: the question; `[Retrieval]`; `<paragraph>…</paragraph>`; `[Relevant]` or `[No Relevant]`, and the
+    - with retrieval: the question; `[Retrieval]`; `<paragraph>…</paragraph>`; `[Relevant]` or `[No Relevant]`, with the
       answer if there is one;
-    - without: the question; `[No Retrieval]` and the answer; in LLaVA's rows further questions and answers, each read
-      as a question of its own.
+    - without: the question; `[No Retrieval]` with the answer; in LLaVA's rows further questions and answers, each a
+      question of its own.
 
-    OK-VQA's rows have `need_retrieval`, of which a text with "No" in it means that none is needed; it counts where the
-    first answer begins with no token.
+    OK-VQA's rows have `need_retrieval`: a text that contains "No" means False. It counts if the first answer has no
+    token.
 
-    The release has one row for each passage, as text, and does not say where it stands. So there is no evidence, and
-    `Question.meta` has the `passage` and its `relevance` (`relevant` or `not_relevant`). Several rows can have one id:
-    the second question of an id is called `<id>-2`, the third `<id>-3`, in the order of the file.
+    The release has one row per passage, as text without its place. So questions have no evidence; `Question.meta` has
+    the `passage` and its `relevance` (`relevant` or `not_relevant`). Ids repeat: the second question of an id becomes
+    `<id>-2`, the third `<id>-3`.
 
     Args:
         source: The file.
         split: Name of the split.
-        images: The folder that the images' paths start from, or one that has the images, below it, by their names.
+        images: Folder that the images' paths are relative to, or that holds the images by name.
         reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"ReflectiVA's data are read from one file at a time, not from the roles {', '.join(source)}")
     seen: Counter[str] = Counter()
     make = partial(_questions, split=split, images=images, seen=seen)
-    for row_questions, place in placed(read_json_array(source, reject), make, reject):
-        yield from ((question, place) for question in row_questions)
+    for row_questions, line in placed(read_json_array(one_path(source, "ReflectiVA"), reject), make, reject):
+        yield from ((question, line) for question in row_questions)
 
 
 def _questions(row: SourceRow, *, split: str, images: ImageFolder, seen: Counter[str]) -> list[Question]:
@@ -103,7 +100,7 @@ def _row_id(row: SourceRow) -> str:
 
 
 def _turns(row: SourceRow) -> list[str]:
-    """What is said in each turn, a turn of `human` first and one of `gpt` last."""
+    """Return the texts of the turns, which begin with `human` and end with `gpt`."""
     turns = rows(row, "conversations")
     speakers = [turn.get("from") for turn in turns]
     if not turns or speakers != ["human", "gpt"] * (len(turns) // 2):
@@ -132,7 +129,7 @@ def _with_passage(row: SourceRow, turns: list[str]) -> tuple[str, str, dict[str,
 
 
 def _without_passage(turns: list[str]) -> list[tuple[str, str, dict[str, str]]]:
-    """Every round of question and answer."""
+    """Return every round of question and answer."""
     return [
         (question, _RETRIEVAL.sub("", reply, count=1), {})
         for question, reply in zip(turns[::2], turns[1::2], strict=True)
@@ -140,7 +137,7 @@ def _without_passage(turns: list[str]) -> list[tuple[str, str, dict[str, str]]]:
 
 
 def _image(row: SourceRow, images: ImageFolder) -> str:
-    """The image by its path, or, since the paths are those of the authors' machine, by its name."""
+    """Return the path of the image, found by its path on the authors' machine or by its name."""
     field = next((field for field in _IMAGES if row.get(field) not in (None, "")), "")
     if not field:
         return ""
@@ -149,7 +146,10 @@ def _image(row: SourceRow, images: ImageFolder) -> str:
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One member of the dict; one without a title of its own is called by its name."""
+    """Make an entry of a member of the dict, whose name is its id, and its title if it has none.
+
+    Images are in the folder that is or contains `wikipedia_images_full`.
+    """
     name = text(row, "key")
     titled = SourceRow({**row, "wikipedia_title": row.get("wikipedia_title") or name}, row.file, row.line)
     return article(titled, name, images)

@@ -1,4 +1,4 @@
-"""The readers by the name that a config calls them by. A reader's module is imported when it is asked for."""
+"""The readers by name. A reader's module is imported on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUESTIONS: Mapping[str, str] = {
     "reflectiva": "reflectiva",
     "viquae": "viquae",
 }
-"""Sets of questions and the modules that read them: `questions(source, *, split, images, reject, **options)`."""
+"""Sets of questions and their modules, which have `questions(source, *, split, images, reject, **options)`."""
 
 METRIC_OF: Mapping[str, Metric] = {
     "aokvqa": "vqa",
@@ -53,11 +53,10 @@ METRIC_OF: Mapping[str, Metric] = {
     "own": "exact_match",
     "viquae": "exact_match",
 }
-"""The metric that each set is scored by, unless a config says another.
+"""Default metric of each set.
 
-`ara`, `m2kr` and `reflectiva` are layouts of several sets, and have none: `metric` says it. LiveVQA and MMSearch are
-published with a language model as the judge; cover match is what needs none. A-OKVQA's own program leaves no annotator
-out.
+`ara`, `m2kr` and `reflectiva` are layouts of several sets without a default. LiveVQA and MMSearch are published with a
+language model as the judge; cover match needs none. A-OKVQA's own program compares with all annotators at once.
 """
 
 KNOWLEDGE: Mapping[str, str] = {
@@ -72,27 +71,26 @@ KNOWLEDGE: Mapping[str, str] = {
     "wiki18": "wiki18",
     "wiki6m": "wiki6m",
 }
-"""Knowledge bases and the modules that read them: `read_source(source, reject)` and `entry(row, images)`."""
+"""Knowledge bases and their modules, which have `read_source(source, reject)` and `entry(row, images)`.
 
-
-WITH_ADDRESSES: tuple[str, ...] = ("echosight_100k", "evqa", "wiki6m")
-"""Knowledge bases that name pictures by address; their modules have `pictures(row)`."""
+Modules of knowledge bases that name pictures by URL also have `pictures(row)`.
+"""
 
 
 @dataclass(frozen=True)
 class KnowledgeReader:
-    """How a knowledge base is read: rows from the file, and an entry from each row, which any process may do.
+    """A reader of a knowledge base.
 
     Attributes:
-        read_source: Gives the rows.
-        entry: Makes an entry of one.
-        pictures: Gives the addresses of its pictures, each with the path below `knowledge_images` that `entry` looks
-            for it at; nothing for a knowledge base that names none.
+        read_source: Yields the rows of a file.
+        entry: Makes an entry of a row, in any process.
+        pictures: Yields the URLs of a row's pictures, each with its path below `knowledge_images`; nothing for a
+            knowledge base without URLs.
     """
 
     read_source: RowSource
     entry: Callable[[SourceRow, ImageFolder], Entry]
-    pictures: Callable[[SourceRow], Iterable[tuple[str, str]]] = lambda row: ()
+    pictures: Callable[[SourceRow], Iterable[tuple[str, str]]]
 
     def entries(self, source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
         """Yield the entries of a file or folder, in its order; without `images` they have no images."""
@@ -100,37 +98,35 @@ class KnowledgeReader:
 
 
 def question_reader(name: str) -> Callable[..., Iterator[Placed[Question]]]:
-    """The function `questions` of a set, which gives each question with its place.
+    """Return the function `questions` of a set, which yields each question with its file and line.
 
     Raises:
-        UserError: There is no such reader.
+        UserError: No reader has this name.
     """
     return _module(name, QUESTIONS, "questions").questions
 
 
 def knowledge_reader(name: str) -> KnowledgeReader:
-    """The reader of a knowledge base.
+    """Return the reader of a knowledge base.
 
     Raises:
-        UserError: There is no such reader.
+        UserError: No reader has this name.
     """
     module = _module(name, KNOWLEDGE, "knowledge")
-    if name not in WITH_ADDRESSES:
-        return KnowledgeReader(module.read_source, module.entry)
-    return KnowledgeReader(module.read_source, module.entry, module.pictures)
+    return KnowledgeReader(module.read_source, module.entry, getattr(module, "pictures", lambda row: ()))
 
 
 def option_problems(name: str, options: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a config's options for a reader of questions; empty if all are its own."""
+    """Return the problems of a config's options for a reader of questions."""
     given = {"source", "split", "images", "reject"}
     valid = [option for option in inspect.signature(question_reader(name)).parameters if option not in given]
     known = ", ".join(valid) or "none"
     return [f"`options`: the reader {name} has no `{key}`; it has {known}" for key in options if key not in valid]
 
 
-def _module(name: str, names: Mapping[str, str], what: str) -> ModuleType:
+def _module(name: str, names: Mapping[str, str], kind: str) -> ModuleType:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean `{near[0]}`? There are" if near else "there are"
-        raise UserError(f"no reader `{name}` for {what}; {hint} {', '.join(names)}")
+        raise UserError(f"no reader `{name}` for {kind}; {hint} {', '.join(names)}")
     return importlib.import_module(f"reflectune.data_builders.readers.{names[name]}")

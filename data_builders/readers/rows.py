@@ -1,4 +1,4 @@
-"""One row of a source file, its fields checked by type, and the error that says what is wrong with it."""
+"""Rows of source files: read their fields with a check of the type, and raise errors that name file, line and field."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reflectune.core.rejected import BadRow, Reject
 Made = TypeVar("Made")
 
 ID_FIELDS = ("data_id", "question_id", "wikidata_id", "id", "_id", "qid", "unique_id", "__key__", "passage_id", "url")
-"""Fields that a row is called by in an error, the first that it has; public sets have no common name for it."""
+"""Fields that may name a row in an error, in order; public sets have no common name."""
 
 
 class SourceRow(dict[str, Any]):
-    """A row, with where it stands; an ordinary dict otherwise."""
+    """A row as a dict, with its file and line."""
 
     __slots__ = ("file", "id_field", "line")
 
@@ -26,26 +26,26 @@ class SourceRow(dict[str, Any]):
 
     @property
     def id(self) -> str:
-        """What the row is called in an error: its field `id_field`, or the first of `ID_FIELDS`."""
+        """The row's name in an error: its field `id_field`, or the first of `ID_FIELDS`; "" without either."""
         fields = (self.id_field,) if self.id_field else ID_FIELDS
         return next((str(self[field]) for field in fields if self.get(field) not in (None, "")), "")
 
     def bad(self, field: str, problem: str, fix: str) -> BadRow:
-        """The error for one field of this row; the caller raises it."""
+        """Return the error of a field of this row, for the caller to raise."""
         return BadRow(self.file, self.line, self.id, field, problem, fix)
 
 
 SourceLine = tuple[str, int]
-"""File and line that something was read from."""
+"""File and line of a row."""
 
 Placed = tuple[Made, SourceLine]
-"""What was made of a row, and where the row stands."""
+"""An object made of a row, and the row's file and line."""
 
 
 def placed(
     read: Iterable[tuple[int, SourceRow]], make: Callable[[SourceRow], Made], reject: Reject
 ) -> Iterator[Placed[Made]]:
-    """`make` of every row, in order, with the row's place; one of which it raises `BadRow` goes to `reject` instead."""
+    """Yield `make` of every row with the row's file and line; rows for which it raises `BadRow` go to `reject`."""
     for _, row in read:
         try:
             made = make(row)
@@ -56,7 +56,7 @@ def placed(
 
 
 def each(read: Iterable[tuple[int, SourceRow]], make: Callable[[SourceRow], Made], reject: Reject) -> Iterator[Made]:
-    """As `placed`, without the places."""
+    """Yield `make` of every row; see `placed`."""
     return (made for made, _ in placed(read, make, reject))
 
 
@@ -64,16 +64,16 @@ _MISSING: Any = object()
 
 
 def text(row: SourceRow, field: str, *, default: str = _MISSING, empty: bool = False) -> str:
-    """A text field without the space around it.
+    """Return a text field, stripped.
 
     Args:
         row: The row.
         field: The field's name.
-        default: What a missing (or null) field stands for; without one it is an error.
-        empty: Whether the text may be empty.
+        default: Value of a missing or null field; without a default it is an error.
+        empty: Accept an empty text.
 
     Raises:
-        BadRow: The field is missing, is no text, or is empty.
+        BadRow: The field is missing, is not a text, or is empty.
     """
     value = row.get(field)
     if type(value) is not str:
@@ -85,10 +85,10 @@ def text(row: SourceRow, field: str, *, default: str = _MISSING, empty: bool = F
 
 
 def number(row: SourceRow, field: str, *, default: float = _MISSING) -> float:
-    """A finite number; text that reads as one ("3.5") is taken, as CSV has nothing else.
+    """Return a finite number; a text like "3.5" is accepted, as in CSV.
 
     Raises:
-        BadRow: The field is missing, or is no finite number.
+        BadRow: The field is missing, or is not a finite number.
     """
     value = row.get(field)
     if value is None or value == "":
@@ -103,17 +103,17 @@ def number(row: SourceRow, field: str, *, default: float = _MISSING) -> float:
 
 
 def integer(row: SourceRow, field: str, *, default: int = _MISSING) -> int:
-    """A whole number; text that reads as one is taken.
+    """Return a whole number; a text like "3" is accepted.
 
     Raises:
-        BadRow: The field is missing, or is no whole number.
+        BadRow: The field is missing, or is not a whole number.
     """
     as_number = number(row, field, default=default)
     return int(as_number) if as_number == int(as_number) else _wrong(row, field, row[field], "a whole number")
 
 
 def flag(row: SourceRow, field: str, *, default: bool = _MISSING) -> bool:
-    """True or false; the texts `true`, `false`, `yes`, `no`, `1` and `0` in any case are taken.
+    """Return a truth value; the texts `true`, `false`, `yes`, `no`, `1` and `0` in any case are accepted.
 
     Raises:
         BadRow: The field is missing, or is neither.
@@ -129,16 +129,16 @@ def flag(row: SourceRow, field: str, *, default: bool = _MISSING) -> bool:
 
 
 def texts(row: SourceRow, field: str, *, default: Sequence[str] = _MISSING, empty: bool = False) -> tuple[str, ...]:
-    """A list of texts, stripped, empty ones left out; one text alone is a list of one.
+    """Return a list of texts, stripped, without empty ones; a single text is a list of one.
 
     Args:
         row: The row.
         field: The field's name.
-        default: What a missing (or null) field stands for; without one it is an error.
-        empty: Whether the list may be empty.
+        default: Value of a missing or null field; without a default it is an error.
+        empty: Accept an empty list.
 
     Raises:
-        BadRow: The field is missing, is no list of texts, or is empty.
+        BadRow: The field is missing, is not a list of texts, or is empty.
     """
     value = row.get(field)
     if value is None:
@@ -153,10 +153,10 @@ def texts(row: SourceRow, field: str, *, default: Sequence[str] = _MISSING, empt
 
 
 def mapping(row: SourceRow, field: str) -> SourceRow:
-    """A nested object, as a row at the same place, so that its fields are checked in the same way.
+    """Return a nested object as a row of the same file and line.
 
     Raises:
-        BadRow: The field is missing, or is no object.
+        BadRow: The field is missing, or is not an object.
     """
     value = row.get(field)
     if not isinstance(value, dict):
@@ -165,10 +165,10 @@ def mapping(row: SourceRow, field: str) -> SourceRow:
 
 
 def rows(row: SourceRow, field: str) -> list[SourceRow]:
-    """A list of nested objects, as rows at the same place.
+    """Return a list of nested objects as rows of the same file and line.
 
     Raises:
-        BadRow: The field is missing, or is no list of objects.
+        BadRow: The field is missing, or is not a list of objects.
     """
     value = row.get(field)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -177,10 +177,10 @@ def rows(row: SourceRow, field: str) -> list[SourceRow]:
 
 
 def one_of(row: SourceRow, field: str, choices: Sequence[str], *, default: str = _MISSING) -> str:
-    """A text that is one of `choices`.
+    """Return a text that is one of `choices`.
 
     Raises:
-        BadRow: The field is missing, or is something else.
+        BadRow: The field is missing, or has another value.
     """
     choice = text(row, field, default=default)
     if choice not in choices and choice is not default:
@@ -196,8 +196,8 @@ def _default(row: SourceRow, field: str, default: Any, problem: str = "") -> Any
     raise row.bad(field, problem, "give it a value, or leave the row out")
 
 
-def _wrong(row: SourceRow, field: str, value: Any, wanted: str) -> Any:
-    raise row.bad(field, f"is {_short(value)} ({type(value).__name__})", f"it should be {wanted}")
+def _wrong(row: SourceRow, field: str, value: Any, expected: str) -> Any:
+    raise row.bad(field, f"is {_short(value)} ({type(value).__name__})", f"it should be {expected}")
 
 
 def _short(value: Any) -> str:

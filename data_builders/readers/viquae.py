@@ -10,7 +10,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.files import read_jsonl, read_parquet
+from reflectune.data_builders.readers.files import one_path, read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, rows, text, texts
 
@@ -18,29 +18,27 @@ from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, pl
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
 ) -> Iterator[Placed[Question]]:
-    """The questions of one split.
+    """Yield the questions of one split.
 
     A row (`PaulLerner/viquae_dataset` on the Hub, in KILT's form) has `id`, `input` (the question),
     `output{answer, original_answer, provenance}`, `image` (a file name, as in `512px-Jackie_Wilson.png`), `url`,
-    `wikidata_id` (what the picture shows), `kilt_id`, `original_question` and `meta`. `original_answer` is the
+    `wikidata_id` (the entity in the picture), `kilt_id`, `original_question` and `meta`. `original_answer` is the
     canonical answer and comes first; `answer` lists it with its aliases.
 
-    `provenance` names the articles that hold the answer and no place in them, so there is no evidence; their titles are
-    in `Question.meta["provenance"]`, joined by `|`.
+    `provenance` names the articles that hold the answer without a section, so questions have no evidence; the titles
+    are in `Question.meta["provenance"]`, joined by `|`.
 
     Args:
         source: `train.jsonl`, `validation.jsonl` or `test.jsonl` (`.gz` too), or the Hub's Parquet, a file or a folder.
         split: Name of the split.
-        images: The folder with the pictures.
+        images: Folder of the pictures.
         reject: Called with each bad row.
 
     Raises:
-        UserError: The source is not a path, or of another kind.
+        UserError: The source is not a path, or has another extension.
     """
-    if isinstance(source, Mapping):
-        raise UserError(f"ViQuAE is read from one file or folder, not from the roles {', '.join(source)}")
     make = partial(_question, split=split, images=images)
-    return placed(_rows(source, reject), make, reject)
+    return placed(_rows(one_path(source, "ViQuAE"), reject), make, reject)
 
 
 def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
@@ -77,7 +75,7 @@ def _answers(output: SourceRow) -> tuple[str, ...]:
 
 
 def _titles(output: SourceRow) -> tuple[str, ...]:
-    """Titles of the articles that hold the answer; each provenance is a list of one."""
+    """Return the titles of the articles that hold the answer."""
     if output.get("provenance") is None:
         return ()
     titles = (texts(item, "title", default=(), empty=True) for item in rows(output, "provenance"))

@@ -1,6 +1,6 @@
-"""FlashRAG's `wiki18_100w.jsonl`: 21 million passages of 100 words, every one an entry.
+"""FlashRAG's `wiki18_100w.jsonl` (`.gz` too): 21 million passages of 100 words, each an entry.
 
-A row is `{"id", "contents"}`; the first line of `contents` is the article's title in quotation marks, those inside it
+A row is `{"id", "contents"}`. The first line of `contents` is the article's title in quotation marks, with inner ones
 doubled as in CSV.
 """
 
@@ -15,7 +15,7 @@ read_source = read_jsonl
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One line of the file."""
+    """Make an entry of a line, without images."""
     title, line_break, body = text(row, "contents").partition("\n")
     if not line_break:
         raise row.bad("contents", "has one line", "its first line should be the title, the rest the passage")

@@ -1,8 +1,7 @@
-"""Wiki6M, InfoSeek's knowledge base (`Wiki6M_ver_1_0.jsonl`, `.gz` too): one entity of Wikidata a line.
+"""Wiki6M, InfoSeek's knowledge base (`Wiki6M_ver_1_0.jsonl`, `.gz` too): an entity of Wikidata per line.
 
-An article is one string with section marks in it and no line breaks: "…top teams.## Qualification.Two teams…". The
-marks are parsed into sections, and line breaks are put back where a sentence ends without a space after it, which is
-where the dump lost them.
+An article is one string with section marks and without line breaks: "…top teams.## Qualification.Two teams…". The marks
+are parsed into sections. Line breaks are restored where no space follows the end of a sentence.
 """
 
 from __future__ import annotations
@@ -27,12 +26,15 @@ _LOST_BREAK = re.compile(r"(?<=[a-z0-9)\]][.!?])(?=[A-Z][a-z ])")
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
-    """One line of the file; `image_path`, which PMSR's copy adds, is used where it is there."""
+    """Make an entry of a line; `image_path`, an addition of PMSR's copy, is preferred.
+
+    Images are in the folder that is or contains `wikipedia_images_full`.
+    """
     return article(row, text(row, "wikidata_id"), images)
 
 
 def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
-    """The address of an entity's picture, if it has one, with the path that `entry` looks for it at: by the entity."""
+    """Yield the URL of an entity's picture, if it has one, with its path below the folder of images."""
     url, name = text(row, "wikipedia_image_url", default=""), text(row, "wikidata_id")
     if url and _ENTITY.fullmatch(name):
         ending = os.path.splitext(urlsplit(url).path)[1]
@@ -40,7 +42,7 @@ def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
 
 
 def article(row: SourceRow, entry_id: str, images: ImageFolder) -> Entry:
-    """An entry of a row with the fields `wikipedia_title`, `wikipedia_content` and `wikipedia_summary`."""
+    """Make an entry of a row with the fields `wikipedia_title`, `wikipedia_content` and `wikipedia_summary`."""
     title = text(row, "wikipedia_title")
     named = images.find_for(row, "image_path", text(row, "image_path", default=""))
     image = named or images.find_for(row, "wikidata_id", entry_id)
@@ -55,9 +57,9 @@ def article(row: SourceRow, entry_id: str, images: ImageFolder) -> Entry:
 
 
 def parse_sections(content: str) -> tuple[Section, ...]:
-    """The sections of an article with inline marks; the text before the first mark is a section without a heading.
+    """Parse the sections of an article with inline marks; text before the first mark has no heading.
 
-    A mark that no text follows stays as an empty section, so that indices are those of the article.
+    A mark without text is an empty section, so that indices are those of the article.
 
     Example:
         >>> parse_sections("A village.## History.It is old.")

@@ -236,7 +236,7 @@ def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(
     rows: list[Any] = [article(n) for n in range(20)]
     rows += ['{"id": "cut', {**article(20), "title": ""}, {**article(2), "title": "Again"}, article(21)]
     write(source / "knowledge.jsonl", rows)
-    with pytest.raises(UserError, match=r"knowledge.jsonl:21: is no whole JSON object"):
+    with pytest.raises(UserError, match=r"knowledge.jsonl:21: is not a whole JSON object"):
         convert(config(source))
     manifest, _ = convert(config(source, on_error="skip"))
     knowledge = Dataset(source.parent / "out").knowledge

@@ -145,7 +145,7 @@ def test_a_record_that_is_cut_off_has_a_number_too(folder: Path) -> None:
         for question, _ in questions(source, split="test", images=ImageFolder(folder / "images"), reject=bad.append)
     ]
     assert kept == EXPECTED[1:]
-    assert [str(error) for error in bad] == [f"{path}:2: has 2 values for 14 columns; mend the line"]
+    assert [str(error) for error in bad] == [f"{path}:2: has 2 values for 14 columns; fix the line"]
 
 
 def test_entities_and_sections_are_those_of_the_knowledge_base(folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_no_images_no_json(folder: Path) -> None:
 
 def test_a_json_without_images_is_refused(folder: Path) -> None:
     (folder / "val.json").write_text(json.dumps({"2690123": BIRD}))
-    with pytest.raises(UserError, match=r"val.json: its field `images` is no JSON array"):
+    with pytest.raises(UserError, match=r"val.json: its field `images` is not a JSON array"):
         read(folder, ROWS[0])
     for source in ({"inaturalist": folder}, {"questions": folder, "landmarks": folder}):
         with pytest.raises(UserError, match="roles are questions, inaturalist, lens, and questions is needed"):

@@ -86,7 +86,7 @@ def test_half_of_a_surrogate_pair_is_a_bad_row_and_a_whole_one_a_character(tmp_p
     bad: list[str] = []
     assert [row["q"] for _, row in read_jsonl(path, lambda error: bad.append(str(error)))] == ["\U0001f98a"]
     assert len(bad) == 1
-    assert f"{path}:1: holds half of a surrogate pair, which is no character" in bad[0]
+    assert f"{path}:1: holds half of a surrogate pair, which is not a character" in bad[0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_half_of_a_surrogate_pair_in_an_array_is_a_bad_row(text: str, tmp_path: 
 def test_a_file_without_an_array_is_told_whatever_its_texts_hold(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(r'{"note": "\udd8a"}')
-    with pytest.raises(UserError, match="no JSON array"):
+    with pytest.raises(UserError, match="not a JSON array"):
         list(read_json_array(path))
 
 
@@ -168,7 +168,7 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
     rejected: list[BadRow] = []
     assert [row["id"] for _, row in read_csv(path, rejected.append)] == ["1", "6"]
     assert [error.line for error in rejected] == [3, 4, 5, 6]
-    assert str(rejected[0]) == f"{path}:3: id 2: has 3 values for 2 columns; mend the line"
+    assert str(rejected[0]) == f"{path}:3: id 2: has 3 values for 2 columns; fix the line"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("a.csv", b"id;text\n1;a\n", read_csv, "a.csv:1: the columns are separated by `;`; save the file with commas"),
         ("a.csv", b"id\ttext\n1\ta\n", read_csv, "separated by tabs"),
         ("a.jsonl", b'{"a": "\xf9"}\n', read_jsonl, "a.jsonl:1: is not UTF-8 .*; save the file as UTF-8"),
-        ("a.jsonl", b'[{"a": 1}]\n', read_jsonl, "a.jsonl:1: is list; .*one array over the whole file is no JSONL"),
+        ("a.jsonl", b'[{"a": 1}]\n', read_jsonl, "a.jsonl:1: is list; .*one array over the whole file is not JSONL"),
         ("a.csv", b"", read_csv, "is empty"),
         (
             "a.csv",
@@ -191,7 +191,7 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("a.json", b'{"x": {"a": 1}, "y": {', read_json_dict, "damaged after record 1"),
         ("a.parquet", b"PAR1nothing", read_parquet, "damaged"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-12], read_jsonl, "damaged"),
-        ("a.zip", b"PK nothing", read_jsonl, "no readable zip"),
+        ("a.zip", b"PK nothing", read_jsonl, "not a readable zip"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name, content, read, problem) -> None:
@@ -205,9 +205,9 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name, content, read, 
 def test_a_file_without_the_array_is_refused_and_an_empty_array_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"data": [], "info": {"year": 1}}')
-    with pytest.raises(UserError, match="it is no JSON array"):
+    with pytest.raises(UserError, match="it is not a JSON array"):
         list(read_json_array(path))
-    with pytest.raises(UserError, match="its field `questions` is no JSON array"):
+    with pytest.raises(UserError, match="its field `questions` is not a JSON array"):
         list(read_json_array(path, prefix="questions.item"))
     assert list(read_json_array(path, prefix="data.item")) == []
     path.write_text(" []")

@@ -106,9 +106,12 @@ def test_the_test_file_has_no_answers(tmp_path: Path) -> None:
     [
         ({"question": None}, "field `question`: is null"),
         ({"answer": 3}, "field `answer`: is 3"),
-        ({"supporting_facts": ["Ed Wood"]}, "field `supporting_facts`: is no list of titles"),
-        ({"supporting_facts": [[3, 0]]}, "field `supporting_facts`: is no list of titles"),
-        ({"supporting_facts": {"title": ["Ed Wood"], "sent_id": []}}, "field `supporting_facts`: is no list of titles"),
+        ({"supporting_facts": ["Ed Wood"]}, "field `supporting_facts`: is not a list of pairs"),
+        ({"supporting_facts": [[3, 0]]}, "field `supporting_facts`: is not a list of pairs"),
+        (
+            {"supporting_facts": {"title": ["Ed Wood"], "sent_id": []}},
+            "field `supporting_facts`: is not a list of pairs",
+        ),
         ({"_id": ""}, "field `_id`: is empty"),
     ],
 )
@@ -136,5 +139,5 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
     for reader in (read, lambda path: list(entries(path))):
         with pytest.raises(UserError, match=r"dev\.json"):
             reader(path)
-    with pytest.raises(UserError, match="from one path for a split"):
+    with pytest.raises(UserError, match="not from the roles"):
         questions({"dev": path}, split="dev", images=ImageFolder())

@@ -161,7 +161,7 @@ def test_bytes_are_only_looked_at_where_nothing_is_to_be_written(tmp_path: Path)
 
 
 def test_bytes_that_are_no_image_are_refused() -> None:
-    with pytest.raises(UnreadableImage, match="4 bytes are no image"):
+    with pytest.raises(UnreadableImage, match="4 bytes are not an image"):
         ImageFolder(None).keep(ROW, "image", b"text")
 
 

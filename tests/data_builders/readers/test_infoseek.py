@@ -175,7 +175,7 @@ def test_bad_rows_of_the_other_files(folder: Path) -> None:
 def test_a_truncated_line_may_be_left_out(folder: Path) -> None:
     path = folder / "infoseek_val.jsonl"
     path.write_text(json.dumps(ROWS[0])[:90] + "\n" + json.dumps(ROWS[1]) + "\n")
-    with pytest.raises(UserError, match=r"infoseek_val.jsonl:1: is no whole JSON object"):
+    with pytest.raises(UserError, match=r"infoseek_val.jsonl:1: is not a whole JSON object"):
         read(path, folder)
     bad: list[BadRow] = []
     assert [q.id for q in read(path, folder, reject=bad.append)] == ["infoseek_val_00000001"]

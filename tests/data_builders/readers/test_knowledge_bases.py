@@ -236,7 +236,7 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="put one file an article there"):
+    with pytest.raises(UserError, match="put one file per article there"):
         list(own_folder_entries(tmp_path))
 
 
@@ -280,7 +280,7 @@ def test_the_image_comes_before_the_images(tmp_path: Path) -> None:
         ({"title": 3}, "field `title`: is 3"),
         ({"sections": ["a"], "text": None}, "field `sections`"),
         ({"image": "images/none.jpg"}, "no image of `images/none.jpg`"),
-        ({"sections": [{"title": "", "text": "x"}]}, "field `text`: is given beside `sections`; leave one out"),
+        ({"sections": [{"title": "", "text": "x"}]}, "field `text`: is given in addition to `sections`; leave one out"),
         ({"images": "a.jpg"}, "one image alone goes into `image`"),
         ({"image": "https://e.org/a.jpg"}, "holds a URL"),
     ],

@@ -142,7 +142,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, images: Path) -> None:
 
 def test_roles_are_checked(tmp_path: Path, images: Path) -> None:
     path = write(tmp_path / "qa.json", PREVIEW)
-    with pytest.raises(UserError, match="has the roles details; it takes questions and details"):
+    with pytest.raises(UserError, match="roles are questions, details, and questions is needed; found details"):
         read({"details": path}, images)
-    with pytest.raises(UserError, match="has the roles questions, images"):
+    with pytest.raises(UserError, match="found questions, images"):
         read({"questions": path, "images": images}, images)

@@ -133,7 +133,7 @@ def test_a_file_that_is_cut_off(folder: Path) -> None:
     path.write_text(json.dumps(ROWS)[:-80])
     with pytest.raises(UserError, match=r"cut\.json"):
         list(questions(path, split="train", images=ImageFolder(folder)))
-    with pytest.raises(UserError, match="from one file at a time"):
+    with pytest.raises(UserError, match="not from the roles train"):
         list(questions({"train": path}, split="train", images=ImageFolder(folder)))
 
 

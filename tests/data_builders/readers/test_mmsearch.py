@@ -91,7 +91,7 @@ def test_numbers_as_ids(tmp_path: Path) -> None:
         ({"query": ""}, "field `query`: is empty"),
         ({"gt_answer": 5}, r"field `gt_answer`: is 5 \(int\); it should be text"),
         ({"alternative_gt_answers": [5]}, "field `alternative_gt_answers`"),
-        ({"query_image": {"bytes": b"no picture", "path": None}}, "field `query_image`: 10 bytes are no image"),
+        ({"query_image": {"bytes": b"no picture", "path": None}}, "field `query_image`: 10 bytes are not an image"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:

@@ -244,9 +244,9 @@ def test_a_damaged_line_and_a_row_of_another_layout(tmp_path: Path) -> None:
         assert len(reader(noted.append)) == 1
         assert [(error.line, error.row_id) for error in noted] == [(2, "7"), (3, "")]
         assert "has no `document_text`, `document_tokens` or `document`" in str(noted[0])
-        assert "no whole JSON object" in str(noted[1])
+        assert "not a whole JSON object" in str(noted[1])
 
 
 def test_roles_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="from one path for a split"):
+    with pytest.raises(UserError, match="not from the roles"):
         list(questions({"train": tmp_path}, split="train", images=ImageFolder()))
