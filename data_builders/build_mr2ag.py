@@ -1,9 +1,4 @@
-"""Build mR²AG-IT training data: `reflectune build_mr2ag --config configs/….yaml [--dry_run]`.
-
-Hangs passages from each knowledge-based question of a split (evidence, told by an annotator; other paragraphs of the
-article, look-alikes from the index, random ones), adds visual-dependent questions, and writes Parquet, statistics and a
-page for proof-reading. Goes on where it stopped.
-"""
+"""Build mR²AG-IT training data: `reflectune build_mr2ag --config …`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Build the baselines' training data: `reflectune build_plain --config configs/….yaml`.
-
-The same questions as mR²AG-IT's, without reflection: each is to be answered from what naive RAG would read of what is
-retrieved for it, or from nothing (scheme `plain`). Goes on where it stopped.
-"""
+"""Build the baselines' training data: `reflectune build_plain --config …`."""
 
 from __future__ import annotations
 

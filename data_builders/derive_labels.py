@@ -1,8 +1,4 @@
-"""Derive training data: `reflectune derive_labels --config configs/….yaml`; no model is needed.
-
-Makes MMKB-RAG's RET, SRT and MCT data of what `probe.py` kept, by a rule and thresholds of your choice: Parquet, a
-manifest, statistics, a card, and a page for proof-reading.
-"""
+"""Derive MMKB-RAG's training data from probes: `reflectune derive_labels --config …`."""
 
 from __future__ import annotations
 
@@ -13,6 +9,6 @@ from reflectune.data_builders.mmkb.config import DeriveConfig
 @command(DeriveConfig, writes="output")
 def derive_labels(config: DeriveConfig) -> None:
     """Derive MMKB-RAG's training data from probes."""
-    from reflectune.data_builders.mmkb.run import run
+    from reflectune.data_builders.mmkb.run import run  # slow to import: after the config is right
 
     print(run(config))

@@ -1,8 +1,4 @@
-"""Probe a target model: `accelerate launch data_builders/probe.py --config configs/….yaml [--dry_run]`, or `python -m`.
-
-Asks a split's questions without any document and with each retrieved one, judges the answers by the data set's metric,
-and keeps them; `derive_labels` makes MMKB-RAG's training data of them. Goes on where it stopped.
-"""
+"""Probe a target model: `accelerate launch data_builders/probe.py --config …`, or `reflectune probe --config …`."""
 
 from __future__ import annotations
 

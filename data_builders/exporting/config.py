@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ class ExportConfig(Settings):
     data: str = setting("", "reflection data: its folder, or the Parquet file of the split", needed="")
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder to write into", needed="")
     to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "tool whose layout to write", needed="")
-    split: SplitName = setting("train", "which split; it names the files", needed="")
+    split: SplitName = setting("train", "name of the split, and of its files", needed="")
     scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset")
     image_root: str = setting("", "folder of the images; the manifest's, or the data's own folder, if unset")
     images: Literal["absolute", "copy"] = setting(
@@ -25,7 +26,7 @@ class ExportConfig(Settings):
     )
     space: bool = setting(
         True,
-        "a space between mR²AG's tokens and answers; false for a model whose chat template puts none before a reply",
+        "write a space between mR²AG's tokens and answers; false if the chat template puts none before a reply",
     )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a bad row: write nothing, or leave it out and list it in rejected.jsonl"
@@ -33,22 +34,17 @@ class ExportConfig(Settings):
     dry_run: bool = setting(False, "check every row, show one, and write nothing")
 
     @cross_check
-    def export_problems(self) -> list[str]:
-        """Return the problems of the data's folder and of the scheme."""
-        issues: list[str] = []
+    def export_problems(self) -> Iterator[str]:
+        """Yield the problems of the data's folder and of the scheme."""
         if self.scheme and self.scheme not in all_schemes():
-            issues.append(f"`scheme` is one of {', '.join(all_schemes())}; found `{self.scheme}`")
+            yield f"`scheme` is one of {', '.join(all_schemes())}; found `{self.scheme}`"
+        folder = Path(self.data).parent if Path(self.data).is_file() else Path(self.data)
         if self.data and not Path(self.data).exists():
-            issues.append(f"`data`: {self.data} does not exist")
-        elif self.data and not Path(self.folder(), MANIFEST).is_file():
+            yield f"`data`: {self.data} does not exist"
+        elif self.data and not Path(folder, MANIFEST).is_file():
             missing = [name for name in ("scheme", "image_root") if not getattr(self, name)]
-            issues += [f"`{name}` is needed: {self.folder()} has no {MANIFEST}" for name in missing]
+            yield from (f"`{name}` is needed: {folder} has no {MANIFEST}" for name in missing)
         if self.image_root and not Path(self.image_root).is_dir():
-            issues.append(f"`image_root`: {self.image_root} is not a folder")
-        if self.output and self.data and Path(self.output).resolve() == Path(self.folder()).resolve():
-            issues.append("`output` must be a different folder than that of `data`")
-        return issues
-
-    def folder(self) -> Path:
-        """Return the folder of the data."""
-        return Path(self.data).parent if Path(self.data).is_file() else Path(self.data)
+            yield f"`image_root`: {self.image_root} is not a folder"
+        if self.output and self.data and Path(self.output).resolve() == folder.resolve():
+            yield "`output` must be a different folder than that of `data`"

@@ -1,1 +1,1 @@
-"""The baselines' training data: the questions of mR²AG-IT, to be answered from what naive RAG reads."""
+"""Training data of the baselines: the questions of mR²AG-IT with the contexts of naive RAG."""

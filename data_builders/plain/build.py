@@ -1,4 +1,4 @@
-"""Builds a split of plain fine-tuning data: questions and what naive RAG reads in, prompts with answers out."""
+"""Build a split of plain fine-tuning data: questions with the contexts of naive RAG in, prompts with answers out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage
-from reflectune.data_builders.plain.config import PlainConfig
+from reflectune.data_builders.plain.config import EvidenceSettings, PlainConfig
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.formats.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest
@@ -20,19 +20,19 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.contexts import ContextBuilder, ContextForm
+from reflectune.retrieval.contexts import ContextBuilder
 from reflectune.retrieval.rerankers.loading import open_reranker
-from reflectune.retrieval.retrievers.entry_retriever import open_retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 _CHUNK = 64
-"""Questions that are retrieved for and written to the log together."""
+"""Questions retrieved for and logged together."""
 
 
 def run(config: PlainConfig) -> None:
-    """Build as the config says; a dry run shows one example and writes nothing.
+    """Build a split; a dry run shows one example and writes nothing.
 
     Raises:
-        UserError: The mR²AG-IT data is of another data set, the output folder holds other data, or an image is bad.
+        UserError: The mR²AG-IT data is of a different data set, the output folder holds other data, or an image is bad.
     """
     dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
     if source.image_root != dataset.root.resolve():
@@ -41,16 +41,23 @@ def run(config: PlainConfig) -> None:
     examples = read_examples(path, ReflectionExample, MR2AG.problem)
     if not examples:
         raise UserError(f"`reflection`: {path} has no questions; build it again")
-    builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
+    retriever = reranker = contexts = None
+    if "passages" in config.evidence:
+        reranker = open_reranker(config, device=config.device)
+    if config.needs_retrieval:  # else the data set may have no knowledge base
+        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=config.device)
+        contexts = ContextBuilder(dataset.knowledge, reranker, config.top_n, config.passages, config.lead)
+    builder = PlainBuilder(retriever, contexts, EvidenceSettings.of(config), image_roots(config.reflection, source))
     if config.dry_run:
-        print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")
-        for example in builder.examples([each for each in examples if each.retrieve][:1]):
-            print("\n".join(f"  {_shown(branch)} → {branch.reply}" for branch in example.branches))
+        print(f"{len(examples):,} questions of {config.split}, the first one with retrieval:")
+        for built in builder.examples([example for example in examples if example.retrieve][:1]):
+            print("\n".join(f"  {_shown(branch)} → {branch.reply}" for branch in built.branches))
         return
-    output = Path(config.output)
-    folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
-    manifest = Manifest(PLAIN.name, dataset.root, {}, folders)
-    key = builder.fingerprint
+    index = config.finder_fingerprint() if retriever else ""
+    reranker_hash = reranker.fingerprint if reranker else ""
+    key = fingerprint([config.decisive(), dataset.fingerprint, index, file_fingerprint(path), reranker_hash])
+    folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # the latter may have a black image
+    manifest, output = Manifest(PLAIN.name, dataset.root, {}, folders), Path(config.output)
     plain = build_split(output, config.split, manifest, key, PromptedExample, examples, _CHUNK, builder.examples)
     if plain is not None:
         prompts = sum(len(example.branches) for example in plain)
@@ -61,38 +68,25 @@ class PlainBuilder:
     """Makes plain fine-tuning examples from those of mR²AG-IT.
 
     Args:
-        dataset: Images and knowledge base.
-        config: What to build.
+        retriever: Retriever of entries; None if no context has retrieved passages.
+        contexts: Builder of contexts; None as above.
+        settings: Contexts of the answers.
         image_roots: The folders that image paths may lead into.
     """
 
-    def __init__(self, dataset: Dataset, config: PlainConfig, image_roots: Roots) -> None:
-        self._dataset, self._config, self._image_roots = dataset, config, image_roots
-        self._retriever = (
-            open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=config.device)
-            if config.needs_retrieval
-            else None
-        )
-        self._reranker = open_reranker(config, device=config.device) if "passages" in config.evidence else None
-        self._contexts = (
-            ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
-            if config.needs_retrieval
-            else None
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of everything that determines the examples."""
-        config = self._config
-        index = config.finder_fingerprint() if self._retriever else ""
-        reflection = file_fingerprint(Path(config.reflection, f"{config.split}.parquet"))
-        reranker = self._reranker.fingerprint if self._reranker else ""
-        return fingerprint([config.what_decides(), self._dataset.fingerprint, index, reflection, reranker])
+    def __init__(
+        self,
+        retriever: Retriever | None,
+        contexts: ContextBuilder | None,
+        settings: EvidenceSettings,
+        image_roots: Roots,
+    ) -> None:
+        self._retriever, self._contexts, self._settings, self._roots = retriever, contexts, settings, image_roots
 
     def examples(self, examples: Sequence[ReflectionExample]) -> list[PromptedExample]:
-        """One example each, in order: a visual question is answered from nothing, the others from each context.
+        """Return an example for each, in order. Visual questions have no context, the others each context once.
 
-        Of a conversation the first round is taken: a prompted example has no later ones.
+        Follow-up questions are left out: a prompted example has one round.
         """
         contexts = self._contexts_of([example for example in examples if example.retrieve])
         return [
@@ -111,37 +105,36 @@ class PlainBuilder:
         ]
 
     def _contexts_of(self, examples: Sequence[ReflectionExample]) -> dict[str, list[Sequence[Passage]]]:
-        """By example id: the passages of each context, in the order of `evidence`."""
+        """Return the passages of each context by example id, in the order of `evidence`."""
         texts = [example.question for example in examples]
         hits: list[list[Hit]] = []
         images: list[Image.Image] = []
         if self._retriever is not None and examples:
-            images = [load_image(example.image, root=self._image_roots, needed_by=example.id) for example in examples]
-            hits = self._retriever.search(images, self._config.top_n)
+            images = [load_image(example.image, root=self._roots, needed_by=example.id) for example in examples]
+            hits = self._retriever.search(images, self._settings.top_n)
         columns: list[list[Sequence[Passage]]] = []
-        for name in self._config.evidence:
-            if name == "none" or self._contexts is None:
+        for form in self._settings.evidence:
+            if form == "none" or self._contexts is None:
                 columns.append([()] * len(examples))
             else:
-                form: ContextForm = name  # type: ignore[assignment]  # the config was checked
                 columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits, images)])
         return {example.id: list(row) for example, row in zip(examples, zip(*columns, strict=True), strict=True)}
 
     def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """The leading passages within `context_words`; the first one in any case."""
-        most, words = self._config.context_words, 0
-        for place, passage in enumerate(passages):
+        """Return the leading passages within `context_words`, at least one."""
+        most, words = self._settings.context_words, 0
+        for position, passage in enumerate(passages):
             words += len(passage_text(passage).split())
             if most and words > most:
-                return passages[: max(1, place)]
+                return passages[: max(1, position)]
         return passages
 
 
 def _answer(example: ReflectionExample) -> str:
-    """What the question is answered with: a visual one's answer, or the one that its evidence supports.
+    """Return the answer of a visual question, or the one that the evidence supports.
 
     Raises:
-        UserError: No passage of it is evidence, so that the data doesn't say.
+        UserError: The example has neither an answer nor evidence.
     """
     answers = [branch.answer for branch in example.branches if branch.relevant]
     if not example.answer and not answers:

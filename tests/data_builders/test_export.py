@@ -15,7 +15,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage
-from reflectune.data_builders import export as command
+from reflectune.data_builders.export import export as command
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import export
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
@@ -44,19 +44,18 @@ def data(tmp_path: Path) -> Callable[..., Path]:
     return build
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["export", *map(str, arguments)])
+def run(*arguments: object) -> int:
     try:
-        command.export.main()
+        command.main([*map(str, arguments)])
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
 
 
 def test_the_command_prints_counts_and_writes_companions(
-    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = run(monkeypatch, "--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
+    status = run("--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
 
     assert status == 0
     assert "2 examples, 2 rows, 1 images" in capsys.readouterr().out
@@ -74,7 +73,7 @@ def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path]
     arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "reflectune", "export", *map(str, arguments)],
+        [sys.executable, "-m", "reflectune.data_builders.export", *map(str, arguments)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -98,12 +97,10 @@ def test_every_bad_row_is_reported_at_once_and_nothing_is_written(data: Callable
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_bad_rows_are_left_out_and_listed_if_asked(
-    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_are_left_out_and_listed_if_asked(data: Callable[..., Path], tmp_path: Path) -> None:
     folder = data(*GOOD, *BAD)
 
-    status = run(monkeypatch, "--data", folder, "--to", "trl", "--output", tmp_path / "out", "--on_error", "skip")
+    status = run("--data", folder, "--to", "trl", "--output", tmp_path / "out", "--on_error", "skip")
 
     assert status == 3
     rejected = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
@@ -127,11 +124,11 @@ def test_bad_rows_of_every_split_stay_listed_until_they_are_fixed(data: Callable
 
 
 def test_a_dry_run_shows_a_row_and_writes_nothing(
-    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--data", data(*GOOD), "--to", "llamafactory", "--output", tmp_path / "out", "--dry_run")
 
-    assert run(monkeypatch, *arguments, "--images", "copy") == 0
+    assert run(*arguments, "--images", "copy") == 0
 
     assert "[Relevant] 1872" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

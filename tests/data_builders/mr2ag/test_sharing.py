@@ -197,8 +197,8 @@ def test_a_launch_of_two_builds_the_bytes_of_one_process(
         where = ["--dataset", str(folder), "--index", str(tmp_path / "index"), "--output", str(tmp_path / output)]
         return [*where, "--encoder", encoder, "--split", "train", "--device", "cpu"]
 
-    launch = start_launch("data_builders/build_mr2ag.py", flags("shared"))
-    alone = parse_config(BuildConfig, argv=flags("alone"))[0]
+    launch = start_launch("src/reflectune/__main__.py", ["build_mr2ag", *flags("shared")])
+    alone = parse_config(BuildConfig, argv=flags("alone"))
     run(alone)
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("train.parquet") == 1
