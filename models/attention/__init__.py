@@ -1,1 +1,1 @@
-"""Attention over shared prefixes: key-value levels, tree masks, positions, and the trees that training packs."""
+"""Attention over shared prefixes and trees: key-value levels, tree masks, and positions."""

@@ -1,4 +1,4 @@
-"""Attention with its softmax denominator: what parts of a context contribute can be computed apart and merged.
+"""Attention that returns its softmax denominators, so that attention to parts of a context can be merged.
 
 If a query attends to parts of its context one by one, each giving an output and the log of its softmax denominator
 (the log-sum-exp of its scores), then the outputs weighted by the denominators are the attention to the whole. The same
@@ -22,26 +22,27 @@ _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 FEW_KEYS = 512
-"""Up to so many keys the equation's own products are the faster backward pass in half precision on a CPU: attention of
-trees of 200 to 500 tokens is up to twice as fast by them (`benchmarks/tree_attention.py --dtype bfloat16`)."""
+"""Most keys for which plain matrix products are the faster backward pass in half precision on a CPU: up to twice as
+fast
+for trees of 200 to 500 tokens.
+"""
 
 
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, *, scale: float, bias: Tensor | None = None, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Attention of queries to one part of their context. Not differentiable by itself; see `attend_backward`.
+    """Attend to one part of the context. Not differentiable by itself; see `attend_backward`.
 
     Args:
-        query: Of shape (rows, heads, T, size).
-        keys: Of shape (rows, key heads, S, size); key heads divide heads, as in grouped-query attention.
-        values: The same.
-        scale: What scores are multiplied by.
-        bias: What hides a row's padding: 0, then -inf, broadcastable to (rows, 1, T, S). Each query must see at
-            least one key.
-        causal: Whether query i sees keys 0 … i alone; then T is S and there is no bias.
+        query: Shape (rows, heads, T, size).
+        keys: Shape (rows, key heads, S, size); key heads divide heads, as in grouped-query attention.
+        values: Shape of `keys`.
+        scale: Factor of the scores.
+        bias: Padding mask, 0 or -inf, broadcastable to (rows, 1, T, S). Each query must see at least one key.
+        causal: Let query i see keys 0 … i only; then T equals S and `bias` is None.
 
     Returns:
-        The output, of `query`'s shape, and the log-sum-exp of the scores, float32 of shape (rows, heads, T).
+        Output of `query`'s shape, and log-sum-exp of the scores, float32 of shape (rows, heads, T).
     """
     kernel = kernel_for(query.device.type, query.dtype, query.shape[-1])
     with whole_float32():
@@ -60,15 +61,15 @@ def attend_backward(
     bias: Tensor | None = None,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, keys and values through one part of the context, on a CPU.
+    """Compute gradients of query, keys and values through one part of the context, on a CPU.
 
     Args:
-        grad: Of the output of the attention to the *whole* context.
+        grad: Gradient of the attention to the *whole* context.
         query: As in `attend`; keys, values, scale, bias and causal too.
         keys: See `query`.
         values: See `query`.
-        output: The attention to the whole context.
-        lse: The log-sum-exp of the scores of the whole context; +inf for queries that don't count.
+        output: Attention to the whole context.
+        lse: Log-sum-exp of the scores of the whole context; +inf for queries that don't count.
         scale: See `query`.
         bias: See `query`.
         causal: See `query`.
@@ -90,7 +91,7 @@ def _attend_backward_on_cpu(
     bias: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """FlashAttention's of PyTorch's own for CPUs."""
+    """Call PyTorch's FlashAttention backward for CPUs."""
     mask = None if bias is None else bias.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
     heads, key_heads = query.shape[1], keys.shape[1]
     groups = heads // key_heads
@@ -116,7 +117,7 @@ def _attend_backward_plainly(
     bias: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The equation's gradients, from products of whole matrices; heads that share keys are rows of one matrix."""
+    """Compute the equation's gradients with plain matrix products; heads that share keys are rows of one matrix."""
     (rows, heads, new, _), (key_heads, seen) = query.shape, keys.shape[1:3]
     groups = heads // key_heads
 
@@ -137,10 +138,10 @@ def _attend_backward_plainly(
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The attention to a whole context from that to its parts, and the log-sum-exp of the whole.
+    """Merge attention to parts of a context. Returns the attention to the whole, and its log-sum-exp.
 
     Args:
-        parts: Pairs as `attend` returns them, for the same queries and disjoint keys.
+        parts: Pairs returned by `attend`, for the same queries and disjoint keys.
     """
     if len(parts) == 1:
         return parts[0]
@@ -152,10 +153,10 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def whole_float32() -> Iterator[None]:
-    """Without the short products that `torch.set_float32_matmul_precision("medium")` allows.
+    """Disable the reduced precision of `torch.set_float32_matmul_precision("medium")` inside this block.
 
-    They speed up a layer's large products. The many small ones of an attention kernel are up to four times as slow by
-    them: each is rounded and laid out anew (`benchmarks/tree_attention.py --matmul_precision medium`).
+    It speeds up a layer's large products. The many small products of an attention kernel get up to four times slower:
+    each operand is rounded and repacked.
     """
     precision = torch.get_float32_matmul_precision()
     if precision == "highest":
@@ -170,9 +171,9 @@ def whole_float32() -> Iterator[None]:
 
 @contextmanager
 def _as_written(device: str) -> Iterator[None]:
-    """Apart from where a kernel happens to be needed first: in autocast, after `medium`, in a layer to be recomputed.
+    """Run a kernel trial independently of autocast, matmul precision and checkpointing around it.
 
-    Checkpointing counts what a layer saves for the backward pass, and would count what a trial saves.
+    Checkpointing counts the tensors that a layer saves for the backward pass, and would count the trial's.
     """
     apart = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     with whole_float32(), torch.autocast(device, enabled=False), apart:
@@ -184,10 +185,11 @@ Kernel = Callable[..., tuple[Tensor, Tensor]]
 
 @functools.cache
 def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
-    """The fastest kernel that is there for a kind of device and does what the equation says, as a small trial shows.
+    """Return the fastest kernel of a device type that passes a small trial, `attend_plainly` if none does.
 
-    On an accelerator it is printed which one that is. Most of PyTorch's kernels that return denominators have no public
-    interface; one that has changed, or that this machine can't run, is not used, and a warning says so.
+    Prints the choice on an accelerator. Most of PyTorch's kernels that return denominators have no public
+    interface: one
+    that has changed, or doesn't run here, is skipped with a warning.
     """
     for name, kernel in kernels_of(device, dtype):
         try:
@@ -209,7 +211,7 @@ def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
 
 
 def kernels_of(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
-    """What may be used on a kind of device, the fastest first."""
+    """Return the kernels to try on a device type, fastest first."""
     if device == "cpu":
         return [("the CPU's flash attention", attend_on_cpu)]
     if device != "cuda":
@@ -220,7 +222,7 @@ def kernels_of(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
 
 @functools.cache
 def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
-    """Whether `attend_backward` runs on a kind of device and its gradients are right, tried on small random inputs."""
+    """Return True if `attend_backward` runs on a device type and gives the right gradients on small random inputs."""
     if device != "cpu" or kernel_for(device, dtype, size) is attend_plainly:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -240,7 +242,7 @@ def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
 
 
 def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> bool:
-    """Whether a kernel agrees with the equation, with and without grouped heads, padding, and causality."""
+    """Return True if a kernel agrees with the equation, with and without grouped heads, padding and causality."""
     generator = torch.Generator().manual_seed(0)
     tolerance = 1e-4 if dtype == torch.float32 else 0.03
     for key_heads, new, seen, causal in ((2, 5, 5, True), (4, 33, 33, True), (4, 33, 41, False), (4, 1, 7, False)):
@@ -261,7 +263,7 @@ def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> boo
 def attend_on_cpu(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention of PyTorch's own for CPUs."""
+    """Call PyTorch's FlashAttention for CPUs."""
     mask = None if bias is None else bias.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
     output, lse = _CPU_KERNEL(query, keys, values, 0.0, causal, attn_mask=mask, scale=scale)
     return output, lse.float()
@@ -270,7 +272,7 @@ def attend_on_cpu(
 def attend_by_flash(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention of PyTorch's own: rows one after the other, of as many keys as each has, heads grouped."""
+    """Call PyTorch's variable-length FlashAttention: packed rows, each with its own number of keys."""
     (rows, heads, new, _), (key_heads, seen) = query.shape, keys.shape[1:3]
     row = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
     packed = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, keys, values)]
@@ -295,7 +297,7 @@ def attend_by_flash(
 def _attend_efficiently(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The memory-efficient kernel: it takes a bias whose rows begin at multiples of eight, and no grouped heads."""
+    """Call the memory-efficient kernel; it needs bias rows that begin at multiples of eight, and repeated key heads."""
     (rows, heads, new, _), seen = query.shape, keys.shape[2]
     keys, values = (tensor.repeat_interleave(heads // keys.shape[1], 1) for tensor in (keys, values))
     if bias is not None:
@@ -309,7 +311,7 @@ def _attend_efficiently(
 def attend_plainly(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The equation itself; scores are kept in float32."""
+    """Compute the equation itself, with scores in float32."""
     rows, heads, new, size = query.shape
     grouped = query.reshape(rows, keys.shape[1], -1, new, size)  # (rows, key heads, group, T, size)
     scores = (grouped.float() @ keys[:, :, None].float().transpose(-1, -2)) * scale

@@ -1,4 +1,4 @@
-"""Trees as a batch of one row: a prefix is read once, and every branch attends to it and to itself."""
+"""Batches of packed trees: a prefix is read once, and every branch attends to it and to itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from reflectune.models.attention.tree_mask import STRIDE
 
 
 class TreeCollator:
-    """Puts trees into a batch for one model.
+    """Pack trees into a batch for one model.
 
     A tree is laid out as `prefix[:-1]`, then for each branch `prefix[-1:] + branch`: forking one token early gives
-    every branch's first token a place to be predicted from, so that labels are used by the ordinary shift (position i
-    predicts label i + 1). Position ids of a branch go on from the prefix, M-RoPE included.
+    every
+    branch's first token a position that predicts it, so that the ordinary shift of labels applies (position i predicts
+    label i + 1). Position ids of a branch continue those of the prefix, M-RoPE included.
 
-    Who sees whom, for a prefix of 3 tokens and branches of 2 and 1 (`o` sees, rows are queries):
+    Visible tokens for a prefix of 3 tokens and branches of 2 and 1 (`o` is visible, rows are queries):
 
         p0        o
         p1        o o
@@ -34,11 +35,12 @@ class TreeCollator:
                   o o | . . . | o o
 
     Args:
-        model: The model that will read the batches, possibly wrapped. Its attention is replaced by one that computes
-            the same and can read trees, and its vision tower reads a picture of several trees once.
+        model: The model, possibly wrapped. Its attention is replaced by one that computes the same and can read
+            trees, and
+            its vision tower reads a picture of several trees once.
 
     Raises:
-        UserError: The model's attention cannot be made to read a tree.
+        UserError: The model's attention can't read a tree.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,12 +49,13 @@ class TreeCollator:
         self._positions = Positions(model)
 
     def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:
-        """A batch of one row of L tokens: all trees packed, without padding.
+        """Return a batch of one row of L tokens: all trees packed, without padding.
 
         Returns:
-            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segments that
-            `tree_attention` reads; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids`
-            (1, L); and the trees' vision tensors, concatenated.
+            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segment ids of
+            `tree_attention`; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids` (1, L);
+            and the
+            trees' vision tensors, concatenated.
         """
         rows = [self._row(tree) for tree in trees]
         for number, row in enumerate(rows):
@@ -71,7 +74,7 @@ class TreeCollator:
         return batch | join_vision([tree.vision for tree in trees])
 
     def _row(self, tree: Tree) -> np.ndarray:
-        """Ids, labels, segments and positions (one row of them, or three) of a tree's row: (4 or 6, length)."""
+        """Return ids, labels, segments and positions (one row, or three) of a tree's row: (4 or 6, length)."""
         prefix = np.array([tree.prefix.ids, tree.prefix.labels])  # (2, P)
         positions = self._positions.of_prefix(prefix[0], tree.vision)  # (1 or 3, P)
         if not tree.branches:
@@ -90,15 +93,16 @@ class TreeCollator:
 
 
 def collate(trees: Sequence[Tree], model: nn.Module) -> dict[str, Tensor]:
-    """A batch in one call; see `TreeCollator`."""
+    """Return a batch in one call; see `TreeCollator`."""
     return TreeCollator(model)(trees)
 
 
 def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
+    """Return the weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
 
-    Divide the first by the second, both summed over the global batch, for the loss of equations 8 and 9 of mR²AG. Only
-    the hidden states that predict a supervised token are projected onto the vocabulary.
+    Their quotient, each summed over the global batch, is the loss of equations 8 and 9 of mR²AG. Only the hidden
+    states that
+    predict a supervised token are projected onto the vocabulary.
 
     Args:
         model: The model, possibly wrapped.
@@ -115,9 +119,9 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The vision tensors of several questions, each concatenated along its first dimension.
+    """Concatenate the vision tensors of several questions along their first dimension.
 
-    Pictures of different numbers of tiles (LLaVA-NeXT) are filled up with empty ones, as its processor does.
+    Pictures of different numbers of tiles (LLaVA-NeXT) are padded with empty tiles, as its processor does.
     """
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: _concatenated([part[name] for part in parts if name in part]) for name in names}
@@ -130,13 +134,15 @@ def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _forked(last: np.ndarray, branch: Segment, *, first: bool) -> np.ndarray:
-    """The prefix's last token and a branch, of shape (2, n + 1); only the first branch keeps that token's label."""
+    """Return the prefix's last token and a branch, of shape (2, n + 1); only the first branch keeps that token's
+    label.
+    """
     head = last if first else np.array([last[0], [IGNORE]])
     return np.concatenate([head, np.array([branch.ids, branch.labels])], 1)
 
 
 def _weights(tree: Tree) -> np.ndarray:
-    """Loss weights of a tree's row, laid out as its ids."""
+    """Return the loss weights of a tree's row, laid out as its ids."""
     row_weights: list[float] = list(tree.prefix.weights)
     for number, branch in enumerate(tree.branches):
         row_weights += branch.weights if number == 0 else (0.0, *branch.weights)

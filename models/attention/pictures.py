@@ -1,7 +1,6 @@
-"""Pictures that several questions of a batch are about: the vision tower reads each once, and its features are used in
-every place.
+"""Repeated pictures in a batch: the vision tower reads each once, and its features are used in every position.
 
-Exact in both directions: a picture's gradient is the sum of those of its places.
+Exact in both directions: a picture's gradient is the sum of the gradients of its positions.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from torch import Tensor, nn
 from reflectune.models.attention.positions import inner_model
 
 FEATURES = "tower_features"
-"""What a batch calls what a frozen vision tower said of its pictures, in the place of their pixels."""
+"""Key of a batch for the features of a frozen vision tower, in place of pixels."""
 
 _OF_EACH = ("image_grid_thw", "image_sizes")
-"""What is told of each picture beside its pixels."""
+"""Tensors with one row a picture, next to its pixels."""
 
 
 def content_key(vision: Mapping[str, Tensor]) -> bytes:
-    """The same for vision tensors of the same content, and for no others."""
+    """Return a hash that is equal for vision tensors of the same content only."""
     made = hashlib.blake2b(digest_size=16)
     for name, value in sorted(vision.items()):
         made.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -35,13 +34,13 @@ def content_key(vision: Mapping[str, Tensor]) -> bytes:
 
 
 def read_pictures_once(model: nn.Module) -> None:
-    """Let a model's vision tower read a picture once that it is given several times; what it computes is the same."""
+    """Let a model's vision tower read a repeated picture once; the model's output is unchanged."""
     inner: Any = inner_model(model).model
     inner.get_image_features = MethodType(get_image_features, inner)
 
 
 def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The class's own `get_image_features` of the different pictures, repeated wherever they are given again.
+    """Call the class's `get_image_features` on the distinct pictures, and repeat the features.
 
     Pickle refers to this function by its name.
     """
@@ -57,36 +56,36 @@ def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def without_repeats(vision: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[int] | None]:
-    """Vision tensors with each picture once, and where among these each picture is; None if none is repeated.
+    """Return vision tensors with each picture once, and each picture's index among them; None if none is repeated.
 
-    InternVL's pictures are tiles here, which it gives features for one by one.
+    InternVL's pictures are tiles here, and get features one by one.
     """
     pixels, grids = vision["pixel_values"], vision.get("image_grid_thw")
-    beside = {name: vision[name] for name in _OF_EACH if vision.get(name) is not None}
+    others = {name: vision[name] for name in _OF_EACH if vision.get(name) is not None}
     pictures = pixels.unbind() if grids is None else pixels.split(grids.prod(-1).tolist())
-    told = zip(*(tensor.tolist() for tensor in beside.values()), strict=True) if beside else [()] * len(pictures)
-    places = places_of(pictures, [str(words) for words in told])
+    rows = zip(*(tensor.tolist() for tensor in others.values()), strict=True) if others else [()] * len(pictures)
+    places = places_of(pictures, [str(row) for row in rows])
     kept = list(dict.fromkeys(places))
     if len(kept) == len(places):
-        return {"pixel_values": pixels, **beside}, None
-    once = {name: tensor[kept] for name, tensor in beside.items()}
+        return {"pixel_values": pixels, **others}, None
+    once = {name: tensor[kept] for name, tensor in others.items()}
     once["pixel_values"] = pixels[kept] if grids is None else torch.cat([pictures[place] for place in kept])
     return once, [kept.index(place) for place in places]
 
 
-def places_of(pictures: Sequence[Tensor], told: Sequence[str]) -> list[int]:
-    """Of each picture the place of the first that is equal to it: its own if none came before.
+def places_of(pictures: Sequence[Tensor], extras: Sequence[str]) -> list[int]:
+    """Return for each picture the index of the first equal picture, its own if there is none before it.
 
     Args:
-        pictures: Their pixels, which are compared one by one where their sums are equal.
-        told: What else must be equal, e.g. the grid of the patches: a black picture has the same ones in any.
+        pictures: Pixels; compared one by one where their sums are equal.
+        extras: Other data that must be equal, e.g. the patch grid: a black picture has the same pixels in any grid.
     """
     if len(pictures) < 2:
         return list(range(len(pictures)))
     sums = torch.stack([picture.sum(dtype=torch.float32) for picture in pictures]).tolist()
     firsts: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     places = []
-    for place, (picture, total, words) in enumerate(zip(pictures, sums, told, strict=True)):
+    for place, (picture, total, words) in enumerate(zip(pictures, sums, extras, strict=True)):
         like = firsts[tuple(picture.shape), total, words]
         first = next((each for each in like if torch.equal(pictures[each], picture)), place)
         if first == place:
@@ -96,5 +95,5 @@ def places_of(pictures: Sequence[Tensor], told: Sequence[str]) -> list[int]:
 
 
 def _repeated(features: Tensor | Sequence[Tensor], places: list[int]) -> Tensor | list[Tensor]:
-    """Features by picture, (pictures, tokens, size) or a tensor (tokens, size) each, for every place."""
+    """Repeat features by picture, (pictures, tokens, size) or a list of (tokens, size), for every position."""
     return features[places] if isinstance(features, Tensor) else [features[place] for place in places]

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 def inner_model(model: Any) -> Any:
-    """The transformers model inside any wrappers (DDP, PEFT)."""
+    """Return the transformers model inside any wrappers (DDP, PEFT)."""
     while hasattr(model, "module"):
         model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class Positions:
-    """Computes position ids for one model; the blocks of image positions are cached by the image's grid.
+    """Compute position ids for one model; blocks of image positions are cached by the image's grid.
 
     Args:
         model: A multimodal model, possibly wrapped. Its inner model has `get_rope_index` if it uses M-RoPE.
@@ -32,14 +32,14 @@ class Positions:
         self._blocks: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
 
     def of_prefix(self, ids: np.ndarray, vision: Mapping[str, Tensor]) -> np.ndarray:
-        """Positions of a sequence from its beginning.
+        """Return the positions of a sequence from its beginning.
 
         Args:
-            ids: Of shape (P,).
+            ids: Shape (P,).
             vision: The sequence's vision tensors; M-RoPE reads `image_grid_thw`, of shape (images, 3).
 
         Returns:
-            Of shape (1, P), or (3, P) for M-RoPE. What follows goes on from the last column plus one.
+            Shape (1, P), or (3, P) for M-RoPE. A continuation starts at the last column plus one.
         """
         if not self.is_3d:
             return np.arange(len(ids))[None]
@@ -57,7 +57,7 @@ class Positions:
         return positions
 
     def _block(self, grid: tuple[int, ...]) -> tuple[np.ndarray, int]:
-        """Positions of an image's tokens, of shape (3, n), relative to where it starts, and how far they advance."""
+        """Return the positions of an image's tokens relative to its start, (3, n), and the advance after it."""
         if grid not in self._blocks:
             assert self._get_rope_index is not None
             count = self._token_count(grid)

@@ -1,4 +1,4 @@
-"""The attention that models are given: sdpa, until there is a tree in training or a shared prefix in inference."""
+"""Attention implementation of the toolkit: sdpa, plus trees in training and shared prefixes in inference."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree_mask import tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
-"""What this attention is called in transformers."""
+"""Name of this attention in transformers."""
 
 COPIED = 80
-"""Tokens up to which what rows share is copied for each of them, on a CPU: one kernel is then faster than two and a
-merge (`benchmarks/shared_attention.py`)."""
+"""Number of shared tokens up to which they are copied for each row on a CPU: one kernel is then faster than two and a
+merge.
+"""
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, of shape (rows, key heads, tokens, head size)."""
 
 
 def share_prefixes(model: nn.Module) -> None:
-    """Give a model's language model this attention; what the model computes without trees or prefixes is unchanged.
+    """Give a model's language model this attention; without trees or prefixes its output is unchanged.
 
     Raises:
-        UserError: The model's attention is not one that can be replaced exactly.
+        UserError: The model's attention can't be replaced exactly.
     """
     whole = inner_model(model)
     config = whole.config.get_text_config()
@@ -55,20 +56,20 @@ def share_prefixes(model: nn.Module) -> None:
 
 
 def attention_of(config: PretrainedConfig) -> str:
-    """The attention that a model's config asks for: `sdpa`, `eager`, … (transformers has no public name for it)."""
+    """Return the attention of a model's config: `sdpa`, `eager`, … (transformers has no public name for it)."""
     return str(config._attn_implementation)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Tokens that were read before, of N rows, and which rows of queries see them.
+    """Cached tokens of N rows, and the query rows that see them.
 
     Attributes:
-        cache: Their keys and values, N rows.
-        bias: What is added to scores, 0 or -inf where a row is padded: (N, 1, 1, tokens); None if nothing is padded.
-        members: The query rows that see each of the N rows: (N, G), filled up with any. None if query row i sees row i.
-        places: Where each query row stands in the flattened `members`, of shape (query rows,).
-        row: Which of the N rows each query row sees, of shape (query rows,).
+        cache: Keys and values of N rows.
+        bias: Padding mask of the scores, 0 or -inf: (N, 1, 1, tokens); None without padding.
+        members: Query rows that see each of the N rows: (N, G), padded with any index. None if query row i sees row i.
+        places: Index of each query row in the flattened `members`, shape (query rows,).
+        row: Index of the row that each query row sees, shape (query rows,).
     """
 
     cache: KeysValues
@@ -79,12 +80,12 @@ class Shared:
 
     @classmethod
     def of(cls, cache: KeysValues, real: Tensor, row: Tensor) -> Shared:
-        """Group query rows.
+        """Group query rows by the row that they see.
 
         Args:
             cache: Keys and values of N rows.
-            real: Bool of shape (N, tokens): tokens, and not padding.
-            row: Which of the N rows each query row sees, of shape (query rows,).
+            real: Bool of shape (N, tokens); False at padding.
+            row: Index of the row that each query row sees, shape (query rows,).
         """
         bias = None
         if not bool(real.all()):
@@ -104,12 +105,12 @@ class Shared:
         return cls(cache, bias, members.view(count, width), places, row)
 
     def on(self, device: torch.device) -> Shared:
-        """The same for layers that lie on a device: keys and values are there already."""
+        """Return a copy for layers on a device; keys and values are there already."""
         members, bias = (None if each is None else each.to(device) for each in (self.members, self.bias))
         return replace(self, bias=bias, members=members, places=self.places.to(device), row=self.row.to(device))
 
     def attend(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
-        """Attention of queries (rows, heads, T, size) to these tokens, and its log-sum-exp (rows, heads, T)."""
+        """Attend from queries (rows, heads, T, size) to these tokens. Returns output and lse (rows, heads, T)."""
         keys, values = self.cache[layer]
         if self.members is None:
             return self._attend(query, keys, values, scale)
@@ -121,7 +122,7 @@ class Shared:
         return output, lse.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """With the query heads of one key head as more queries, so that no key is read twice."""
+        """Fold the query heads of one key head into more queries, so that no key is read twice."""
         count, heads, new, _ = query.shape
         folded = query.reshape(count, keys.shape[1], -1, query.shape[3])
         output, lse = attend(folded, keys, values, scale=scale, bias=self.bias)
@@ -129,13 +130,12 @@ class Shared:
 
 
 class SharedContext:
-    """What every row that a model reads sees before its own tokens; given to the model as `shared_context`.
+    """Tokens that every row sees before its own; passed to the model as `shared_context`.
 
-    A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
-    unpadded.
+    A row's own tokens are read causally, without a mask: all at once, padded on the right, or one by one, unpadded.
 
     Args:
-        parts: Tokens that were read before, at least of one kind.
+        parts: Cached tokens, at least one part.
     """
 
     def __init__(self, parts: Sequence[Shared]) -> None:
@@ -145,7 +145,7 @@ class SharedContext:
         self._masks: dict[tuple[int, torch.device], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """Attention of queries (rows, heads, T, size) to the shared parts and, causally, to their own tokens."""
+        """Attend from queries (rows, heads, T, size) to the shared parts and, causally, to their own tokens."""
         if query.device.type == "cpu" and query.shape[2] > 1 and self._tokens <= COPIED:
             return self._attend_to_copies(query, key, value, layer, scale)
         self_attention = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
@@ -153,7 +153,7 @@ class SharedContext:
         return output
 
     def _on(self, device: torch.device) -> list[Shared]:
-        """The parts for layers on a device; the layers of a model may lie on several."""
+        """Return the parts for layers on a device; the layers of a model may lie on several."""
         if device not in self._parts:
             self._parts[device] = [part.on(device) for part in self._given]
         return self._parts[device]
@@ -171,7 +171,7 @@ class SharedContext:
             )
 
     def _mask(self, query: Tensor) -> Tensor:
-        """What is added to scores: of shape (rows or 1, 1, T, tokens seen + T)."""
+        """Return the mask added to scores: shape (rows or 1, 1, T, tokens seen + T)."""
         new = query.shape[2]
         if (key := (new, query.device)) not in self._masks:
             hidden = query.new_full((new, new), -torch.inf).triu(1)[None, None]
@@ -196,10 +196,10 @@ def shared_attention(
     shared_context: SharedContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: of shape (rows, T, heads, size).
+    """Compute the attention of a layer, called by transformers: shape (rows, T, heads, size).
 
-    It hands on what else a model's forward pass is given, such as the shared context. A mask of whole numbers, of shape
-    (B, 1, 1, L), is the segments of trees; see `tree_attention`.
+    `shared_context` arrives through the model's keyword arguments. An integer mask of shape (B, 1, 1, L) holds the
+    segments of trees; see `tree_attention`.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

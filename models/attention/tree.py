@@ -1,4 +1,4 @@
-"""A question's token ids as a tree: what K passages share is a prefix, and each goes on from it as a branch."""
+"""Trees of token ids: a prefix shared by K passages, and a branch for each passage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:  # torch takes a second to import, and a config that is wrong 
     from torch import Tensor
 
 IGNORE = -100
-"""The label of a token that is not supervised."""
+"""Label of a token that is not supervised."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of tokens. `labels` is `ids` where supervised, else -100; `weights` multiply the losses of its tokens."""
+    """Run of tokens. `labels` equals `ids` where supervised, else -100; `weights` multiply the tokens' losses."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -23,13 +23,15 @@ class Segment:
 
     @classmethod
     def of(cls, ids: Sequence[int], labels: Sequence[int]) -> Segment:
-        """A segment whose supervised tokens all weigh one."""
+        """Return a segment whose supervised tokens weigh one."""
         return cls(tuple(ids), tuple(labels), tuple(float(label != IGNORE) for label in labels))
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A prefix with its image, and the branches that go on from it independently (none: the prefix is the whole)."""
+    """Prefix with its image, and branches that continue it independently; without branches the prefix is the
+    whole row.
+    """
 
     prefix: Segment
     branches: tuple[Segment, ...]
@@ -37,12 +39,12 @@ class Tree:
 
     @property
     def length(self) -> int:
-        """Tokens of its row: every branch repeats the prefix's last token."""
+        """Number of tokens of the packed row: every branch repeats the prefix's last token."""
         return len(self.prefix.ids) + sum(len(branch.ids) + 1 for branch in self.branches) - bool(self.branches)
 
     @property
     def depth(self) -> int:
-        """Tokens from its beginning to the end of the longest branch: what the model's context must hold."""
+        """Number of tokens from the beginning to the end of the longest branch, which must fit the model's context."""
         return len(self.prefix.ids) + max((len(branch.ids) for branch in self.branches), default=0)
 
     @property
@@ -52,9 +54,9 @@ class Tree:
 
 
 def independent_rows(tree: Tree) -> list[Tree]:
-    """One row for each branch, prefix and all: what reading the tree must be equal to.
+    """Return one whole row a branch; reading the tree is equal to reading these rows.
 
-    The prefix's labels stand in the first row only, since they count once for the question.
+    The prefix's labels are in the first row only, since they count once for the question.
     """
     if not tree.branches:
         return [tree]

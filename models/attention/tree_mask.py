@@ -1,7 +1,7 @@
-"""Differentiable attention of trees: prefixes, and branches that see their prefix and themselves, packed in a row.
+"""Differentiable attention over packed trees: prefixes, and branches that see their prefix and themselves.
 
-Where a dense mask of (length × length) computes scores between branches only to hide them, this computes what is seen
-alone: the prefix's own attention, each branch's own, and all branches' attention to the prefix, merged.
+A dense (length × length) mask computes scores between branches only to hide them. Here only visible pairs are computed:
+the prefix's own attention, each branch's own, and the branches' attention to the prefix, merged.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch.utils.weak import WeakIdKeyDictionary
 from reflectune.models.attention.attention import attend, attend_backward, has_backward, merge
 
 STRIDE = 2**20
-"""Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
+"""Segment ids: tree t has t · STRIDE for its prefix and t · STRIDE + k for branch k = 1, 2, …"""
 CALL = 2**15
-"""What one more call of the kernels costs, forward and backward, in scores of a head: those of a row of 180 tokens."""
+"""Cost of one more kernel call, forward and backward, in scores of a head: those of a row of 180 tokens."""
 
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Where the tokens of a batch's trees stand, as indices into its flattened tokens.
+    """Token indices of a batch's trees, into its flattened tokens.
 
     Attributes:
-        plain: Of shape (trees without branches, most tokens): they are ordinary causal rows.
-        trees: Of shape (N, most tokens): the N trees with branches.
-        prefixes: Of shape (N, P): each one's prefix.
-        tails: Of shape (N, R): what follows it, all branches.
-        segments: Those of `trees`, -1 for none.
-        rows: Of shape (M, most tokens): all that is causal by itself, plain trees, prefixes and branches alike.
-        none: The index after the last token, which stands for none.
-        masks: `dense`, by dtype.
+        plain: Trees without branches, which are ordinary causal rows, shape (trees, most tokens).
+        trees: The N trees with branches, shape (N, most tokens).
+        prefixes: Their prefixes, shape (N, P).
+        tails: Their branches, shape (N, R).
+        segments: Segment ids of `trees`, -1 for padding.
+        rows: Causal rows: plain trees, prefixes and branches, shape (M, most tokens).
+        none: Index after the last token, used as padding.
+        masks: Results of `dense`, by dtype.
     """
 
     plain: Tensor
@@ -50,17 +50,17 @@ class TreeLayout:
 
     @classmethod
     def of(cls, segments: Tensor) -> TreeLayout:
-        """Read it from segments, of shape (B, L); -1 for padding."""
+        """Build the layout from segment ids of shape (B, L); -1 for padding."""
         flat = segments.flatten()
         order = torch.arange(len(flat), device=flat.device)
         tree, in_prefix = flat // STRIDE, flat % STRIDE == 0
         tail = (flat >= 0) & ~in_prefix
         branching = torch.isin(tree, tree[tail])
 
-        def by(what: Tensor, kept: Tensor) -> Tensor:
-            """The kept tokens' indices, a row for each value of `what` that any of them has."""
-            _, number = what[kept].unique(return_inverse=True)
-            return _padded(order[kept], number, int(number.max()) + 1 if len(number) else 0, len(flat))
+        def by(values: Tensor, selected: Tensor) -> Tensor:
+            """Return the selected tokens' indices, one row for each distinct value of `values` among them."""
+            _, number = values[selected].unique(return_inverse=True)
+            return _padded(order[selected], number, int(number.max()) + 1 if len(number) else 0, len(flat))
 
         trees = by(tree, branching)
         return cls(
@@ -75,15 +75,16 @@ class TreeLayout:
 
     @cached_property
     def causal(self) -> tuple[Tensor, ...]:
-        """`rows` in groups of like length, each of shape (rows, most tokens of these)."""
+        """`rows` in groups of similar length, each of shape (rows, most tokens of the group)."""
         lengths = (self.rows < self.none).sum(1).tolist()
         return tuple(self.rows[group, : lengths[group[-1]]] for group in like_lengths(lengths))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The masks of the trees with branches, added to scores: 0, or -inf where `tree_mask` is false, (N, 1, L, L).
+        """Return masks of the trees with branches, 0 or -inf, to be added to scores: (N, 1, L, L).
 
-        All layers are given this one tensor, and each keeps it for its backward pass. Of a bool mask each would keep
-        its own copy in the scores' dtype, and so where rows don't begin at multiples of eight, as kernels want them.
+        All layers share this tensor for their backward passes. With a bool mask each layer would keep a copy in the
+        scores'
+        dtype, and again one whose rows begin at multiples of eight, as kernels need.
         """
         if dtype not in self.masks:
             seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
@@ -94,13 +95,13 @@ class TreeLayout:
 
 
 def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows in groups whose padded attention costs least, each call of the kernels counted as `CALL` scores.
+    """Group rows so that padded attention costs least, each kernel call counted as `CALL` scores.
 
     Args:
         lengths: Tokens of each row.
 
     Returns:
-        Indices of the rows of each group, the shortest first; together all of them.
+        Indices of each group's rows, shortest first; together all rows.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     least, starts = [0], [0]  # of the first n rows: the cost, and where their last group starts
@@ -120,7 +121,7 @@ _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def layout_of(segments: Tensor) -> TreeLayout:
-    """The layout of segments (B, 1, 1, L), computed once for all layers that are given the same tensor."""
+    """Return the layout of segments (B, 1, 1, L), computed once for all layers that get the same tensor."""
     if segments not in _LAYOUTS:
         _LAYOUTS[segments] = TreeLayout.of(segments[:, 0, 0].clone())  # a view would keep its key alive
     return _LAYOUTS[segments]
@@ -129,23 +130,24 @@ def layout_of(segments: Tensor) -> TreeLayout:
 def tree_attention(
     query: Tensor, keys: Tensor, values: Tensor, segments: Tensor, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of a batch of trees.
+    """Compute attention over a batch of trees.
 
-    On a CPU the kernels accept and return softmax denominators, so prefixes and branches are computed in parts that are
-    merged afterwards. Elsewhere each tree has a dense mask. Of the sizes in `benchmarks/tree_attention.py`, the parts
-    are faster at all but the smallest.
+    On a CPU the kernels accept and return softmax denominators: prefixes and branches are computed separately and
+    merged.
+    Elsewhere each tree has a dense mask.
 
     Args:
-        query: Of shape (B, heads, L, size).
-        keys: Of shape (B, key heads, L, size).
-        values: Of the same shape as `keys`.
-        segments: Of shape (B, 1, 1, L): for tree t of the batch, t · STRIDE for its prefix, then t · STRIDE + k for
-            branch k; -1 for padding. A tree's tokens follow one another, and so do those of a branch.
-        scale: What scores are multiplied by.
-        dropout: Of the softmax's weights. Above 0 the dense mask is used on every device.
+        query: Shape (B, heads, L, size).
+        keys: Shape (B, key heads, L, size).
+        values: Shape of `keys`.
+        segments: Segment ids of shape (B, 1, 1, L): t · STRIDE for the prefix of tree t, t · STRIDE + k for its
+            branch k,
+            -1 for padding. Tokens of a tree are contiguous, and so are those of a branch.
+        scale: Factor of the scores.
+        dropout: Dropout of the attention weights. Above 0 the dense mask is used on every device.
 
     Returns:
-        Of shape (B, L, heads, size); zero where padded.
+        Shape (B, L, heads, size); zero at padding.
     """
     layout = layout_of(segments)
     if not dropout and has_backward(query.device.type, query.dtype, query.shape[-1]):
@@ -164,14 +166,14 @@ def tree_attention(
 
 
 def tree_mask(segments: Tensor) -> Tensor:
-    """Who may attend to whom.
+    """Return the attention mask of trees.
 
     Args:
-        segments: Of shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
+        segments: Shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
 
     Returns:
-        Bool of shape (B, 1, L, L): a query sees what is before it in the prefix and in its own branch; padding sees
-        only itself.
+        Bool of shape (B, 1, L, L): a query sees earlier tokens of the prefix and of its own branch; padding sees
+        itself.
     """
     order = torch.arange(segments.shape[1], device=segments.device)
     same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
@@ -210,7 +212,7 @@ class _TreeAttention(torch.autograd.Function):
         d_q, d_k, d_v = (torch.zeros_like(tensor) for tensor in (q, k, v))
 
         def add(seen_from: Tensor, seen: Tensor, **how: Any) -> None:
-            """Add the gradients of what queries at `seen_from` take from keys at `seen`."""
+            """Add the gradients of attention from queries at `seen_from` to keys at `seen`."""
             gradients = attend_backward(
                 *(_take(tensor, seen_from) for tensor in (d_output, q)),
                 *(_take(tensor, seen) for tensor in (k, v)),
@@ -229,7 +231,7 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """(B, heads, L, size) as (B · L + 1, heads, size); the last is zero and stands for no token."""
+    """Reshape (B, heads, L, size) to (B · L + 1, heads, size); the last row is zero and serves as padding."""
     tokens = tensor.transpose(1, 2).flatten(0, 1)
     return torch.cat([tokens, tokens.new_zeros(1, *tokens.shape[1:])])
 
@@ -240,18 +242,18 @@ def _unflat(tokens: Tensor, like: Tensor) -> Tensor:
 
 
 def _take(tokens: Tensor, index: Tensor) -> Tensor:
-    """(N, n) indices into (tokens, heads, …) as (N, heads, n, …)."""
+    """Gather (N, n) indices from (tokens, heads, …) as (N, heads, n, …)."""
     return tokens[index].transpose(1, 2)
 
 
 def _put(output: Tensor, lse: Tensor, index: Tensor, new_output: Tensor, new_lse: Tensor) -> None:
-    """Write attention of shape (N, heads, n, …) where `_take` would read it."""
+    """Write attention of shape (N, heads, n, …) to the indices that `_take` reads."""
     output[index.flatten()] = new_output.transpose(1, 2).flatten(0, 1)
     lse[index.flatten()] = new_lse.transpose(1, 2).flatten(0, 1)
 
 
 def _bias(index: Tensor, none: int, dtype: torch.dtype) -> Tensor | None:
-    """Hides the padding of an index (N, n) from all who look at it: (N, 1, 1, n), or None if there is none."""
+    """Return a mask (N, 1, 1, n) that hides the padding of an index (N, n), or None without padding."""
     padded = index == none
     if not bool(padded.any()):
         return None
@@ -259,7 +261,7 @@ def _bias(index: Tensor, none: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def _padded(flat: Tensor, row: Tensor, rows: int, none: int) -> Tensor:
-    """Values grouped by row, in order, as a matrix (rows, longest row) that is padded with `none`."""
+    """Return values grouped by row, in order, as a matrix (rows, longest row) padded with `none`."""
     sizes = torch.bincount(row, minlength=rows)
     padded = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
     order = row.argsort(stable=True)
