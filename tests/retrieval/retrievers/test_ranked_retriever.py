@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
@@ -145,5 +146,5 @@ def test_a_config_opens_it_in_place_of_an_index(folder: Path, opened: Callable[.
     (folder / "manifest.json").write_text("{}")
     both = RetrieverConfig(index=str(folder), ranked_entities=config.ranked_entities)
     assert "found by one of them" in " ".join(both.problems())
-    missing = RetrieverConfig(ranked_entities=str(folder / "nothing.jsonl"))
-    assert "must be an existing file" in " ".join(missing.problems())
+    (problem,) = find_problems(RetrieverConfig, {"ranked_entities": str(folder / "nothing.jsonl")})
+    assert "must be an existing file" in problem
