@@ -44,6 +44,8 @@ class Command(Generic[Config]):
         writes: The keys that name outputs.
     """
 
+    __name__: str
+
     def __init__(self, kind: type[Config], function: Callable[[Config], int | None], writes: Sequence[str]) -> None:
         functools.update_wrapper(self, function)
         self.kind, self.writes = kind, tuple(writes)

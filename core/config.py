@@ -337,7 +337,7 @@ def _bounds_in_words(field: FieldInfo) -> str:
     return f"at least {_shown(least)}" if most is None else f"between {_shown(least)} and {_shown(most)}"
 
 
-def _shown(bound: float) -> str:
+def _shown(bound: Any) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 

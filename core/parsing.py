@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import yaml
 
@@ -96,7 +96,7 @@ def parse_json(text: str) -> Any:
 class _Loader(yaml.SafeLoader):
     """YAML's safe loader without aliases and dates, in which 2e-5 is a number and a key can't be given twice."""
 
-    yaml_implicit_resolvers: ClassVar = {
+    yaml_implicit_resolvers = {  # noqa: RUF012
         first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

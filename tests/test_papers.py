@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 PAPERS = sorted(path.parent.name for path in (ROOT / "configs/papers").glob("*/dvc.yaml"))
 FLOORS = ("metrics", "retrieval", "data_builders", "train", "inference")
 NOT_THERE_YET = re.compile(
-    r"does not exist|must be an existing|has no [\w.]+\.json|there is no reflection\.json|is not a (folder|file)|not found: "
+    r"does not exist|must be an existing|has no [\w.]+\.json|there is no reflection\.json"
+    r"|is not a (folder|file)|not found: "
     r"|there is no (file|folder) (runs|data)/|is not there|pip install"
 )
 """Problems that a stage has because no stage before it was run, not because of its command."""

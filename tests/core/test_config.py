@@ -373,7 +373,7 @@ def test_a_union_has_the_keys_and_checks_of_all() -> None:
         "`crop` must be between 0 and 1, found 2",
         "`saturation` is 0",
     ]
-    assert First.of(both(saturation=0.5)) == First(saturation=0.5)
+    assert First.of(make_config(both, saturation=0.5)) == First(saturation=0.5)
 
 
 def test_a_union_refuses_a_key_that_is_declared_twice() -> None:

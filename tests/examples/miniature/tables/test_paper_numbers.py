@@ -1,4 +1,4 @@
-"""The papers' columns that tables rank by are those of docs/paper_numbers.md, and their overall is a mean of two splits."""
+"""The papers' columns that tables rank by are those of docs/paper_numbers.md; overall is a mean of two splits."""
 
 from __future__ import annotations
 
