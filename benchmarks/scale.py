@@ -130,15 +130,19 @@ def steps(run: Path, rows: int, questions: int) -> dict[str, tuple[int, list[str
     return {
         "convert wiki18": (rows, [*CONVERT, *wiki18.split()], texts),
         "convert Wiki6M and the questions": (rows, [*CONVERT, "--config", str(run / "dataset.yaml")], dataset),
-        "index passages": (rows, _module("retrieval.build_text_index", f"{passages} {store} {text_index}"), text_index),
-        "index entries": (rows, _module("retrieval.build_index", f"{entries} {store} {index}"), index),
-        "recall": (rows, _module("inference.recall", f"{both} --title_weights 0 0.5 --overlap"), None),
-        "evaluate": (questions, _module("inference.evaluate", f"{both} {answers}"), None),
+        "index passages": (
+            rows,
+            ["-m", "reflectune.retrieval.build_text_index", *f"{passages} {store} {text_index}".split()],
+            text_index,
+        ),
+        "index entries": (rows, _command("build_index", f"{entries} {store} {index}"), index),
+        "recall": (rows, _command("recall", f"{both} --title_weights 0 0.5 --overlap"), None),
+        "evaluate": (questions, _command("evaluate", f"{both} {answers}"), None),
     }
 
 
-def _module(name: str, options: str) -> list[str]:
-    return ["-m", f"reflectune.{name}", *options.split()]
+def _command(name: str, options: str) -> list[str]:
+    return ["-m", "reflectune", name, *options.split()]
 
 
 def measure(run: Path, rows: int, questions: int) -> dict[str, Any]:

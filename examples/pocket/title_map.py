@@ -1,8 +1,8 @@
 """A learned linear map from an image encoder's space into a text encoder's, for images and titles of two models.
 
-CLIP compares an image with a title because its towers were trained together. Where there is an image tower alone, a
-ridge regression takes its place: from vectors of pictures to the vectors of the titles of what they show. This is ours,
-not the paper's.
+CLIP compares an image with a title because its towers were trained together. Pocket has an image tower alone: a ridge
+regression from vectors of pictures to the vectors of their entries' titles takes the place of the text tower. This is
+ours, not the paper's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from safetensors.numpy import save
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 
-SHIPPED: Final = "pocket/clip"
-"""The encoder of the map that is shipped: pocket/vision for images, pocket/text for titles."""
+SHIPPED: Final = Path(__file__).parent / "models" / "title_map.safetensors"
+"""The map of the encoder `pocket/clip`: `pocket/vision` for images, `pocket/text` for titles."""
 PENALTIES: Final = tuple(float(10**exponent) for exponent in np.arange(-4, 0.01, 0.5))
-"""What the penalty is chosen from, times the number of pictures."""
+"""Penalties to choose from, each multiplied by the number of pictures."""
 FOLDS: Final = 5
 
 _RECORD = "record"
@@ -40,7 +40,7 @@ class TitleMap:
     Attributes:
         weight: Shape (image dimensions, title dimensions).
         bias: Shape (title dimensions,).
-        record: What it was fitted on, with what and how well; `vision` and `text` name the models.
+        record: Data, settings and quality of the fit; `vision` and `text` name the models.
     """
 
     weight: Vectors
@@ -48,7 +48,7 @@ class TitleMap:
     record: Mapping[str, Any]
 
     def apply(self, images: Vectors) -> Vectors:
-        """Image vectors, shape (n, image dimensions), in the titles' space, at length 1."""
+        """Map image vectors, shape (n, image dimensions), into the titles' space, at length 1."""
         mapped = images @ self.weight + self.bias  # (n, title dimensions)
         return mapped / np.maximum(np.linalg.norm(mapped, axis=1, keepdims=True), 1e-12)
 
@@ -56,16 +56,16 @@ class TitleMap:
 def fit_title_map(
     images: Vectors, titles: Vectors, shown: npt.NDArray[np.int64], penalties: Sequence[float] = PENALTIES
 ) -> tuple[Vectors, Vectors, dict[str, Any]]:
-    """Ridge regression with an intercept, in closed form.
+    """Fit a ridge regression with an intercept, in closed form.
 
-    The penalty is the one under which pictures of entries held out find their titles best among all titles, by the mean
-    reciprocal rank. All pictures of an entry are held out together.
+    The chosen penalty maximises the mean reciprocal rank of held-out pictures' titles among all titles. All pictures of
+    an entry are held out together.
 
     Args:
         images: Vectors of pictures, shape (n, image dimensions).
         titles: Vectors of the titles of all entries, of length 1, shape (entries, title dimensions).
-        shown: For each picture the row of `titles` of what it shows, shape (n,).
-        penalties: To choose from; each is multiplied by the number of pictures fitted on.
+        shown: Row of `titles` of each picture's entry, shape (n,).
+        penalties: Penalties to choose from; each is multiplied by the number of pictures fitted on.
 
     Returns:
         The weight, shape (image dimensions, title dimensions); the bias, shape (title dimensions,); and the penalty
@@ -74,10 +74,10 @@ def fit_title_map(
     Raises:
         ValueError: The pictures show fewer than two entries.
     """
-    entries, places = np.unique(shown, return_inverse=True)
+    entries, entry_rows = np.unique(shown, return_inverse=True)
     if len(entries) < 2:
         raise ValueError(f"pictures of {len(entries)} entry can't be held out from each other; give two or more")
-    fold = places % min(FOLDS, len(entries))
+    fold = entry_rows % min(FOLDS, len(entries))
     x, all_titles = images.astype(np.float64), titles.astype(np.float64)
     reciprocal = np.zeros((len(penalties), len(x)))
     for number in range(fold.max() + 1):
@@ -87,14 +87,14 @@ def fit_title_map(
     means = reciprocal.mean(1)
     penalty = penalties[int(means.argmax())]
     ((weight, bias),) = _ridge(x, all_titles[shown], [penalty])
-    held_out = {f"{one:.3g}": round(float(mean), 4) for one, mean in zip(penalties, means, strict=True)}
+    held_out = {f"{value:.3g}": round(float(mean), 4) for value, mean in zip(penalties, means, strict=True)}
     return weight.astype(np.float32), bias.astype(np.float32), {"penalty": penalty, "held_out_mrr": held_out}
 
 
 def _ridge(
     x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], penalties: Sequence[float]
 ) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
-    """(weight, bias) for each penalty; the intercept isn't penalised."""
+    """Return (weight, bias) for each penalty; the intercept isn't penalised."""
     x_mean, y_mean = x.mean(0), y.mean(0)
     values, axes = np.linalg.eigh((x - x_mean).T @ (x - x_mean))
     product = axes.T @ ((x - x_mean).T @ (y - y_mean))
@@ -103,16 +103,9 @@ def _ridge(
 
 
 def _reciprocal_ranks(similarities: npt.NDArray[np.float64], gold: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """1 / rank of each row's gold column, shape (rows,); the length of a mapped vector changes no rank."""
+    """Return 1 / rank of each row's gold column, shape (rows,); the length of a mapped vector changes no rank."""
     gold_similarity = similarities[np.arange(len(gold)), gold][:, None]
     return 1 / (1 + (similarities > gold_similarity).sum(1))
-
-
-def title_map_file(name: str) -> Path | None:
-    """The file of an encoder that is a title map with its two models: `pocket/clip`, or a .safetensors file."""
-    if name == SHIPPED:
-        return Path(__file__).parent / "models" / "title_map.safetensors"
-    return Path(name) if name.endswith(".safetensors") else None
 
 
 def write_title_map(path: Path, title_map: TitleMap) -> None:
@@ -126,7 +119,7 @@ def read_title_map(path: Path) -> TitleMap:
     """Read a map.
 
     Raises:
-        UserError: The file is missing, damaged, or holds something else.
+        UserError: The file is missing, damaged, or holds other tensors.
     """
     advice = "`python -m reflectune.examples.pocket.fit_title_map` writes one"
     if not path.is_file():
@@ -139,8 +132,8 @@ def read_title_map(path: Path) -> TitleMap:
         raise UserError(f"the title map {path} cannot be read: {error}; {advice}") from error
     if set(tensors) != set(_NAMES) or not isinstance(record, dict) or not {"vision", "text"} <= set(record):
         raise UserError(
-            f"{path} is no title map: it holds {', '.join(sorted(tensors)) or 'nothing'}, not weight and bias with a "
-            f"record of their models; {advice}"
+            f"{path} is not a title map: it holds {', '.join(sorted(tensors)) or 'nothing'}, not weight and bias with "
+            f"a record of their models; {advice}"
         )
     weight, bias = (tensors[name].astype(np.float32) for name in _NAMES)
     finite = np.isfinite(weight).all() and np.isfinite(bias).all()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from reflectune import cli
 
 Script = Callable[[str], ModuleType]
 
@@ -27,26 +29,31 @@ def commands(script: Script) -> dict[str, list[str]]:
     }
 
 
-def module_of(words: list[str]) -> str:
-    """Return the module of the package that a command runs."""
-    return next(word for word in words if word.startswith("reflectune."))
+def program_of(words: list[str]) -> tuple[str, ...]:
+    """Return the words behind `-m` that name a command: of the program `reflectune`, or a module of its own."""
+    first = next(i for i, word in enumerate(words) if word.partition(".")[0] == "reflectune")
+    return tuple(words[first : first + (2 if words[first] == "reflectune" else 1)])
 
 
-def keys_of(words: list[str]) -> Iterator[str]:
-    """Yield the keys behind the module."""
-    return (word[2:] for word in words[words.index(module_of(words)) :] if word.startswith("--"))
+def keys_of(words: list[str]) -> set[str]:
+    """Return the keys that a command is given."""
+    program = program_of(words)
+    return {word[2:] for word in words[words.index(program[-1]) :] if word.startswith("--")}
 
 
-def test_each_stage_is_a_module_with_a_recipe_of_the_package(commands: dict[str, list[str]]) -> None:
-    for name, words in commands.items():
-        assert importlib.util.find_spec(module_of(words)), name
-        if "--config" in words and not name.startswith("scale"):
-            assert Path(words[words.index("--config") + 1]).is_file(), name
+def test_each_stage_is_a_command_with_a_recipe_of_the_package(commands: dict[str, list[str]]) -> None:
+    known = {name.partition(".")[2] for group in cli.GROUPS.values() for name in group}
+    for stage, words in commands.items():
+        program = program_of(words)
+        assert program[-1] in known if len(program) == 2 else importlib.util.find_spec(program[0]), stage
+        if "--config" in words and not stage.startswith("scale"):
+            assert Path(words[words.index("--config") + 1]).is_file(), stage
 
 
 @pytest.mark.slow
 def test_each_key_of_a_stage_is_a_key_of_its_command(commands: dict[str, list[str]]) -> None:
-    for module in sorted({module_of(words) for words in commands.values()}):
-        shown = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
-        given = {key for words in commands.values() if module_of(words) == module for key in keys_of(words)}
-        assert {key for key in given if f"--{key}" not in shown.stdout} <= {"config"}, module
+    for program in sorted({program_of(words) for words in commands.values()}):
+        command = [sys.executable, "-m", *program, "--help"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        given = set().union(*(keys_of(words) for words in commands.values() if program_of(words) == program))
+        assert {key for key in given if f"--{key}" not in shown} <= {"config"}, program

@@ -21,9 +21,9 @@ def device_of(command: list[str]) -> str:
 def test_a_stage_is_a_module_of_the_package_with_a_recipe_of_the_package() -> None:
     for processes in (1, 2):
         for command in stages(Path("run"), "llava", "full", 0, processes).values():
-            words = [word for word in command if word.startswith("reflectune.")]
-            assert len(words) == 1
-            assert importlib.util.find_spec(words[0]), words[0]
+            modules = [word for word in command if word.partition(".")[0] == "reflectune"]
+            assert len(modules) == 1
+            assert importlib.util.find_spec(modules[0]), modules
             assert Path(command[command.index("--config") + 1]).is_file()
             assert not [word for word in command if word.endswith(".py")]
 

@@ -30,8 +30,8 @@ def test_each_stage_is_a_command_and_has_its_minutes() -> None:
     stages = {**run.stages(), **run.quick_stages(LIMIT)}
     assert set(run.MINUTES) <= set(stages)
     for command in stages.values():
-        if command[1] == "-m":
-            assert importlib.util.find_spec(command[2]), command[2]
+        assert command[1] == "-m"
+        assert importlib.util.find_spec(command[2]), command[2]
         if "--config" in command:
             assert Path(command[command.index("--config") + 1]).is_file()
 
@@ -112,7 +112,8 @@ def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
         "checkpoint",
     )
     for command in commands.values():
-        given = {name.removeprefix("--"): value for name, value in zip(command[3::2], command[4::2], strict=False)}
+        words = command[next((i for i, word in enumerate(command) if word.startswith("--")), len(command)) :]
+        given = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=False)}
         options = given
         if "config" in given:
             options = yaml.safe_load(Path(given["config"]).read_text()) | given

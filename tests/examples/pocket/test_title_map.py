@@ -22,16 +22,16 @@ from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.examples.pocket import fit_title_map as command
 from reflectune.examples.pocket.fit_title_map import TitleMapConfig, run
+from reflectune.examples.pocket.mapped_encoder import MappedEncoder
 from reflectune.examples.pocket.title_map import (
+    SHIPPED,
     TitleMap,
     fit_title_map,
     read_title_map,
-    title_map_file,
     write_title_map,
 )
 from reflectune.examples.pocket.training_pictures import training_pictures
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, title_dimensions
-from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
@@ -78,10 +78,15 @@ def map_file(vision_folder: str, text_folder: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pair(map_file: Path) -> Any:
-    return load_encoder(str(map_file))
+    return encoder_of(map_file)
 
 
 # The map.
+
+
+def encoder_of(path: Path) -> MappedEncoder:
+    """Load the encoder of a map's file."""
+    return MappedEncoder("pocket/clip", path, torch.device("cpu"), torch.float32)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -133,21 +138,21 @@ def test_a_map_is_read_as_it_was_written_in_fp16(map_file, vision_folder) -> Non
     assert map_file.with_name("again.safetensors").read_bytes() == map_file.read_bytes()
 
 
-def test_what_is_no_map_is_refused(tmp_path, map_file) -> None:
+def test_a_file_that_is_not_a_map_is_refused(tmp_path, map_file) -> None:
     with pytest.raises(UserError, match=r"no title map at .*fit_title_map"):
-        load_encoder(str(tmp_path / "none.safetensors"))
+        encoder_of(tmp_path / "none.safetensors")
     other = tmp_path / "other.safetensors"
     save_file({"weight": np.ones((2, 2), np.float32)}, other)
-    with pytest.raises(UserError, match="is no title map: it holds weight"):
-        load_encoder(str(other))
+    with pytest.raises(UserError, match="is not a title map: it holds weight"):
+        encoder_of(other)
     other.write_bytes(map_file.read_bytes()[:50])
     with pytest.raises(UserError, match="cannot be read"):
-        load_encoder(str(other))
+        encoder_of(other)
     record = dict(read_title_map(map_file).record)
     for weight, bias in ((np.full((2, 2), np.inf), np.ones(2)), (np.ones((2, 2)), np.ones(1))):
         write_title_map(other, TitleMap(weight.astype(np.float32), bias.astype(np.float32), record))
         with pytest.raises(UserError, match="all finite"):
-            load_encoder(str(other))
+            encoder_of(other)
 
 
 # The encoder.
@@ -172,37 +177,32 @@ def test_images_and_titles_have_spaces_of_their_own(pair, map_file, vision_folde
     assert (pair.encode_images([]).shape, pair.encode_texts([]).shape) == ((0, IMAGE), (0, TITLE))
 
 
-def test_an_encoder_of_one_space_is_none_of_two(encoder) -> None:
-    assert not isinstance(encoder, TwoSpaceEncoder)
-    assert title_dimensions(encoder) == encoder.dimensions
-
-
 def test_the_fingerprint_follows_the_map_and_both_models(pair, map_file) -> None:
     before = read_title_map(map_file)
-    assert load_encoder(str(map_file)).fingerprint == pair.fingerprint
+    assert encoder_of(map_file).fingerprint == pair.fingerprint
     write_title_map(map_file, TitleMap(before.weight, before.bias + 1, before.record))
-    assert load_encoder(str(map_file)).fingerprint != pair.fingerprint
+    assert encoder_of(map_file).fingerprint != pair.fingerprint
     for part in ("vision", "text"):
         copy = map_file.parent / part
         shutil.copytree(str(before.record[part]), copy)
         write_title_map(map_file, TitleMap(before.weight, before.bias, {**before.record, part: str(copy)}))
-        same = load_encoder(str(map_file)).fingerprint
+        same = encoder_of(map_file).fingerprint
         (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
-        assert load_encoder(str(map_file)).fingerprint != same
+        assert encoder_of(map_file).fingerprint != same
 
 
 def test_a_map_of_other_dimensions_is_refused(map_file, text_folder) -> None:
     title_map = read_title_map(map_file)
     write_title_map(map_file, TitleMap(title_map.weight[:-1], title_map.bias, title_map.record))
     with pytest.raises(UserError, match=f"maps 23 dimensions to 16, but .* has 24 and {text_folder} 16"):
-        load_encoder(str(map_file))
+        encoder_of(map_file)
 
 
-def test_a_whole_clip_is_no_image_tower(map_file, clip_folder) -> None:
+def test_a_whole_clip_is_refused_as_an_image_tower(map_file, clip_folder) -> None:
     title_map = read_title_map(map_file)
     write_title_map(map_file, TitleMap(title_map.weight, title_map.bias, {**title_map.record, "vision": clip_folder}))
     with pytest.raises(UserError, match="is a `clip`; a title map needs a `clip_vision_model`"):
-        load_encoder(str(map_file))
+        encoder_of(map_file)
 
 
 # The index and the search.
@@ -269,7 +269,7 @@ def test_the_command_writes_an_encoder(
     )
     command.fit_title_map.main()
     assert "7 pictures of 5 entities" in capsys.readouterr().out
-    fitted: ImageTextEncoder = load_encoder(str(tmp_path / "m.safetensors"))
+    fitted: ImageTextEncoder = encoder_of(tmp_path / "m.safetensors")
     record = read_title_map(tmp_path / "m.safetensors").record
     assert (record["pictures"], record["entities"], record["use"]) == (7, 5, "train")
     assert (record["vision"], record["text"], record["kb_fingerprint"]) == (vision_folder, text_folder, kb.fingerprint)
@@ -304,7 +304,7 @@ def test_a_bad_row_is_named(row, message, pictures_file, kb, vision_folder, text
     assert not (tmp_path / "m.safetensors").exists()
 
 
-def test_all_that_is_wrong_with_a_config_is_said() -> None:
+def test_all_problems_of_a_config_are_reported_at_once() -> None:
     assert find_problems(TitleMapConfig, {"output": "map.bin", "batch_size": 0}) == [
         "`batch_size` must be at least 1, found 0",
         "`pictures` is needed",
@@ -317,8 +317,7 @@ def test_all_that_is_wrong_with_a_config_is_said() -> None:
 
 
 def test_the_shipped_map_was_fitted_on_training_pictures_alone() -> None:
-    path = title_map_file("pocket/clip")
-    assert path is not None
+    path = SHIPPED
     assert path.stat().st_size < 500_000
     title_map = read_title_map(path)
     assert title_map.weight.shape == (512, 384)

@@ -136,7 +136,7 @@ def test_names_resolve(cache: Path, tmp_path: Path) -> None:
     parts.fetch("text", hub(tmp_path / "hub"))
     assert resolve("pocket/text") == shipped_folder("pocket/text") == cache / "text"
     assert shipped_folder("owner/name") is None
-    with pytest.raises(UserError, match=r"no model pocket/audio; there are pocket/language, .*pocket/llava"):
+    with pytest.raises(UserError, match=r"no model pocket/audio; .* pocket/language, .*pocket/llava"):
         load("pocket/audio")
 
 
