@@ -37,7 +37,7 @@ def convert(config: ConvertConfig) -> int | None:
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """What a data set holds and what was left out of it, as lines."""
+    """Return the contents of a data set and the rows left out, as lines."""
     scored_by = numbers.get("metric") or "nothing yet: set `metric`" if numbers["counts"] else ""
     lines = [f"{numbers['name']}:" + (f" scored by {scored_by}" if scored_by else "")]
     for split, counts in numbers["counts"].items():
@@ -55,22 +55,22 @@ def table(numbers: dict[str, Any]) -> str:
             f"{knowledge['entries_without_image']:,} entries have none"
         )
         if gold := knowledge.get("gold_entries"):
-            told = f"{gold['found']:,} of the {gold['named']:,} that questions name"
+            text = f"{gold['found']:,} of the {gold['named']:,} that questions name"
             if missing := gold.get("missing"):
-                told += f"; the knowledge base lacks {gold['named'] - gold['found']:,}, e.g. {', '.join(missing)}"
-            lines.append(f"  {'gold entries':<24} {told}")
+                text += f"; the knowledge base lacks {gold['named'] - gold['found']:,}, e.g. {', '.join(missing)}"
+            lines.append(f"  {'gold entries':<24} {text}")
     lines.append(f"  {'rows left out':<24} {sum(numbers['dropped'].values()):>12,}")
     lines += [f"    {count:>10,} × {reason}" for reason, count in numbers["dropped"].items()]
     return "\n".join(lines)
 
 
 def _kinds(counts: dict[str, int]) -> str:
-    """How many questions are to be looked up, and of how many that was read off the entities that they name."""
+    """Return the numbers of knowledge-based and visual questions in words."""
     by_entities = counts.get("by_entities", 0)
-    told = f"{counts.get('knowledge_based', 0) + by_entities:,} knowledge-based"
+    text = f"{counts.get('knowledge_based', 0) + by_entities:,} knowledge-based"
     if by_entities:
-        told += f" ({by_entities:,} don't say `requires_retrieval` and are taken so because they name entities)"
-    told += f", {counts.get('visual', 0):,} visual"
+        text += f" ({by_entities:,} don't say `requires_retrieval` and are taken so because they name entities)"
+    text += f", {counts.get('visual', 0):,} visual"
     if unknown := counts.get("unknown", 0):
-        told += f", {unknown:,} unknown (they don't say `requires_retrieval` and name no entity)"
-    return told
+        text += f", {unknown:,} unknown (they don't say `requires_retrieval` and name no entity)"
+    return text

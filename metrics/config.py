@@ -1,4 +1,4 @@
-"""The settings that say by which metric answers are scored; the same in every command that scores."""
+"""Settings of the metric, the same in every command that scores answers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from reflectune.models.names import BemName
 
 
 class MetricConfig(Settings):
-    """By which metric answers are scored."""
+    """Settings of the metric."""
 
     metric: str = setting(
         "",
-        "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
-        "is the part of it without a model. One of " + ", ".join(METRICS),
+        "metric of an answer; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact is its "
+        "part without a model. One of " + ", ".join(METRICS),
     )
     bem: BemName = setting("", "folder or hub id of a converted BEM, for `metric: evqa`", hashed=False)
 
     def scored_by(self, dataset: str) -> Metric:
-        """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""
+        """Return the config's metric, or the data set's own if it is unset.
+
+        Raises:
+            UserError: Neither names a metric.
+        """
         if self.metric:
             return find_metric_name(self.metric)
         return Dataset(Path(dataset)).metric
@@ -39,7 +43,7 @@ class MetricConfig(Settings):
             return [str(error)]
 
     def open_bem(self, device: str) -> Bem | None:
-        """The answer-equivalence model, if the config names one; on `auto` an accelerator if there is one."""
+        """Load the answer-equivalence model on a device; None if the config names none."""
         if not self.bem:
             return None
         from reflectune.core.devices import find_device  # torch is slow to import: after the config is right

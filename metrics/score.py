@@ -23,30 +23,30 @@ from reflectune.models.remote.endpoint import RemoteConfig
 
 
 class ScoreConfig(RemoteConfig):
-    """What is scored, against what, and how."""
+    """Settings of scoring."""
 
     predictions: str = setting("", "prediction file, or ReflectiVA's folder of split_*.json", needed="")
     dataset: str = setting("", "data set folder", needed="")
     against: str = setting("", "a second prediction file, compared by a paired test")
     repairs: str = setting(
-        "", "repaired answers: JSONL, or ARA's _fixed.csv; a table sets them beside the original ones"
+        "", "repaired answers: JSONL, or ARA's _fixed.csv; a table compares them with the original ones"
     )
     repaired_predictions: str = setting("", "predictions for the repaired questions, with `repairs`")
     metric: MetricChoice = setting(
-        "", "the data set's own if unset; evqa needs `bem`, evqa_exact is what of it needs no model"
+        "", "the data set's own if unset; evqa needs `bem`, evqa_exact is its part without a model"
     )
     mode: Literal["official", "strict"] = setting(
         "official", "strict: a missing answer is wrong, a doubled one an error"
     )
     splits: list[SplitName] = setting([], "splits to score; if none, those with predictions")
     bem: BemName = setting("", "folder or hub id of a converted BEM, for `evqa`")
-    device: Device = setting("cpu", "where BEM computes")
+    device: Device = setting("cpu", "device of BEM")
     judge: Literal["", "pmsr", "mrag"] = setting(
         "", "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"
     )
     seed: Seed = setting(0, "seed of the intervals and the paired test")
     output: OutputFile = setting("", "JSON file to write the scores to")
-    dry_run: bool = setting(False, "say what would be scored, and stop")
+    dry_run: bool = setting(False, "describe the scoring, and stop")
 
     @cross_check
     def input_problems(self) -> Iterator[str]:
@@ -55,7 +55,7 @@ class ScoreConfig(RemoteConfig):
             if (path := getattr(self, key)) and not Path(path).exists():
                 yield f"`{key}`: not found: {path}"
         if self.repaired_predictions and not self.repairs:
-            yield "`repairs` is needed by `repaired_predictions`: the file that says what was repaired"
+            yield "`repairs` is needed by `repaired_predictions`: the repaired answers"
 
     @cross_check
     def judge_problems(self) -> Iterator[str]:
@@ -64,7 +64,7 @@ class ScoreConfig(RemoteConfig):
             return
         yield from self.llm_problems()
         if not self.judge_cache:
-            yield "`output` or `llm_cache` is needed: it says where the judge's replies are kept"
+            yield "`output` or `llm_cache` is needed: a place for the judge's replies"
         if "temperature" in self.llm_options:
             yield "`llm_options` can't set the temperature of a judge: it is 0"
 
@@ -88,14 +88,14 @@ class ScoreConfig(RemoteConfig):
             return [str(error)]
 
     def scored_by(self) -> Metric:
-        """The metric: the config's, else the data set's own."""
+        """Return the config's metric, or the data set's own."""
         from reflectune.formats.dataset import Dataset  # slow to import, and above this floor
 
         return self.metric or Dataset(Path(self.dataset)).metric
 
     @property
     def judge_cache(self) -> str:
-        """The file that keeps the judge's replies; "" if nothing says where."""
+        """The cache of the judge's replies; "" if neither key names a place."""
         return self.llm_cache or (f"{self.output}.replies.jsonl" if self.output else "")
 
 

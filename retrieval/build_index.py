@@ -22,7 +22,7 @@ from reflectune.retrieval.stores.names import StoreName, store_setting
 
 
 class IndexConfig(Settings):
-    """What to index, with what, and where to."""
+    """Settings of an index of images and titles."""
 
     knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
     output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
@@ -40,14 +40,12 @@ class IndexConfig(Settings):
     distance: int = setting(0, "bits of 64 in which near-duplicates' hashes may differ; PMSR: 0", ge=0, le=64)
     batch_size: int = setting(64, "entries encoded together", ge=1)
     workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
-    shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", ge=1)
+    shard_rows: int = setting(4096, "entries in a shard, the most that a crash loses", ge=1)
     store: StoreName = store_setting()
     device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
-    on_error: Literal["stop", "skip"] = setting(
-        "stop", "what to do about a bad image: stop, or leave it out, list and count it"
-    )
+    on_error: Literal["stop", "skip"] = setting("stop", "at a bad image: stop, or leave it out, list and count it")
     verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
-    dry_run: bool = setting(False, "check the encoder and every image's path, say what it takes and how long, and stop")
+    dry_run: bool = setting(False, "check the encoder and every image's path, estimate space and time, and stop")
 
     @cross_check
     def knowledge_problems(self) -> Iterator[str]:
@@ -70,10 +68,10 @@ class IndexConfig(Settings):
 
 
 def run(config: IndexConfig) -> int:
-    """Build the index, or with `dry_run` say what would be built.
+    """Build the index, or with `dry_run` describe it.
 
     Returns:
-        How many images, or entries without a title, are left out.
+        The number of images and of entries without a title that are left out.
 
     Raises:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
@@ -104,7 +102,7 @@ def run(config: IndexConfig) -> int:
         if missing := missing_images(kb):
             told = f"{len(missing):,} of {sum(kb.image_counts()):,} images are missing, e.g. {'; '.join(missing[:3])}"
             if config.on_error == "stop":
-                raise UserError(f"{told}; mend them, or leave them out with `on_error: skip`")
+                raise UserError(f"{told}; fix them, or leave them out with `on_error: skip`")
             print(f"{told}; they would be left out")
         plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
         if config.test_pictures:

@@ -22,7 +22,7 @@ from reflectune.retrieval.stores.names import StoreName, store_setting
 
 
 class TextIndexConfig(Settings):
-    """What to index, how it is cut, with what, and where to."""
+    """Settings of an index of passages."""
 
     knowledge: InputFolder = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
     output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
@@ -31,47 +31,47 @@ class TextIndexConfig(Settings):
     )
     cut: Cut = setting("paragraphs", "passages: paragraphs, sections, windows of sentences, or words")
     size: int = setting(0, "words of a window or of a block of words; 0: the usual number", ge=0)
-    lead: Lead = setting("none", "what stands before each passage: nothing, or what the entry is")
+    lead: Lead = setting("none", "text before each passage: nothing, or a description of the entry")
     pooling: Pooling = setting("auto", "of the encoder: mean, last or cls; auto: as its model card says")
     similarity: Literal["auto", "cosine", "dot"] = setting("auto", "cosine or dot; auto: as its model card says")
-    query_prefix: str | None = setting(None, "put before each question; unset: what the model card says")
-    passage_prefix: str | None = setting(None, "put before each passage; unset: what the model card says")
+    query_prefix: str | None = setting(None, "prefix of each question; unset: the model card's")
+    passage_prefix: str | None = setting(None, "prefix of each passage; unset: the model card's")
     max_length: int | None = setting(None, "tokens beyond which a passage is cut; unset: the model card's", ge=1)
     token_budget: int = setting(16_384, "most tokens in one forward pass", ge=1)
     dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
-    shard_entries: int = setting(1024, "entries put on the disk together; what a crash costs at most", ge=1)
+    shard_entries: int = setting(1024, "entries in a shard, the most that a crash loses", ge=1)
     store: StoreName = store_setting()
     questions: InputFile = setting(
         "", "file of questions, one a line, by which an approximate search is set; empty: sentences of the passages"
     )
     device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
-    dry_run: bool = setting(False, "count the passages, try the encoder, say what it takes and how long, and stop")
+    dry_run: bool = setting(False, "count the passages, try the encoder, estimate space and time, and stop")
 
     @cross_check
     def input_problems(self) -> Iterator[str]:
-        """Yield the problems of what is read."""
+        """Yield the problems of the knowledge base and of the passages' size."""
         if self.knowledge and Path(self.knowledge).is_dir() and not Path(self.knowledge, "kb.json").is_file():
             yield f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder"
         if self.size and self.cut not in DEFAULT_SIZES:
             yield f"`size` means nothing for `cut: {self.cut}`; drop it"
 
     def settings(self) -> TextSettings:
-        """How the encoder reads; what is unset is its model card's."""
+        """Return the encoder's settings. Unset values are its model card's."""
         return text_settings(self.encoder, **{name: getattr(self, name) for name in TextSettings.__dataclass_fields__})
 
 
 def read_questions(path: str) -> list[str]:
-    """The lines of a file that aren't empty; none if no file is named.
+    """Return the lines of a file that aren't empty; none if no file is named.
 
     Raises:
-        UserError: The file has no line, or is no text in UTF-8.
+        UserError: The file is empty or not UTF-8.
     """
     if not path:
         return []
     try:
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
-        raise UserError(f"`questions`: {path} is no text in UTF-8: {error}") from error
+        raise UserError(f"`questions`: {path} is not UTF-8: {error}") from error
     if not (questions := [line for line in lines if line]):
         raise UserError(f"`questions`: {path} is empty; give one question a line")
     return questions

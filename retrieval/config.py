@@ -1,4 +1,4 @@
-"""What finds entries, an index or a file of ranked entities: keys that a command's config takes over."""
+"""Settings that name an index or a file of ranked entities, inherited by the configs of commands that retrieve."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from reflectune.models.names import EncoderName
 
 
 class IndexKeys(Settings):
-    """Keys of a config that name what finds entries; a command's own config class may inherit them."""
+    """Settings of the index or the ranked entities."""
 
-    index: str = setting("", "index folder over the data set's knowledge base; needed by what retrieves", hashed=False)
+    index: str = setting(
+        "", "index folder over the data set's knowledge base; needed by pipelines that retrieve", hashed=False
+    )
     encoder: EncoderName = setting("miniature/clip", "the encoder that the index was built with")
     ranked_entities: InputFile = setting(
         "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens", hashed=False
@@ -22,34 +24,34 @@ class IndexKeys(Settings):
 
     summary_share: float = setting(
         0.0,
-        "of what weighs on an entry's title so much goes to its summary; needs `build_index --summaries`",
+        "share of the title's weight that an entry's summary gets; needs `build_index --summaries`",
         ge=0,
         le=1,
     )
 
     @property
     def finds_entries(self) -> bool:
-        """Whether the keys name an index or ranked entities."""
+        """True if an index or ranked entities are named."""
         return bool(self.index or self.ranked_entities)
 
     @cross_check
     def index_problems(self) -> Iterator[str]:
         """Yield the problems of these keys. All may be unset."""
         if self.index and not Path(self.index, "manifest.json").is_file():
-            yield f"`index`: {self.index} has no manifest.json; build it with reflectune.retrieval.build_index"
+            yield f"`index`: {self.index} has no manifest.json; build it with `reflectune build_index`"
         if self.index and self.ranked_entities:
             yield "`index` and `ranked_entities` are both given; entries are found by one of them"
         if self.ranked_entities and self.summary_share:
             yield "`summary_share` needs an `index`; ranked entities have no summaries to weigh"
 
     def finder_fingerprint(self) -> str:
-        """Hash of what hits depend on beside the encoder and weights: the index's manifest, or the ranked entities."""
+        """Return the hash of the index's manifest or of the ranked entities."""
         return file_fingerprint(self.ranked_entities or Path(self.index, "manifest.json"))
 
 
 class RetrieverConfig(IndexKeys):
-    """Keys of a config that choose a retriever; a command's own config class may inherit them."""
+    """Settings of the retriever."""
 
     title_weight: float = setting(
-        0.5, "an entry's score: so much of its title's similarity, the rest its image's; eq. 3: 0.5", ge=0, le=1
+        0.5, "weight of the title's similarity in an entry's score, the rest is its image's; eq. 3: 0.5", ge=0, le=1
     )

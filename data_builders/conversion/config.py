@@ -1,4 +1,4 @@
-"""What a conversion reads, and how."""
+"""Settings of `convert`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ConvertConfig(Settings):
     name: str = setting("", "name of the data set; that of the output folder if unset")
     root: str = setting("", "folder that the paths below start from")
     questions: str = setting("", "reader of the questions, e.g. infoseek, evqa, own")
-    splits: dict[str, Any] = setting({}, "for each split its file, or a mapping of what a file is to the file")
+    splits: dict[str, Any] = setting({}, "file of each split, or a mapping of the roles of its files to the files")
     options: dict[str, Any] = setting({}, "the reader's own options")
-    metric: MetricChoice = setting("", "what answers are scored by, for dataset.json; the reader's own if unset")
-    images: str = setting("", "folder of the questions' images; unset: no images are wanted")
+    metric: MetricChoice = setting("", "metric of the answers, for dataset.json; the reader's own if unset")
+    images: str = setting("", "folder of the questions' images; unset: without images")
     knowledge: str = setting("", "reader of the knowledge base, e.g. wiki6m, evqa, own")
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")
@@ -35,7 +35,7 @@ class ConvertConfig(Settings):
     sample_knowledge: int = setting(
         -1, "keep the questions' own articles and that many others, drawn by seed; -1: all", ge=-1
     )
-    seed: Seed = setting(0, "seed of what is drawn")
+    seed: Seed = setting(0, "seed of the samples")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3"
     )
@@ -44,7 +44,7 @@ class ConvertConfig(Settings):
     )
     workers: int = setting(0, "processes; 0: one for each core", ge=0, le=4096)
     check: bool = setting(False, "read and validate everything, write nothing")
-    dry_run: bool = setting(False, "say what would be read and written, and stop")
+    dry_run: bool = setting(False, "describe the inputs and outputs, and stop")
 
     @cross_check
     def reader_problems(self) -> Iterator[str]:
@@ -77,11 +77,11 @@ class ConvertConfig(Settings):
         return self.dry_run or self.check
 
     def path(self, value: str) -> Path:
-        """A path of the config, with `root` before it unless it is absolute; `~` is the home folder."""
+        """Return a path of the config, below `root` unless it is absolute; `~` is the home folder."""
         return Path(self.root).expanduser() / Path(value).expanduser()
 
     def source(self, split: str) -> Any:
-        """What a split's reader is given: a path, or a mapping of paths (`load_dataset` is passed on as it is)."""
+        """Return the input of a split's reader: a path, a mapping of paths, or a mapping with `load_dataset`."""
         value = self.splits[split]
         if not isinstance(value, dict):
             return self.path(str(value))
@@ -90,18 +90,18 @@ class ConvertConfig(Settings):
         return {key: self.path(str(path)) for key, path in value.items()}
 
     def chosen(self) -> list[str]:
-        """The splits to convert."""
+        """Return the splits to convert."""
         return self.split or list(self.splits)
 
     def question_files(self, split: str) -> list[Path]:
-        """The files and folders that a split is read from."""
+        """Return the files and folders of a split."""
         source = self.source(split)
         if isinstance(source, Path):
             return [source]
         return [] if "load_dataset" in source else list(source.values())
 
     def question_paths(self) -> list[Path]:
-        """The files and folders of all chosen splits."""
+        """Return the files and folders of all chosen splits."""
         return [path for split in self.chosen() for path in self.question_files(split)]
 
     def what_decides(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class ConvertConfig(Settings):
         return {**kept, **({"metric": self.metric} if self.metric else {}), "seed": seed}
 
     def scored_by(self) -> str:
-        """The metric for dataset.json; "" if neither the config nor the reader says one."""
+        """Return the metric for dataset.json; "" if neither the config nor the reader names one."""
         return self.metric or METRIC_OF.get(self.questions, "")
 
     @cross_check
@@ -126,11 +126,15 @@ class ConvertConfig(Settings):
         named = [self.path(folder) for folder in (self.images, self.knowledge_images) if folder]
         sources = {path.resolve() for path in read}
         if output in sources or any(folder.is_dir() for folder in sources & set(output.parents)):
-            return [f"`output`: {self.output} lies in a folder that is read; choose another folder"]
+            return [f"`output`: {self.output} lies in an input folder; choose a different one"]
         inside = sorted(
             path for path in sources | {path.resolve() for path in named} if output in {path, *path.parents}
         )
-        return [f"`output`: {self.output} holds {inside[0]}, which is read; choose another folder"] if inside else []
+        return (
+            [f"`output`: {self.output} holds {inside[0]}, which is an input; choose a different folder"]
+            if inside
+            else []
+        )
 
     @cross_check
     def question_problems(self) -> list[str]:
@@ -138,7 +142,7 @@ class ConvertConfig(Settings):
         if not self.questions:
             return ["`splits` is set and `questions` is not: name the reader"] if self.splits else []
         if self.questions not in QUESTIONS:
-            return [f"`questions`: there is no reader {self.questions!r}; there are {', '.join(QUESTIONS)}"]
+            return [f"`questions`: unknown reader {self.questions!r}; there are {', '.join(QUESTIONS)}"]
         issues = option_problems(self.questions, self.options)
         if not self.splits:
             issues.append("`splits` is needed: for each split its file")
@@ -163,7 +167,7 @@ class ConvertConfig(Settings):
             lonely = [name for name in ("knowledge_source", "knowledge_images") if getattr(self, name)]
             return [f"`{name}` is set and `knowledge` is not: name the reader" for name in lonely]
         if self.knowledge not in KNOWLEDGE:
-            return [f"`knowledge`: there is no reader {self.knowledge!r}; there are {', '.join(KNOWLEDGE)}"]
+            return [f"`knowledge`: unknown reader {self.knowledge!r}; there are {', '.join(KNOWLEDGE)}"]
         if not self.knowledge_source:
             return ["`knowledge_source` is needed: the knowledge base's file"]
         source = self.path(self.knowledge_source)

@@ -1,4 +1,4 @@
-"""The keys of a config that has features of a frozen vision tower cached."""
+"""Settings of the cache of a frozen vision tower's features."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class FeatureKeys(Settings):
-    """Where features of pictures are kept, and how precisely."""
+    """Settings of the cache of vision features."""
 
     cache_features: OutputFolder = setting(
         "",
         "folder for the features of a frozen vision tower, which then reads each picture once; shared by runs",
         hashed=False,
     )
-    cache_dtype: CacheDtype = setting("auto", "precision of those features; auto: as the tower puts them out")
+    cache_dtype: CacheDtype = setting("auto", "precision of the cached features; auto: the tower's output dtype")
 
     def feature_problems(self, trained_towers: frozenset[str]) -> list[str]:
-        """What is wrong with caching while these towers train, one sentence each."""
+        """Return the problems of caching while these towers train, one sentence each."""
         if self.cache_dtype != "auto" and not self.cache_features:
             return ["`cache_dtype` needs `cache_features`: a folder for the features"]
         if self.cache_features and "vision_tower" in trained_towers:

@@ -1,4 +1,4 @@
-"""Which reranker: keys that a command's config takes over, and the settings that they stand for."""
+"""Settings of the reranker, inherited by the configs of commands that rerank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Kind = Literal["words", "embedding", "cross_encoder", "q_former"]
 
 
 class RerankerConfig(Settings):
-    """Keys of a config that choose a reranker; a command's own config class may inherit them."""
+    """Settings of the reranker."""
 
     reranker: Kind = setting(
         "words",
-        "what picks passages: words (BM25), embedding (a text retriever), cross_encoder, or q_former (EchoSight)",
+        "reranker of passages: words (BM25), embedding (a text retriever), cross_encoder, or q_former (EchoSight)",
     )
     reranker_model: EncoderName = setting(
         "",
@@ -30,8 +30,8 @@ class RerankerConfig(Settings):
     reranker_similarity: Literal["auto", "cosine", "dot"] = setting(
         "auto", "embedding: cosine or dot; auto: as its model card says"
     )
-    reranker_query_prefix: str = setting("", "put before each question; unset: what the model card says")
-    reranker_passage_prefix: str = setting("", "put before each passage; unset: what the model card says")
+    reranker_query_prefix: str = setting("", "prefix of each question; unset: the model card's")
+    reranker_passage_prefix: str = setting("", "prefix of each passage; unset: the model card's")
     reranker_max_length: int | None = setting(
         None, "tokens beyond which a passage is cut for scoring; unset: the model card's", ge=1
     )
@@ -39,7 +39,7 @@ class RerankerConfig(Settings):
     reranker_dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
 
     def reranker_settings(self) -> TextSettings:
-        """The settings that these keys stand for; what is unset is the model's preset's, if any, else the usual."""
+        """Return the encoder's settings. Unset values are those of the model's preset, or the defaults."""
         return text_settings(
             self.reranker_model,
             pooling=self.reranker_pooling,

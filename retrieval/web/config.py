@@ -1,4 +1,4 @@
-"""The keys of a search tool, and what is wrong with them."""
+"""Settings of the web search tool."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from reflectune.models.remote.endpoint import Endpoint, key_problem
 
 
 def search_address(url: str) -> str:
-    """Why this can't be a search server's address, to be read after the key's name; "" if it can be, or is unset.
+    """Return a problem if this can't be a search server's address.
 
-    What is sent in the clear, a query made of somebody's picture and question among it, is for this machine and for
-    private networks.
+    Plain http is for this machine and private networks only: a query holds a user's picture and question.
     """
     if not url:
         return ""
@@ -34,7 +33,7 @@ SearchAddress = Annotated[str, checked_by(search_address)]
 
 
 class WebConfig(Settings):
-    """The keys of a YAML that name a search tool; a config that needs one inherits them."""
+    """Settings of the web search tool."""
 
     web_url: SearchAddress = setting(
         "",
@@ -53,7 +52,7 @@ class WebConfig(Settings):
 
     @property
     def web_place(self) -> str:
-        """The server's address without its secrets, for fingerprints; "" for the local tool."""
+        """The server's address without its secrets, for fingerprints; "" for the text index."""
         return shown_url(self.web_url) if self.web_url else ""
 
     @cross_check
@@ -65,7 +64,7 @@ class WebConfig(Settings):
         return [f"the API key that `web_key_variable` names {problem}; set it again, as one line"] if problem else []
 
     def web_endpoint(self) -> Endpoint:
-        """The server, with the key read from the environment."""
+        """Return the server, with the key from the environment."""
         return Endpoint(
             url=self.web_url,
             model="",
@@ -81,7 +80,7 @@ class WebConfig(Settings):
 
 
 def _is_near(host: str) -> bool:
-    """Whether a host is this machine, or an address of a private network."""
+    """Return True if a host is this machine or on a private network."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
         return address.is_loopback or address.is_private
