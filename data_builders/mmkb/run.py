@@ -47,7 +47,7 @@ def run(config: DeriveConfig) -> str:
     `proofread_{split}.html`. Other splits of the folder stay in the manifest and in the statistics.
 
     Raises:
-        UserError: The probes are of a different data set, the folder holds other data, or there is no label.
+        UserError: The probes are of a different data set, the folder holds other data, or no label is found.
     """
     dataset, probed = Dataset(Path(config.dataset)), read_settings(config.probes, **_PROBED)
     if probed["dataset"] != dataset.fingerprint:

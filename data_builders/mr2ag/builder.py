@@ -124,10 +124,6 @@ class ExampleBuilder:
         self._ranked: dict[str, Sequence[str]] = {}
         self._passages = functools.lru_cache(maxsize=8192)(self._split)
 
-    def with_annotator(self, annotate: Annotator) -> ExampleBuilder:
-        """Return a builder with a different annotator and without a retriever."""
-        return ExampleBuilder(self._dataset, None, annotate, self._settings, self._roots, self._blank)
-
     def images_to_search(self, questions: Sequence[Question]) -> list[Question]:
         """Return the first valid question about each image, except the black one; none without a retriever."""
         if self._retriever is None:

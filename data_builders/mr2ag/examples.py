@@ -193,7 +193,7 @@ class _PassageSampler:
         return self.shuffled(relevant)[:count]
 
     def why_none(self) -> str:
-        """Return the reason why there is no evidence."""
+        """Return the reason for missing evidence."""
         if (self.without_answer or self.unclear) and is_yes_or_no(self.question):
             return YES_OR_NO
         if self.without_answer:

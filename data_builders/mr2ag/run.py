@@ -20,9 +20,9 @@ from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
-from reflectune.data_builders.mr2ag.asking import estimate
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
 from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.cost import estimate
 from reflectune.data_builders.mr2ag.proofread import page_article
 from reflectune.data_builders.mr2ag.selection import image_roots, select_questions
 from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary

@@ -24,8 +24,8 @@ document.querySelector("main").addEventListener("click", (event) => {
   if (!button) return;
   const label = button.closest(".label");
   label.dataset.verdict = label.dataset.verdict === button.value ? "" : button.value;
-  for (const each of label.querySelectorAll("button")) {
-    each.setAttribute("aria-pressed", String(each.value === label.dataset.verdict));
+  for (const other of label.querySelectorAll("button")) {
+    other.setAttribute("aria-pressed", String(other.value === label.dataset.verdict));
   }
   refresh();
 });

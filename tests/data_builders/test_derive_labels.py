@@ -239,9 +239,9 @@ def test_trained_scores_order_the_reply(config: Callable[..., DeriveConfig], tmp
 
         pq.write_table(pa.Table.from_pylist(rows), path)
     mct = branches(config(rel_scores=str(path)))["looked_up"][-1]
-    kept = [mct.documents[number - 1].index for number in read_reply(mct.reply, len(mct.documents)).keep]
+    ordered = [mct.documents[number - 1].index for number in read_reply(mct.reply, len(mct.documents)).keep]
 
-    assert kept == [2, 1]
+    assert ordered == [2, 1]
 
 
 def test_unreadable_scores_are_refused(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_other_data_is_refused(config: Callable[..., DeriveConfig], tmp_path: Pa
         run(made)
 
 
-def test_another_split_is_added_to_the_folder(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
+def test_a_second_split_is_added_to_the_folder(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
     first = config()
     run(first)
     train = {name: Path(first.output, name).read_bytes() for name in ("train.parquet", "reflection.json")}

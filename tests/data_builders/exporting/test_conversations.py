@@ -17,7 +17,7 @@ OTHER = Passage("l", 0, 0, "Lake", "", "", "It is deep.")
 KNOWLEDGE = ReflectionExample("k", "i.png", "When?", True, branches=(Branch(GOLD, True, "1872"), Branch(OTHER, False)))
 READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
 SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
-LOOKED = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
+VISUAL = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
 
 
 def turns_of(example: ReflectionExample | PromptedExample, masking: Masking) -> list[list[tuple[str, bool]]]:
@@ -26,7 +26,7 @@ def turns_of(example: ReflectionExample | PromptedExample, masking: Masking) -> 
     return [[(message.text, message.supervised) for message in row.messages] for row in rows]
 
 
-def test_a_passage_is_a_conversation_as_the_paper_has_it() -> None:
+def test_a_passage_is_a_conversation_as_in_the_paper() -> None:
     first, second = turns_of(KNOWLEDGE, "none")
 
     assert [text for text, _ in first] == [
@@ -39,7 +39,7 @@ def test_a_passage_is_a_conversation_as_the_paper_has_it() -> None:
 
 
 @pytest.mark.parametrize(("masking", "times"), [("last_turn", 1), ("per_turn", 1), ("none", 2)])
-def test_retrieval_counts_once_for_a_question_where_the_layout_can_say_so(masking: Masking, times: int) -> None:
+def test_retrieval_counts_once_per_question_if_the_layout_allows_it(masking: Masking, times: int) -> None:
     turns = [turn for row in turns_of(KNOWLEDGE, masking) for turn in row]
 
     assert turns.count(("[Retrieval]", True)) == times
@@ -55,16 +55,16 @@ def test_where_a_rows_last_turn_counts_alone_no_other_is_marked() -> None:
 
 
 @pytest.mark.parametrize("masking", ["last_turn", "per_turn", "none"])
-def test_a_free_answer_by_looking_is_one_turn_as_the_paper_has_it(masking: Masking) -> None:
-    looked = replace(LOOKED, answer="A blue one.", style="free")
+def test_a_free_answer_without_retrieval_is_one_turn_as_in_the_paper(masking: Masking) -> None:
+    looked = replace(VISUAL, answer="A blue one.", style="free")
 
     assert turns_of(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
 
 
 TALK = replace(
-    LOOKED, answer="A blue one.", style="free", follow_ups=(FollowUp("Big?", "Yes."), FollowUp("Why?", "So."))
+    VISUAL, answer="A blue one.", style="free", follow_ups=(FollowUp("Big?", "Yes."), FollowUp("Why?", "So."))
 )
-SAID = [
+TURNS = [
     *[("Which colour?", False), ("[No Retrieval] A blue one.", True)],
     *[("Big?", False), ("[No Retrieval] Yes.", True), ("Why?", False), ("[No Retrieval] So.", True)],
 ]
@@ -72,37 +72,37 @@ SAID = [
 
 @pytest.mark.parametrize("masking", ["per_turn", "none"])
 def test_a_conversation_is_one_row_with_each_reply_supervised(masking: Masking) -> None:
-    assert turns_of(TALK, masking) == [SAID]
+    assert turns_of(TALK, masking) == [TURNS]
 
 
 def test_where_a_rows_last_turn_counts_alone_a_conversation_is_a_row_a_round() -> None:
     rows = turns_of(TALK, "last_turn")
 
-    assert [[text for text, _ in row] for row in rows] == [[text for text, _ in SAID[:count]] for count in (2, 4, 6)]
+    assert [[text for text, _ in row] for row in rows] == [[text for text, _ in TURNS[:count]] for count in (2, 4, 6)]
     assert [[supervised for _, supervised in row].index(True) for row in rows] == [1, 3, 5]
 
 
 @pytest.mark.parametrize(("style", "instruction"), [("short", SHORT), ("list", LIST)])
 @pytest.mark.parametrize("masking", ["per_turn", "none"])
-def test_a_word_found_by_looking_is_asked_for_behind_the_gate(
+def test_a_short_answer_without_retrieval_has_a_turn_of_its_own(
     masking: Masking, style: AnswerStyle, instruction: str
 ) -> None:
     gate, short_answer = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
 
-    assert turns_of(replace(LOOKED, style=style), masking) == [[*gate, *short_answer]]
+    assert turns_of(replace(VISUAL, style=style), masking) == [[*gate, *short_answer]]
 
 
 def test_no_retrieval_counts_where_only_a_rows_last_turn_does() -> None:
     """[No Retrieval] gets a row of its own, as [Retrieval] does: an unsupervised gate would never be learned."""
     question, instruction = ("Which colour?", False), (SHORT, False)
 
-    assert turns_of(LOOKED, "last_turn") == [
+    assert turns_of(VISUAL, "last_turn") == [
         [question, ("[No Retrieval]", True)],
         [question, ("[No Retrieval]", False), instruction, ("blue", True)],
     ]
 
 
-def test_each_of_mmkb_rags_tasks_is_one_turn_behind_the_question() -> None:
+def test_each_task_of_mmkb_rag_is_one_turn_after_the_question() -> None:
     tasks = (
         PromptedBranch("ret", role="retrieve"),
         PromptedBranch("srt", (GOLD,), role="irrelevant"),

@@ -118,8 +118,8 @@ def test_mmkb_rags_tasks_are_rows_of_one_turn(prompted: Path, tmp_path: Path, to
     assert record["rows"] == {"train": 7}
     file = output / record["files"]["train"]
     rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
-    said = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
-    assert said[:4] == ["[Ret]", "[Rel]", "[NoRel]", "1. It was founded in 1872."]
+    replies = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
+    assert replies[:4] == ["[Ret]", "[Rel]", "[NoRel]", "1. It was founded in 1872."]
     assert all(len(_turns(row)) == 2 for row in rows)
     assert (output / "tokens.txt").read_text().splitlines() == list(MMKB_RAG.tokens.values())
 
@@ -131,8 +131,8 @@ def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to
     rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
     readme = (output / "README.md").read_text(encoding="utf-8")
 
-    said = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
-    assert said == ["1872", "1872", "blue && red", "It is a lake."]
+    replies = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
+    assert replies == ["1872", "1872", "blue && red", "It is a lake."]
     assert all(len(_turns(row)) == 2 for row in rows)
     assert "must be single tokens" not in readme
     assert "scheme=" not in readme

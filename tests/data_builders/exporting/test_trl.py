@@ -65,7 +65,7 @@ def test_trls_own_parser_takes_the_yaml(reflected: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_trl_trains_on_what_our_trainer_trains_on(reflected: Path, tmp_path: Path, family: str) -> None:
+def test_trl_and_our_trainer_supervise_the_same_tokens(reflected: Path, tmp_path: Path, family: str) -> None:
     """TRL reads and supervises the same tokens, `[Retrieval]` once. Examples with forged tokens are left out."""
     from trl import SFTConfig, SFTTrainer
 

@@ -19,7 +19,7 @@ def read(path: Path) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("count", [0, 1, 3, 2 * ROW_GROUP + 1])
-def test_what_is_written_is_read_back(tmp_path: Path, suffix: str, count: int) -> None:
+def test_written_rows_are_read_back(tmp_path: Path, suffix: str, count: int) -> None:
     rows = [{"n": i} for i in range(count)]
 
     with open_writer(tmp_path / f"rows{suffix}", SCHEMA) as writer:

@@ -47,8 +47,10 @@ def test_the_numbers_name_the_relevant_documents_and_the_share_is_tau(right: lis
     if sum(right) < 2:
         assert mct is None
         return
-    kept = [mct.documents[number - 1].id for number in mct.keep]
-    assert kept == [document.passage.id for document, is_right in zip(made.documents, right, strict=True) if is_right]
+    relevant = [mct.documents[number - 1].id for number in mct.keep]
+    assert relevant == [
+        document.passage.id for document, is_right in zip(made.documents, right, strict=True) if is_right
+    ]
     assert len({passage.id for passage in mct.documents}) == len(mct.documents)
     assert mct.mixed_in == min(mct.expected, right.count(False))
     assert abs(mct.expected - tau / 100 * (mct.expected + sum(right))) <= 0.5 / (1 - tau / 100)

@@ -117,7 +117,7 @@ def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
     assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike"]
 
 
-def test_of_yes_and_no_a_search_for_words_tells_nothing_and_an_annotator_does() -> None:
+def test_only_an_annotator_finds_evidence_of_yes_or_no() -> None:
     asked = replace(QUESTION, text="Is it old?", answers=("no",), evidence=())
     article = [passage("gold", 0, "History", "There is no older tower."), passage("gold", 1, "People", "No one came.")]
 
@@ -142,7 +142,7 @@ def test_evidence_beyond_the_number_of_positives_is_left_out() -> None:
     assert [branch.source for branch in result.example.branches] == ["gold", "gold"]
 
 
-def test_without_a_passage_of_the_same_heading_another_of_the_entry_is_taken() -> None:
+def test_without_a_passage_under_the_same_heading_any_of_the_entry_is_taken() -> None:
     ranked = [[passage("rank0", 1, "Size", "It is tall.")]]
 
     result = build(
@@ -200,7 +200,7 @@ def test_a_random_entry_is_never_the_questions_own() -> None:
 
 
 @given(seed=st.integers(0, 50), same=st.integers(0, 4), retrieved=st.integers(0, 4), extra=st.integers(0, 4))
-def test_any_recipe_gives_distinct_strict_and_repeatable_passages(
+def test_any_settings_give_distinct_strict_and_repeatable_passages(
     seed: int, same: int, retrieved: int, extra: int
 ) -> None:
     settings = PassageSettings(
@@ -280,7 +280,7 @@ NOTHING_ELSE = PassageSettings(positives=9, negatives_same_article=9, negatives_
         ("off", {0, 1}, {2, 3}),
     ],
 )
-def test_the_string_filter_takes_out_what_would_be_a_wrong_label(
+def test_the_string_filter_rejects_wrong_labels(
     string_filter: StringFilter, relevant: set[int], irrelevant: set[int]
 ) -> None:
     settings = NOTHING_ELSE.model_copy(update={"string_filter": string_filter})
@@ -295,7 +295,7 @@ def test_the_string_filter_takes_out_what_would_be_a_wrong_label(
     assert result.answer_elsewhere == (0 if string_filter == "off" else 1)
 
 
-def test_what_is_unclear_is_neither_evidence_nor_a_negative() -> None:
+def test_an_unclear_passage_is_neither_evidence_nor_a_negative() -> None:
     annotate = says("relevant", "unclear", "unclear", "irrelevant")
 
     result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE.model_copy(update={"string_filter": "off"}), annotate)
@@ -313,13 +313,13 @@ def test_what_is_unclear_is_neither_evidence_nor_a_negative() -> None:
         (("irrelevant", "relevant", "unclear", "irrelevant"), NO_ANSWER_IN_EVIDENCE),
     ],
 )
-def test_the_reason_says_why_there_is_no_example(labels: Sequence[str], reason: str) -> None:
+def test_a_missing_example_has_a_reason(labels: Sequence[str], reason: str) -> None:
     result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
 
     assert (result.example, result.reason) == (None, reason)
 
 
-def test_a_negative_with_a_part_of_a_list_goes_only_if_asked_for() -> None:
+def test_a_negative_with_an_item_of_a_list_is_rejected_by_strict_parts() -> None:
     listed = Question("q1", "i.png", "Who?", ("Ada && Ben",), answer_type="multi_answer", entity_ids=("gold",))
     article = [passage("gold", 0, "", "Ada and Ben."), passage("gold", 1, "", "Ada."), passage("gold", 2, "", "Cid.")]
 

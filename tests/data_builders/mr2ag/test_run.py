@@ -55,7 +55,7 @@ def visual_question(number: int) -> Question:
 
 
 class Neighbours:
-    """Ranks the entries in the order of their numbers, for every image."""
+    """A retriever that ranks the entries by their numbers for every image."""
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         ranked = [Hit(f"e{i}", 1 - i / 100, i, "", "kb", {}) for i in range(top_n)]
@@ -198,7 +198,7 @@ def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., Buil
     ]
 
 
-def test_another_data_set_is_not_mixed_in(config: Callable[..., BuildConfig], folder: Path, tmp_path: Path) -> None:
+def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], folder: Path, tmp_path: Path) -> None:
     build(config())
     folder.rename(tmp_path / "moved")
 
@@ -247,7 +247,7 @@ def test_a_question_without_evidence_is_left_out_and_counted(config: Callable[..
     assert numbers["bad_rows"] == []
 
 
-def test_a_split_that_gives_nothing_is_an_error(
+def test_a_split_without_an_example_is_an_error(
     config: Callable[..., BuildConfig], folder: Path, tmp_path: Path
 ) -> None:
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), answers=("1066",))])
@@ -426,7 +426,7 @@ def llm_arguments(run: BuildConfig, url: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
+def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     config: Callable[..., BuildConfig],
     folder: Path,
     tmp_path: Path,
@@ -469,7 +469,9 @@ def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
     assert numbers["annotator"]["cost"] == pytest.approx(numbers["annotator"]["prompt_tokens"] / 1e6)
 
 
-def test_a_dry_run_with_an_llm_asks_nobody(config: Callable[..., BuildConfig], stub_server: Callable[..., Any]) -> None:
+def test_a_dry_run_with_an_llm_sends_no_request(
+    config: Callable[..., BuildConfig], stub_server: Callable[..., Any]
+) -> None:
     server = stub_server(judge)
     run = config(annotator="llm", llm_url=server.url, llm_model="stub", known_sections=False, llm_input_price=1.0)
 

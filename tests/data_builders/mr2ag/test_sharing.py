@@ -162,7 +162,7 @@ def test_the_others_only_search_where_a_server_is_asked(
     assert files(shared)["train.parquet"] == files(alone)["train.parquet"]
 
 
-def test_a_picture_whose_first_question_is_bad_is_searched_for_by_the_next(
+def test_an_image_whose_first_question_is_bad_is_searched_for_by_the_next(
     config: Callable[..., BuildConfig], folder: Path
 ) -> None:
     questions = Dataset(folder).questions("train")

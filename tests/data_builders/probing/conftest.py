@@ -1,4 +1,4 @@
-"""A tiny world with an index and the miniature that reads it, for tests of probing."""
+"""A tiny world with an index, and the miniature, for tests of probing."""
 
 from __future__ import annotations
 

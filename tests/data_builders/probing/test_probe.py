@@ -34,7 +34,7 @@ def prober(loaded: Loaded, generation: GenerationSettings = SHORT, budget: int =
 
 @pytest.fixture(scope="module")
 def questions(world: Path) -> list[tuple[Question, Image.Image, list[Document]]]:
-    """Knowledge-based questions with the passages of their own entity, and a visual one with none."""
+    """Return knowledge-based questions with the passages of their own entity, and a visual one without any."""
     dataset = Dataset(world)
     every = dataset.questions("train")
     unknown = [q for q in every if q.requires_retrieval and q.meta["famous"] == "no"]  # the base doesn't know them
@@ -50,11 +50,11 @@ def questions(world: Path) -> list[tuple[Question, Image.Image, list[Document]]]
 
 def probes(loaded: Loaded, questions: list, generation: GenerationSettings = SHORT, budget: int = 4096) -> list[Probe]:
     question_prober = prober(loaded, generation, budget)
-    return question_prober.probe([question_prober.prepare(*each) for each in questions])
+    return question_prober.probe([question_prober.prepare(*question) for question in questions])
 
 
 def test_every_answer_is_that_of_the_whole_prompt_read_alone(llava: Loaded, questions: list) -> None:
-    """The engine's plain prompt is what `Renderer.plain` writes, so naive RAG reads the same."""
+    """Compare each branch with the prompt of `Renderer.plain`, which naive RAG reads."""
     engine = PrefixEngine(llava)
     for (question, image, documents), probe in zip(questions, probes(llava, questions), strict=True):
         contexts = [[], *([document.passage] for document in documents)]
@@ -74,15 +74,13 @@ def test_every_answer_is_that_of_the_whole_prompt_read_alone(llava: Loaded, ques
         assert logs == pytest.approx([sum(log_probs) for log_probs in scored], abs=1e-3)
 
 
-def test_what_a_model_thinks_before_it_answers_is_no_part_of_its_answer(
-    llava: Loaded, questions: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thoughts_are_removed_from_an_answer(llava: Loaded, questions: list, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = probes(llava, questions[:2])
     generate = PrefixEngine.generate
 
     def thinking(*args, **kwargs) -> list[Generation]:
         made = generate(*args, **kwargs)
-        return [dataclasses.replace(each, text=f"<think>Is it so?</think> {each.text}") for each in made]
+        return [dataclasses.replace(reply, text=f"<think>Is it so?</think> {reply.text}") for reply in made]
 
     monkeypatch.setattr(PrefixEngine, "generate", thinking)
     assert probes(llava, questions[:2]) == expected
@@ -96,7 +94,7 @@ def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> No
 
 
 @pytest.mark.parametrize("summary", ["none", "sentences", "words"])
-def test_company_order_and_budget_do_not_matter(llava: Loaded, questions: list, summary: str) -> None:
+def test_batch_order_and_budget_do_not_matter(llava: Loaded, questions: list, summary: str) -> None:
     generation = GenerationSettings(max_new_tokens=8, samples=2, summary=summary, max_summary_tokens=8)
     together = probes(llava, questions, generation)
     backwards = probes(llava, questions[::-1], generation, budget=200)[::-1]
@@ -108,7 +106,7 @@ def test_company_order_and_budget_do_not_matter(llava: Loaded, questions: list, 
         assert [document.sentence for document in one.documents] == [document.sentence for document in other.documents]
 
 
-def test_answers_are_drawn_beside_the_greedy_one_by_the_questions_seed(llava: Loaded, questions: list) -> None:
+def test_drawn_answers_follow_the_greedy_one_by_the_questions_seed(llava: Loaded, questions: list) -> None:
     drawn = GenerationSettings(max_new_tokens=8, samples=3, temperature=2.0, summary="none")
     plain, made = probes(llava, questions), probes(llava, questions, drawn)
     other = probes(llava, questions, drawn.model_copy(update={"seed": 1}))

@@ -22,7 +22,7 @@ def twenty(tmp_path: Path) -> Dataset:
     return dataset(tmp_path, [Question(f"q{i}", "i.png", "What?", requires_retrieval=i % 2 == 0) for i in range(20)])
 
 
-def test_what_the_model_was_trained_on_is_left_out(twenty: Dataset) -> None:
+def test_training_questions_are_left_out(twenty: Dataset) -> None:
     every = [q.id for q in select_questions(twenty, "train", seed=3)]
     without = {"q3", "q4", "another's"}
 
@@ -59,17 +59,17 @@ ASKED = [
 ]
 
 
-def test_what_asks_a_fact_that_the_model_was_trained_on_can_be_left_out(tmp_path: Path) -> None:
-    told, tuned = dataset(tmp_path, ASKED), {"tuned", "tuned by looking"}
+def test_questions_on_training_facts_can_be_left_out(tmp_path: Path) -> None:
+    asked, tuned = dataset(tmp_path, ASKED), {"tuned", "tuned by looking"}
 
-    by_question = {q.id for q in select_questions(told, "train", without=tuned)}
-    by_fact = {q.id for q in select_questions(told, "train", without=tuned, without_facts=True)}
+    by_question = {q.id for q in select_questions(asked, "train", without=tuned)}
+    by_fact = {q.id for q in select_questions(asked, "train", without=tuned, without_facts=True)}
     assert by_question == {q.id for q in ASKED} - tuned
     assert by_question - by_fact == {"again", "by another name", "two hops"}
 
 
 def test_a_fact_is_left_out_whichever_part_it_was_tuned_in(tmp_path: Path) -> None:
-    told = dataset(tmp_path, [*ASKED, about("of the same part", "Chad", "Paris")])
+    asked = dataset(tmp_path, [*ASKED, about("of the same part", "Chad", "Paris")])
     first = Dataset(tmp_path, "1/2")  # Gallia's and Chad's, not France's
 
     assert {q.id for q in select_questions(first, "train")} == {"two hops", "of the same part"}
@@ -78,7 +78,7 @@ def test_a_fact_is_left_out_whichever_part_it_was_tuned_in(tmp_path: Path) -> No
     only = dataset(tmp_path / "only", ASKED[:1] + ASKED[2:4])
     with pytest.raises(UserError, match="tuned on all 3 questions of train that could be asked, or on the facts"):
         select_questions(only, "train", without={"tuned"}, without_facts=True)
-    assert select_questions(told, "train", without_facts=True) == select_questions(told, "train")
+    assert select_questions(asked, "train", without_facts=True) == select_questions(asked, "train")
 
 
 def test_data_of_other_questions_leave_nothing_out_and_are_refused(twenty: Dataset) -> None:
@@ -94,7 +94,7 @@ def test_a_question_that_names_no_entity_is_about_its_image() -> None:
     assert facts(Question("q", "a.png", "How high?", range=(9.0, 11.5))) == {("a.png", "9.0 to 11.5")}
 
 
-def test_a_higher_limit_adds_to_what_a_lower_one_takes(twenty: Dataset) -> None:
+def test_a_higher_limit_adds_to_the_questions_of_a_lower_one(twenty: Dataset) -> None:
     every = [q.id for q in select_questions(twenty, "train", seed=3)]
 
     assert sorted(every) == sorted(q.id for q in twenty.questions("train"))
@@ -116,9 +116,9 @@ def test_answers_in_sentences_are_left_out_and_counted(tmp_path: Path) -> None:
     mixed = [
         Question(f"q{i}", "i.png", "What?", answer_type=kind, requires_retrieval=i != 1) for i, kind in enumerate(kinds)
     ]
-    told = dataset(tmp_path / "mixed", mixed)
-    assert {q.id for q in select_questions(told, "train")} == {"q0", "q2"}
-    assert (count_free_form(told, "train"), count_free_form(told, "train", visual=False)) == (2, 1)
+    asked = dataset(tmp_path / "mixed", mixed)
+    assert {q.id for q in select_questions(asked, "train")} == {"q0", "q2"}
+    assert (count_free_form(asked, "train"), count_free_form(asked, "train", visual=False)) == (2, 1)
 
     only = dataset(tmp_path / "only", mixed[1::2])
     with pytest.raises(UserError, match="nothing to probe in train but 2 free-form questions, whose answers no metric"):

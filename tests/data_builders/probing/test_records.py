@@ -69,7 +69,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "problem"),
     [
         (
             Probe("q1", gold_log_prob=float("inf")),
@@ -85,9 +85,9 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     ],
     ids=["gold", "reply", "too right", "not a number", "score"],
 )
-def test_a_number_that_no_probe_has_is_refused(tmp_path: Path, broken: Probe, said: str) -> None:
+def test_a_number_out_of_range_is_refused(tmp_path: Path, broken: Probe, problem: str) -> None:
     path = tmp_path / "probes.parquet"
     pq.write_table(pa.Table.from_pylist([to_row(broken)], schema=schema_of(Probe)), path)
 
-    with pytest.raises(UserError, match=f"probes.parquet is not a readable probe file: .*{said}"):
+    with pytest.raises(UserError, match=f"probes.parquet is not a readable probe file: .*{problem}"):
         list(stream_probe_file(path))

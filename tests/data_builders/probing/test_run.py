@@ -181,7 +181,7 @@ def test_killed_runs_end_as_one_that_was_not(
     start_program: Callable[..., Any],
     start_launch: Callable[..., Any],
 ) -> None:
-    """`kill -9` as soon as rows appear, twice; with two processes the second start has one, the last two again."""
+    """Kill twice as soon as rows appear. With two processes, the second start has one, the last has two again."""
 
     def start(count: int) -> Any:
         if count == 1:

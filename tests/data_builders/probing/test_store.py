@@ -55,7 +55,7 @@ def test_order_processes_and_interruptions_leave_the_same_files(
     assert [stored.question_id for stored in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
 
 
-def test_what_is_answered_is_known_from_every_log_and_from_sealed_files(tmp_path: Path) -> None:
+def test_answered_questions_are_known_from_every_log_and_from_sealed_files(tmp_path: Path) -> None:
     fill(tmp_path, [1, 2])
     seal(tmp_path)
     fill(tmp_path, [3], process=1)
@@ -99,14 +99,14 @@ def test_a_log_that_outlived_its_sealing_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "problem"),
     [({"metric": "vqa"}, "`metric` was 'infoseek', is now 'vqa'"), ({"new": 1}, "`new` was None, is now 1")],
 )
-def test_other_settings_are_refused_and_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+def test_other_settings_are_refused_and_named(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
     fill(tmp_path, [1])
     with pytest.raises(UserError, match="begun with other settings") as caught:
         begin(tmp_path, {**SETTINGS, **changes})
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "model" not in str(caught.value)
 
 
@@ -140,7 +140,7 @@ def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
 
 
 def test_a_question_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """As a copied row makes it: its labels would count twice."""
+    """A copied row would count its labels twice."""
     fill(tmp_path, [1, 2])
     seal(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")

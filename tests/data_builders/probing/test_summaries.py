@@ -23,7 +23,7 @@ ELSEWHERE = "Guides like to tell the story."
 
 @pytest.fixture(scope="module")
 def probe(llava: Loaded, world: Path):
-    """Probes a question with its entity's own passages twice, each with a sentence before it that says nothing."""
+    """Return a function that probes a question with its entity's passages twice, each after an unrelated sentence."""
     dataset = Dataset(world)
 
     def make(question: Question, generation: GenerationSettings) -> Probe:
@@ -40,7 +40,7 @@ def probe(llava: Loaded, world: Path):
 
 @pytest.fixture(scope="module")
 def several(probe, world: Path) -> Question:
-    """A question that two documents turn from wrong to right."""
+    """Return a question that two documents turn from wrong to right."""
     for question in Dataset(world).questions("train"):
         if question.requires_retrieval:
             labels = srt_labels(probe(question, GenerationSettings(max_new_tokens=8, summary="none")), Rule())
@@ -49,7 +49,7 @@ def several(probe, world: Path) -> Question:
     raise AssertionError("the miniature answers no such question from its documents")
 
 
-def test_the_sentence_that_tells_the_answer_is_chosen(probe, several: Question) -> None:
+def test_the_sentence_with_the_answer_is_chosen(probe, several: Question) -> None:
     probed = probe(several, GenerationSettings(max_new_tokens=8, summary="sentences"))
     right = [document for document in probed.documents if document.replies[0].correctness == 1]
 

@@ -1,4 +1,4 @@
-"""An estimate of the requests of the annotator `llm` and of their cost."""
+"""Estimate the requests of the annotator `llm` and their cost."""
 
 from __future__ import annotations
 
