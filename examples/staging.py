@@ -20,6 +20,7 @@ from typing import Any, Final
 import psutil
 
 from reflectune.core.durable import write_atomically
+from reflectune.core.launching import alone
 
 CONFIGS: Final = Path(str(importlib.resources.files("reflectune.configs")))
 """Folder of the recipes, wherever the package is installed."""
@@ -254,4 +255,4 @@ def _as_typed(command: list[str]) -> str:
 
 def _environment(processes: int) -> dict[str, str]:
     threads = str(max(1, cores() // processes))
-    return {"OMP_NUM_THREADS": threads, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {"OMP_NUM_THREADS": threads, **alone(os.environ), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

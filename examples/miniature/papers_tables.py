@@ -12,14 +12,16 @@ from reflectune.examples.miniature.tables.config import TablesConfig
 @command(TablesConfig, writes="output")
 def papers_tables(config: TablesConfig) -> None:
     """Print a paper's ablation tables in miniature."""
-    from reflectune.examples.miniature.tables.run import describe, run, show  # slow to import
+    from reflectune.examples.miniature.tables.run import describe, run  # slow to import
 
     if config.dry_run:
         print(describe(config))
         return
+    from reflectune.examples.miniature.tables.layout import markdown
+
     record = run(config)
     if launch_state().is_main_process:
-        print(show(record))
+        print(markdown(record))
         print(f"tables: {Path(config.output, 'tables.md')}")
 
 

@@ -11,7 +11,7 @@ from reflectune.core.values import Seed, SplitName, output_of
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.lessons.reag import NAME as REAG
-from reflectune.inference.lessons.reag import CriticShares, Stage
+from reflectune.inference.lessons.reag import CriticShares, LessonStage
 from reflectune.inference.lessons.teacher import FORMS
 from reflectune.models.rendering.turns import Slot, prompt_parts
 
@@ -22,7 +22,7 @@ TAUGHT: Final = ("mi_rag", "pmsr", REAG)
 class ReagLessonKeys(Settings):
     """What is written of ReAG, for which of its three stages of training."""
 
-    stage: Stage = setting(
+    stage: LessonStage = setting(
         "critic",
         "reag: critic: Yes and No about passages; answer: thoughts and an answer; grpo: the answer's prompt, with the "
         "accepted answer",

@@ -11,13 +11,13 @@ from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.lessons.teacher import Teacher
+from reflectune.inference.lessons.teacher import TrajectoryTeacher
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeEachRequest, JudgeReply, SearchReply
 from reflectune.inference.pipelines.noise import irrelevant_texts
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 
-Stage = Literal["critic", "answer", "grpo"]
+LessonStage = Literal["critic", "answer", "grpo"]
 """What lessons are for: the critic's SFT, the answer's SFT, or the answer's GRPO."""
 
 NAME: Final = "reag"
@@ -57,7 +57,7 @@ class ReagTeacher:
     """
 
     question: Question
-    teacher: Teacher | None
+    teacher: TrajectoryTeacher | None
     knowledge: KnowledgeBase
     shares: CriticShares
     seed: int

@@ -54,7 +54,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TrajectoryTeacher:
     """Replies to the prompts of one question's trajectory.
 
     It never tells what can't be seen: what the picture shows is described in the words of the entity's summary, a
@@ -117,21 +117,23 @@ class Teacher:
         return self.question.answers[0] if self.hops[-1].is_in(seen) else ""
 
 
-_REPLIES: Mapping[Writing, Callable[[Teacher, WriteRequest, Sequence[str]], str]] = {
-    "caption": Teacher.caption,
-    "rewrite": Teacher.queries,
-    "reason": Teacher.record,
-    "answer": Teacher.answer,
+_REPLIES: Mapping[Writing, Callable[[TrajectoryTeacher, WriteRequest, Sequence[str]], str]] = {
+    "caption": TrajectoryTeacher.caption,
+    "rewrite": TrajectoryTeacher.queries,
+    "reason": TrajectoryTeacher.record,
+    "answer": TrajectoryTeacher.answer,
 }
 
 
-def teacher_of(question: Question, knowledge: KnowledgeBase, query_forms: Sequence[str] = FORMS) -> Teacher | None:
+def teacher_of(
+    question: Question, knowledge: KnowledgeBase, query_forms: Sequence[str] = FORMS
+) -> TrajectoryTeacher | None:
     """The teacher of a question; None of one without an answer, or whose evidence the knowledge base doesn't hold.
 
     Args:
         question: The question.
         knowledge: What its evidence is in.
-        query_forms: See `Teacher`.
+        query_forms: See `TrajectoryTeacher`.
     """
     sections: dict[str, list[int]] = {}
     for evidence in question.evidence:
@@ -148,7 +150,7 @@ def teacher_of(question: Question, knowledge: KnowledgeBase, query_forms: Sequen
     if not all(hop.paragraphs for hop in hops):
         return None
     first, second = query_forms
-    return Teacher(question, hops, first_sentence(entries[0].summary) or entries[0].title, (first, second))
+    return TrajectoryTeacher(question, hops, first_sentence(entries[0].summary) or entries[0].title, (first, second))
 
 
 def _filled(form: str, hop: Hop) -> str:

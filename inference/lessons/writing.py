@@ -22,7 +22,7 @@ from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import ReagTeacher
 from reflectune.inference.lessons.renaming import TitleExchange, renamed
-from reflectune.inference.lessons.teacher import Teacher, teacher_of
+from reflectune.inference.lessons.teacher import TrajectoryTeacher, teacher_of
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
@@ -91,7 +91,7 @@ class _Lessons:
 
     question: Question
     image: Image.Image
-    teacher: Teacher | ReagTeacher
+    teacher: TrajectoryTeacher | ReagTeacher
     written: list[PromptedExample] = field(default_factory=list)
 
 
@@ -155,7 +155,7 @@ class LessonWriter:
         pipeline.guided(lambda question, steps: self._taught(name, begun[question.id], steps)).run(questions, images)
         return [begun[question.id].written for question in questions]
 
-    def _teacher(self, name: str, question: Question) -> Teacher | ReagTeacher:
+    def _teacher(self, name: str, question: Question) -> TrajectoryTeacher | ReagTeacher:
         config, knowledge = self._config, self._dataset.knowledge
         teacher = teacher_of(question, knowledge, config.query_forms)
         if name == REAG:
@@ -210,7 +210,7 @@ class LessonWriter:
             lessons.written.append(example)
         return WriteReply(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))
 
-    def _reply(self, teacher: Teacher | ReagTeacher, request: WriteRequest, shown: int) -> str:
+    def _reply(self, teacher: TrajectoryTeacher | ReagTeacher, request: WriteRequest, shown: int) -> str:
         """What the teacher says, "" for nothing. For GRPO it is the accepted answer, whatever the prompt shows."""
         if not isinstance(teacher, ReagTeacher):
             return teacher.reply(request, shown)

@@ -16,7 +16,7 @@ from lmms_eval.models.registry_v2 import ModelManifest
 from reflectune.core.config import read_config
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
-from reflectune.inference.lmms.answering import BenchmarkAnswerer, Reply, Request, read_request
+from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, read_request
 from reflectune.inference.lmms.config import BenchmarkConfig
 
 NAME = "reflectune"
@@ -28,10 +28,10 @@ def manifest() -> ModelManifest:
 
 
 @dataclass
-class Decision(TokenCounts):
+class ReplyCounts(TokenCounts):
     """Counts of a reply's tokens, and its gate's decision: `--log_samples` writes both into each document's row."""
 
-    reply: Reply | None = None
+    reply: BenchmarkReply | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As lmms-eval writes it."""
@@ -88,7 +88,7 @@ class Reflectune(lmms):
         replies = progress_bar(
             self._answerer.answer(asked), desc="answering", total=len(requests), disable=self.rank != 0
         )
-        return [GenerationResult(reply.text, Decision(output_tokens=reply.tokens, reply=reply)) for reply in replies]
+        return [GenerationResult(reply.text, ReplyCounts(output_tokens=reply.tokens, reply=reply)) for reply in replies]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Refused: a pipeline's answer has no probability of its own.
@@ -106,7 +106,7 @@ class Reflectune(lmms):
         """
         raise UserError("a task of several rounds can't be run: a pipeline answers one question about a picture")
 
-    def _request(self, instance: Instance) -> Request:
+    def _request(self, instance: Instance) -> BenchmarkRequest:
         text, generation, doc_to_visual, doc_id, task, split = instance.args
         visuals = doc_to_visual(self.task_dict[task][split][doc_id])
         return read_request(task, doc_id, text, visuals or [], generation)

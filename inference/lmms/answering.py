@@ -35,7 +35,7 @@ ANSWER_TYPES: Mapping[AnswerStyle, AnswerType] = {"free": "free_form", "short": 
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchmarkRequest:
     """One document of a benchmark as it is asked.
 
     Attributes:
@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class BenchmarkReply:
     """What a request is answered.
 
     Attributes:
@@ -89,7 +89,9 @@ class Reply:
         return found if self.opened is None else {**found, **gate}
 
 
-def read_request(task: str, doc_id: int, text: str, visuals: Sequence[Any], generation: Mapping[str, Any]) -> Request:
+def read_request(
+    task: str, doc_id: int, text: str, visuals: Sequence[Any], generation: Mapping[str, Any]
+) -> BenchmarkRequest:
     """A document as lmms-eval gives it.
 
     Args:
@@ -117,7 +119,7 @@ def read_request(task: str, doc_id: int, text: str, visuals: Sequence[Any], gene
         )
     stops = generation.get("until") or ()
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    return Request(task, doc_id, text, visuals[0].convert("RGB"), generation.get("max_new_tokens"), stops)
+    return BenchmarkRequest(task, doc_id, text, visuals[0].convert("RGB"), generation.get("max_new_tokens"), stops)
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -167,12 +169,12 @@ class BenchmarkAnswerer:
         self._longest = max(1, min(e.max_length for e in (parts.engine, parts.base) if e is not None) // 2)
         self._pipeline = functools.cache(self._build)
 
-    def answer(self, requests: Iterable[Request]) -> Iterator[Reply]:
+    def answer(self, requests: Iterable[BenchmarkRequest]) -> Iterator[BenchmarkReply]:
         """One reply a request, in order. Requests, and so their pictures, are taken batch by batch."""
         remaining = iter(requests)
         while batch := list(islice(remaining, self._config.batch_questions)):
             limits = [self._limit(request) for request in batch]
-            replies: dict[int, Reply] = {}
+            replies: dict[int, BenchmarkReply] = {}
             for limit in sorted(set(limits)):
                 rows = [row for row, each in enumerate(limits) if each == limit]
                 asked = [batch[row] for row in rows]
@@ -181,7 +183,7 @@ class BenchmarkAnswerer:
                     replies[row] = self._reply(request, trace)
             yield from (replies[row] for row in range(len(batch)))
 
-    def _limit(self, request: Request) -> int:
+    def _limit(self, request: BenchmarkRequest) -> int:
         """The longest answer to a request, in tokens."""
         return min(request.max_new_tokens or self._config.max_new_tokens, self._longest)
 
@@ -190,17 +192,17 @@ class BenchmarkAnswerer:
         config = self._config.model_copy(update={"max_new_tokens": limit, "gamma": gamma})
         return build_pipeline(self._name, dataclasses.replace(self._parts, config=config))
 
-    def _question(self, request: Request) -> Question:
+    def _question(self, request: BenchmarkRequest) -> Question:
         answer_type = ANSWER_TYPES[self._config.answer_style]
         return Question(f"{request.task}_{request.doc_id}", image="", text=request.text, answer_type=answer_type)
 
-    def _reply(self, request: Request, trace: Trace) -> Reply:
+    def _reply(self, request: BenchmarkRequest, trace: Trace) -> BenchmarkReply:
         mode = self._config.mode
         told = "" if mode == "gate" and trace.retrieved else cut(trace.answer, request.stops)
         tokens, style = trace.tokens.get("generated"), self._config.answer_style
         if mode == "base":
-            return Reply(told, mode, self.checkpoint, style, tokens=tokens)
-        return Reply(
+            return BenchmarkReply(told, mode, self.checkpoint, style, tokens=tokens)
+        return BenchmarkReply(
             *(told, mode, self.checkpoint, style, self._config.gamma, trace.gate),
             opened=self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved,
             entries=tuple(hit.entry_id for hit in trace.hits),

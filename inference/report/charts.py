@@ -15,12 +15,12 @@ from reflectune.inference.report import curves
 from reflectune.inference.report.drawing import Chart, Line, figures
 from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
 from reflectune.inference.scoring.reflection_metrics import ret_decisions, ret_rows
-from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
+from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.reporting import gates
 
 
-def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:
+def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: TraceScorer) -> Markup:
     """Return all charts that the traces allow, as HTML."""
     gate = gate_rows(questions, traces_of_reflecting(traces, "relevance"))
     ret = ret_decisions(ret_rows(questions, traces, measure))
@@ -83,7 +83,7 @@ def _relevance(traces: Sequence[Trace]) -> Chart | None:
     return Chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
 
 
-def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> Chart | None:
+def _risk(questions: Sequence[Question], traces: Traces, measure: TraceScorer) -> Chart | None:
     names = (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book")
     points = {name: _risk_points(questions, traces.get(name, {}), measure) for name in names}
     lines = [Line(name, curve) for name, curve in points.items() if curve]
@@ -91,14 +91,14 @@ def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> Ch
     return Chart("Risk against coverage", "share of questions answered", "error rate", lines, note) if lines else None
 
 
-def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: Measure) -> curves.Points:
+def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: TraceScorer) -> curves.Points:
     """Return the risk curve of a pipeline; abstentions and failures are wrong and are covered last."""
     answered = [q for q in questions if q.id in traces]
     confidences = [confidence(traces[q.id]) or 0.0 for q in answered]
     return curves.risk_coverage(confidences, [measure.correctness(q, traces[q.id]) for q in answered])
 
 
-def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Chart | None:
+def _calibration(questions: Sequence[Question], traces: Traces, measure: TraceScorer) -> Chart | None:
     tuned = traces_of_reflecting(traces, "relevance")
     answered = [
         (p.s_ans, measure.correctness(q, tuned[q.id]))

@@ -20,7 +20,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.reading.ranking import product
 from reflectune.inference.report.trajectories import browsed
-from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace import PassageTrace, Trace
 
 LONGEST_SIDE = 288
@@ -28,7 +28,7 @@ LONGEST_SIDE = 288
 
 
 def browser_data(
-    dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure
+    dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float, measure: TraceScorer
 ) -> dict[str, Any]:
     """The JSON that `page.js` reads.
 
@@ -127,7 +127,7 @@ def data_uri(image: Image.Image) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: Measure) -> dict[str, Any]:
+def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
     return {
         "id": question.id,
         "split": question.split,
@@ -150,7 +150,7 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
     }
 
 
-def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) -> dict[str, Any]:
+def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
     bases = {hit.entry_id: hit.kb for hit in trace.hits}
     titles = {read.passage.entry_id: read.passage.title for read in trace.passages}
     return {
@@ -173,7 +173,7 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) 
     }
 
 
-def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: Measure) -> bool | None:
+def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> bool | None:
     """What a gate should say: in MMKB-RAG whether the base model is wrong, by RET's labels; None if it is not known."""
     if not find_recipe(name).base_answers:
         return question.is_knowledge_based

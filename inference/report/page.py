@@ -19,7 +19,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.report import charts, tables, trajectories
 from reflectune.inference.report.data import browser_data
-from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace_files.columns import TraceColumns, with_texts
 
 MOST_TEXTS = 30_000
@@ -36,7 +36,7 @@ def write_report(
     title: str,
     facts: Mapping[str, str],
     notices: Sequence[str],
-    measure: Measure,
+    measure: TraceScorer,
     gamma: float,
     most: int,
     seed: int,

@@ -39,7 +39,7 @@ from reflectune.inference.running.facts import budgets, data_set_name, minutes, 
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
-from reflectune.inference.scoring.scores import Measure, Traces, check_scorable
+from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.trace import Trace
 from reflectune.inference.trace_files.keeping import Reopen
 from reflectune.models.remote.client import RemoteModel
@@ -63,7 +63,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     questions = select(dataset, config.splits, config.limit, config.seed)
     metric, device = config.scored_by(config.dataset), launch_device(config.device)
     check_scorable(questions, metric)
-    measure = Measure(metric, config.open_bem(device) if state.is_main_process else None)
+    measure = TraceScorer(metric, config.open_bem(device) if state.is_main_process else None)
     planned = plan(config, questions)
     require_models(_models(config, planned))
     parts = PipelineParts(

@@ -10,9 +10,10 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
 from reflectune.inference.scoring.reflection_metrics import CALIBRATION_ERROR, ret_rows, srt_rows
-from reflectune.inference.scoring.scores import Measure, Traces, score_rows, traces_of_reflecting
+from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting import gates
+from reflectune.metrics.reporting.breakdown import score_rows
 from reflectune.metrics.reporting.intervals import paired_bootstrap
 
 Rows = list[tuple[float, float]]
@@ -20,7 +21,7 @@ Rows = list[tuple[float, float]]
 
 
 def calibration(
-    questions: Iterable[Question], traces: Traces, *, measure: Measure, seed: int
+    questions: Iterable[Question], traces: Traces, *, measure: TraceScorer, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Expected calibration error of each gate, and what temperature scaling makes of it (arXiv 1706.04599).
 
@@ -50,7 +51,7 @@ def calibration(
 
 
 def gate_predictions(
-    questions: Iterable[Question], traces: Traces, measure: Measure
+    questions: Iterable[Question], traces: Traces, measure: TraceScorer
 ) -> dict[str, list[tuple[Question, Rows]]]:
     """What each gate said of each question and its passages; a gate that said nothing is left out.
 

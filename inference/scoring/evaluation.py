@@ -16,12 +16,12 @@ from reflectune.inference.pipelines.registry import all_forms, find_recipe, iter
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.scoring.calibration import calibration, gate_rows
 from reflectune.inference.scoring.reflection_metrics import reflection
-from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
+from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.scoring.trajectories import costs, trajectories
 from reflectune.inference.scoring.variants import noise, stop_rule
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.reporting import gates
-from reflectune.metrics.reporting.breakdown import OVERALL, by_label
+from reflectune.metrics.reporting.breakdown import OVERALL, Score, by_label, mean, score_rows
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 
 BEST_BASELINE = "best_baseline"
@@ -35,7 +35,7 @@ def baselines() -> tuple[str, ...]:
 
 
 def evaluate(
-    questions: Sequence[Question], traces: Traces, *, measure: Measure, gamma: float, seed: int
+    questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, gamma: float, seed: int
 ) -> dict[str, Any]:
     """All scores of a run.
 
@@ -103,7 +103,9 @@ def evaluate(
     }
 
 
-def _table(questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int) -> dict[str, Any]:
+def _table(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
+) -> dict[str, Any]:
     answered = [q for q in questions if q.id in traces]
     values = np.array(measure.correct(answered, traces))
     kinds = [measure.kind(q) for q in answered]
@@ -182,7 +184,7 @@ def _found(question: Question, trace: Trace, k: int) -> float:
 
 
 def _rankings(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
 ) -> dict[str, Any] | None:
     """Table 5: the answers that mr2ag's candidates would have given under each ranking; `random` in expectation."""
     answered = [q for q in questions if q.id in traces]
@@ -207,7 +209,7 @@ def _rankings(
 
 
 def _comparisons(
-    questions: Sequence[Question], pipelines: Traces, measure: Measure, seed: int
+    questions: Sequence[Question], pipelines: Traces, measure: TraceScorer, seed: int
 ) -> dict[str, dict[str, Any] | None]:
     """Each pipeline that reflects or iterates less each baseline by the metric's headline score, paired by question."""
     every = itertools.product((*reflecting(), *iterative()), (BEST_BASELINE, *baselines()))
@@ -222,7 +224,7 @@ def _difference(
     questions: Sequence[Question],
     first: Mapping[str, Trace],
     second: Mapping[str, Trace],
-    measure: Measure,
+    measure: TraceScorer,
     seed: int,
 ) -> dict[str, Any] | None:
     both = [q for q in questions if q.id in first and q.id in second]
@@ -230,7 +232,7 @@ def _difference(
 
 
 def _famous(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
 ) -> dict[str, Score | None]:
     return {
         answer: mean(measure.correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
@@ -239,7 +241,7 @@ def _famous(
 
 
 def _by_split(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
 ) -> dict[str, Score | None]:
     known = [q for q in questions if q.is_knowledge_based is not False and measure.has_truth(q)]
     splits = sorted({q.split for q in known})

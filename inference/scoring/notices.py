@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.types import Question
-from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
+from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
@@ -39,7 +39,7 @@ def notices(
     metrics: Mapping[str, Any],
     manifest: Mapping[str, Any],
     models: Sequence[ModelFacts],
-    measure: Measure,
+    measure: TraceScorer,
 ) -> list[str]:
     """Sentences for the head of a report; none if everything could be measured.
 
@@ -70,7 +70,9 @@ def notices(
     return told
 
 
-def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: Measure) -> list[str]:
+def _left_out(
+    questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: TraceScorer
+) -> list[str]:
     told = []
     official = measure.official(questions)
     if traces_of_reflecting(traces, "relevance"):

@@ -16,7 +16,7 @@ from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.scoring.scores import Score, mean
+from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import (
     article_recall_at_k,
     overlap_at_k,

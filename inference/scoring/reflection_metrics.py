@@ -12,10 +12,10 @@ from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.diagnostics import STATING
 from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
-from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
+from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting import gates
-from reflectune.metrics.reporting.breakdown import OVERALL
+from reflectune.metrics.reporting.breakdown import OVERALL, Score, mean, score_rows
 from reflectune.metrics.reporting.intervals import Batched
 
 Scopes = Mapping[str, Callable[[Question], bool]]
@@ -23,7 +23,7 @@ Scopes = Mapping[str, Callable[[Question], bool]]
 
 
 def reflection(
-    questions: Sequence[Question], traces: Traces, *, measure: Measure, gamma: float, seed: int
+    questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, gamma: float, seed: int
 ) -> dict[str, Any] | None:
     """How well the tuned model reflects, or None if neither its pipeline nor the stage `reflection` was run.
 
@@ -65,7 +65,7 @@ def reflection(
     }
 
 
-def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) -> list[tuple[float, float]]:
+def ret_rows(questions: Iterable[Question], traces: Traces, measure: TraceScorer) -> list[tuple[float, float]]:
     """(Score_RET, 1 less what the base model's closed-book answer is worth) of questions for which both are known."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
     every = list(questions)

@@ -13,12 +13,10 @@ from reflectune.inference.reading.ranking import choice_weights
 from reflectune.inference.trace import Trace
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.reporting import breakdown as tables
-from reflectune.metrics.reporting.breakdown import CAPTIONS, OVERALL, Column, Score, mean, score_rows
+from reflectune.metrics.reporting.breakdown import CAPTIONS, OVERALL, Column, Score
 from reflectune.metrics.reporting.intervals import paired_bootstrap
 from reflectune.metrics.scoring.registry import has_truth
 from reflectune.metrics.scoring.scoring import Answered, score_answers
-
-__all__ = ["Measure", "Score", "Traces", "check_scorable", "is_two_hop", "mean", "score_rows"]
 
 Traces = Mapping[str, Mapping[str, Trace]]
 """By pipeline or stage, then by question id."""
@@ -34,7 +32,7 @@ def traces_of_reflecting(traces: Traces, measured_by: str = "") -> Mapping[str, 
     return next((traces[name] for name in reflecting(measured_by) if name in traces), {})
 
 
-class Measure:
+class TraceScorer:
     """What answers are worth by a metric, which questions its scores are over, and the columns of its tables.
 
     An answer that is too long for BEM is wrong; its question's id is in `too_long`.

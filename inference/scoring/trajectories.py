@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
-from reflectune.inference.scoring.scores import Score, Traces, mean
+from reflectune.inference.scoring.scores import Traces
 from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.judging.cover import cover_one
+from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 from reflectune.metrics.scoring.registry import has_truth
 

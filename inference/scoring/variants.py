@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.inference.scoring.scores import Measure, Score, Traces, score_rows
+from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace import Trace
+from reflectune.metrics.reporting.breakdown import Score, score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
 LEAST_SAVED, MOST_LOST = 0.4, 0.01
@@ -18,7 +19,9 @@ UNAIDED = "closed_book"
 Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 
 
-def stop_rule(questions: Sequence[Question], traces: Traces, *, measure: Measure, seed: int) -> dict[str, Any] | None:
+def stop_rule(
+    questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, seed: int
+) -> dict[str, Any] | None:
     """What PMSR's stop saves, against the same trajectories without it.
 
     Both have equal steps up to the stop: queries, searches and records are what they are with greedy decoding, and the
@@ -76,7 +79,7 @@ def verdict(
     return "holds" if lost["high"] <= MOST_LOST else "not settled"
 
 
-def _gained(questions: Sequence[Question], traces: Traces, measure: Measure, seed: int) -> Mapping[str, Any] | None:
+def _gained(questions: Sequence[Question], traces: Traces, measure: TraceScorer, seed: int) -> Mapping[str, Any] | None:
     """What trajectories without the stop are ahead of the model alone, paired by question."""
     alone = traces.get(UNAIDED, {})
     known = [question for question in questions if question.id in alone]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,15 +12,12 @@ from PIL import Image
 from reflectune.core.resumable import launch_processes, run_to_file
 from reflectune.core.types import Question
 from reflectune.inference.running.runner import open_questions
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.judging import Judge
-from reflectune.inference.sweeps.outcomes import Outcome, Results, Row, outcome, to_row
+from reflectune.inference.sweeps.outcomes import GridOutcomes, PointOutcome, Row, outcome, to_row
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.trace import Trace
-
-Traces = Mapping[str, Mapping[str, Trace]]
-"""By question id, then by point."""
 
 
 class PointRunner(Protocol):
@@ -56,7 +53,7 @@ class GridRun:
     """
 
     points: Sequence[Point]
-    measure: Measure
+    measure: TraceScorer
     judge: Judge
     image_root: Path
     path: Path
@@ -66,22 +63,7 @@ class GridRun:
     on_error: Literal["stop", "skip"] = "stop"
 
 
-@dataclass(frozen=True)
-class GridResults:
-    """What came of a grid run.
-
-    Attributes:
-        results: All outcomes.
-        stats: What was asked of the models for them, and done, earlier runs included.
-        answered: How many questions were not finished before this run.
-    """
-
-    results: Results
-    stats: CacheStats
-    answered: int
-
-
-def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunner) -> GridResults:
+def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunner) -> tuple[GridOutcomes, CacheStats]:
     """Take all questions that are not finished through all points, shared out among the processes.
 
     A batch is always run whole and in the same company, so that an interrupted run, or one on another number of
@@ -96,7 +78,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunn
         UserError: A question is bad (and `on_error` is "stop"), or the log is of other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
-    rows, answered = run_to_file(
+    rows, _ = run_to_file(
         grid_run.path,
         ordered,
         lambda batch: _rows(grid_run, batch, runner).items(),
@@ -107,7 +89,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunn
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
     ordered_rows = {question.id: rows[question.id] for question in ordered}
-    return GridResults(Results(ordered, ordered_rows, grid_run.measure, grid_run.source), stats, answered)
+    return GridOutcomes(ordered, ordered_rows, grid_run.measure, grid_run.source), stats
 
 
 def _rows(grid_run: GridRun, batch: Sequence[Question], runner: PointRunner) -> dict[str, Row]:
@@ -125,7 +107,7 @@ def _rows(grid_run: GridRun, batch: Sequence[Question], runner: PointRunner) -> 
     rows: dict[str, Row] = {}
     for question in batch:
         if question.id in errors:
-            failed = Outcome(0.0, retrieved=False, read=0, answer="", problem=errors[question.id])
+            failed = PointOutcome(0.0, retrieved=False, read=0, answer="", problem=errors[question.id])
             rows[question.id] = to_row({point.name: failed for point in grid_run.points}, [])
         else:
             traces = {p.name: runs[p.run_key][question.id] for p in grid_run.points if question.id in runs[p.run_key]}

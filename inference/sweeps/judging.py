@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.diagnostics import is_stating
-from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.sweeps.outcomes import Judgement
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.sweeps.outcomes import CheckedProbability
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.trace import Trace
 
-Judge = Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
+Judge = Callable[[Question, Mapping[str, Trace], TraceScorer], Sequence[CheckedProbability]]
 REFLECTION = "(reflection)"
 CLOSED_BOOK = "(closed book)"
 
 
 @dataclass(frozen=True)
-class Judged:
+class ReliabilityCheck:
     """How the probabilities of one pipeline are judged, for reliability diagrams.
 
     Attributes:
@@ -33,35 +33,37 @@ class Judged:
     names: Mapping[str, tuple[str, str]]
 
 
-def _judge_mr2ag(question: Question, traces: Mapping[str, Trace], measure: Measure) -> list[Judgement]:
+def _judge_mr2ag(question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> list[CheckedProbability]:
     """The gate against the kind of question, and S_rel of every passage of a knowledge-based question."""
     trace = traces[REFLECTION]
     judgements = []
     if trace.gate is not None and question.is_knowledge_based is not None:
-        judgements.append(Judgement("gate", trace.gate, question.is_knowledge_based))
+        judgements.append(CheckedProbability("gate", trace.gate, question.is_knowledge_based))
     return judgements + _relevance(question, trace, measure)
 
 
-def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: Measure) -> list[Judgement]:
+def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> list[CheckedProbability]:
     """RET against what its labels call a wrong answer of the base model, SRT of a knowledge question's documents."""
     if REFLECTION not in traces:
         return []
     trace, closed = traces[REFLECTION], traces[CLOSED_BOOK]
     judgements = []
     if trace.gate is not None and not closed.error and (measure.official([question]) or measure.visual([question])):
-        judgements.append(Judgement("gate", trace.gate, Rule().is_wrong(measure.correctness(question, closed))))
+        judgements.append(
+            CheckedProbability("gate", trace.gate, Rule().is_wrong(measure.correctness(question, closed)))
+        )
     return judgements + _relevance(question, trace, measure)
 
 
-def _relevance(question: Question, trace: Trace, measure: Measure) -> list[Judgement]:
+def _relevance(question: Question, trace: Trace, measure: TraceScorer) -> list[CheckedProbability]:
     if not measure.official([question]):
         return []
     judged = [(p.passage, p.s_rel) for p in trace.passages if p.s_rel is not None]
-    return [Judgement("relevance", score, is_stating(question, passage)) for passage, score in judged]
+    return [CheckedProbability("relevance", score, is_stating(question, passage)) for passage, score in judged]
 
 
-JUDGED: Mapping[str, Judged] = {
-    "mr2ag": Judged(
+RELIABILITY_CHECKS: Mapping[str, ReliabilityCheck] = {
+    "mr2ag": ReliabilityCheck(
         (Point(REFLECTION, {"pipeline": "mr2ag", "gamma": 0.0}),),
         _judge_mr2ag,
         {
@@ -69,7 +71,7 @@ JUDGED: Mapping[str, Judged] = {
             "relevance": ("S_rel", "share that states the answer"),
         },
     ),
-    "mmkb_rag": Judged(
+    "mmkb_rag": ReliabilityCheck(
         (Point(REFLECTION, {"pipeline": "reflection"}), Point(CLOSED_BOOK, {"pipeline": "closed_book"})),
         _judge_mmkb,
         {

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.inference.scoring.scores import Measure, Score, mean
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
-from reflectune.metrics.reporting.breakdown import OVERALL
+from reflectune.metrics.reporting.breakdown import OVERALL, Score, mean
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointOutcome:
     """One question at one grid point.
 
     Attributes:
@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CheckedProbability:
     """One probability that a reflection gave, and whether what it speaks of is so.
 
     Attributes:
@@ -52,13 +52,13 @@ class Judgement:
     true: bool
 
 
-def outcome(question: Question, trace: Trace, measure: Measure, ranking: str = "") -> Outcome:
+def outcome(question: Question, trace: Trace, measure: TraceScorer, ranking: str = "") -> PointOutcome:
     """What a trace comes to by a metric; with a ranking, if its candidates were chosen among by that one."""
     right = 0.0
     if measure.has_truth(question):
         ranked = measure.expected_correctness(question, trace, ranking) if ranking else None
         right = measure.correctness(question, trace) if ranked is None else ranked
-    return Outcome(
+    return PointOutcome(
         right=right,
         retrieved=trace.retrieved,
         read=trace.tokens.get("passages_read", len(trace.passages)),
@@ -67,7 +67,7 @@ def outcome(question: Question, trace: Trace, measure: Measure, ranking: str = "
     )
 
 
-def to_row(outcomes: Mapping[str, Outcome], judgements: Sequence[Judgement]) -> Row:
+def to_row(outcomes: Mapping[str, PointOutcome], judgements: Sequence[CheckedProbability]) -> Row:
     """A question's outcomes by point, and its judgements, as JSON."""
     return {
         "points": {name: asdict(point_outcome) for name, point_outcome in outcomes.items()},
@@ -76,7 +76,7 @@ def to_row(outcomes: Mapping[str, Outcome], judgements: Sequence[Judgement]) -> 
 
 
 @dataclass(frozen=True)
-class Results:
+class GridOutcomes:
     """The outcomes of a run: questions, and a row for each.
 
     Attributes:
@@ -88,7 +88,7 @@ class Results:
 
     questions: Sequence[Question]
     rows: Mapping[str, Row]
-    measure: Measure
+    measure: TraceScorer
     source: str = ""
 
     @property
@@ -114,17 +114,17 @@ class Results:
         values = [bool(self.rows[q.id]["points"][point]["problem"]) for q in questions]
         return sum(values) / len(values) if values else None
 
-    def judgements(self, kind: str) -> list[Judgement]:
+    def judgements(self, kind: str) -> list[CheckedProbability]:
         """All judgements of one kind."""
         return [
-            Judgement(**judgement)
+            CheckedProbability(**judgement)
             for row in self.rows.values()
             for judgement in row["judgements"]
             if judgement["kind"] == kind
         ]
 
 
-def point_scores(results: Results, point: str, seed: int) -> dict[str, Score | float | None]:
+def point_scores(results: GridOutcomes, point: str, seed: int) -> dict[str, Score | float | None]:
     """A point's scores with 95 % intervals, its retrieval rates, and the passages read per question.
 
     `accuracy` is the metric's overall score, or the score of InfoSeek's one half that there is; the columns of the

@@ -13,8 +13,8 @@ from reflectune.core.html import Cell, Table, read_asset, render
 from reflectune.inference.report import curves
 from reflectune.inference.report.drawing import UNIT_TICKS, Chart, Line, can_draw, draw, figures
 from reflectune.inference.sweeps.config import SweepConfig
-from reflectune.inference.sweeps.judging import JUDGED
-from reflectune.inference.sweeps.outcomes import Judgement, Results
+from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
+from reflectune.inference.sweeps.outcomes import CheckedProbability, GridOutcomes
 from reflectune.inference.sweeps.points import show
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import OVERALL
@@ -25,7 +25,7 @@ UNIT = ("gamma", "threshold")
 """Axes that are probabilities. Values of any other axis are spaced evenly."""
 
 
-def write_page(folder: Path, config: SweepConfig, results: Results, record: Record) -> None:
+def write_page(folder: Path, config: SweepConfig, results: GridOutcomes, record: Record) -> None:
     """Write `sweep.html`, and each chart as `NAME.svg` if matplotlib is installed."""
     plots = charts(config, results, record)
     if can_draw():
@@ -46,10 +46,10 @@ def write_page(folder: Path, config: SweepConfig, results: Results, record: Reco
     write_atomically(folder / "sweep.html", page)
 
 
-def charts(config: SweepConfig, results: Results, record: Record) -> dict[str, Chart]:
+def charts(config: SweepConfig, results: GridOutcomes, record: Record) -> dict[str, Chart]:
     """Return charts by name: one per axis of the grid, and the reliability diagrams."""
     plots = {name: axis_chart(name, config.start(), record["points"]) for name in config.grid}
-    for kind, (name, outcome) in JUDGED[config.pipeline].names.items():
+    for kind, (name, outcome) in RELIABILITY_CHECKS[config.pipeline].names.items():
         judged = results.judgements(kind)
         if judged:
             plots[f"reliability_{kind}"] = reliability(name, outcome, judged)
@@ -83,7 +83,7 @@ def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) ->
     )
 
 
-def reliability(name: str, outcome: str, judged: Sequence[Judgement]) -> Chart:
+def reliability(name: str, outcome: str, judged: Sequence[CheckedProbability]) -> Chart:
     """Chart the share of true outcomes by predicted probability, in ten bins, with calibration error and AUROC."""
     values, truth = [judgement.probability for judgement in judged], [float(judgement.true) for judgement in judged]
     error = gates.expected_calibration_error(np.array(values), np.array(truth))

@@ -12,11 +12,11 @@ from reflectune.core.resumable import launch_state
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.reading.collaborators import require_models
 from reflectune.inference.running.experiment import select
-from reflectune.inference.scoring.scores import Measure, check_scorable
+from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
-from reflectune.inference.sweeps.judging import JUDGED
-from reflectune.inference.sweeps.outcomes import Results, point_scores
+from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
+from reflectune.inference.sweeps.outcomes import GridOutcomes, point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
@@ -41,13 +41,13 @@ def run(config: SweepConfig) -> dict[str, Any]:
     config.metric = config.scored_by(config.dataset)
     require_models(getattr(config, role) for role in config.roles())
     check_scorable(questions, config.metric)
-    measure = Measure(config.metric, config.open_bem(config.device))
+    measure = TraceScorer(config.metric, config.open_bem(config.device))
     runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
-    made = run_grid(
+    outcomes, stats = run_grid(
         GridRun(
-            points=[*points, *JUDGED[config.pipeline].points],
+            points=[*points, *RELIABILITY_CHECKS[config.pipeline].points],
             measure=measure,
-            judge=JUDGED[config.pipeline].judge,
+            judge=RELIABILITY_CHECKS[config.pipeline].judge,
             image_root=dataset.root,
             path=config.log(),
             fingerprint=_fingerprint(config, dataset, points, runner, measure),
@@ -59,7 +59,6 @@ def run(config: SweepConfig) -> dict[str, Any]:
     )
     if not state.is_main_process:
         return {}
-    results, stats = made.results, made.stats
     record = {
         "pipeline": config.pipeline,
         "model": config.model,
@@ -69,10 +68,10 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "seed": config.seed,
         "start": {name: _plain(value) for name, value in config.start().items()},
         "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
-        "points": [_record(results, point, config.seed) for point in points],
+        "points": [_record(outcomes, point, config.seed) for point in points],
     }
     write_json(Path(config.output, "sweep.json"), record)
-    write_page(Path(config.output), config, results, record)
+    write_page(Path(config.output), config, outcomes, record)
     return record
 
 
@@ -93,13 +92,13 @@ def describe(config: SweepConfig) -> str:
     )
 
 
-def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
+def _record(results: GridOutcomes, point: Point, seed: int) -> dict[str, Any]:
     settings = {name: _plain(value) for name, value in point.settings.items()}
     return {"name": point.name, "settings": settings, **point_scores(results, point.name, seed)}
 
 
 def _fingerprint(
-    config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
+    config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: TraceScorer
 ) -> str:
     used = config.as_used(config.model_dump())
     settings = {name: str(value) for name, value in used.items() if name not in ELSEWHERE}

@@ -1,4 +1,4 @@
-"""A paper's tables and claims, as rows and orders of rows, and what the measured answers say of them."""
+"""Tables and claims of a paper, and their verdicts by the measured answers."""
 
 from __future__ import annotations
 
@@ -11,69 +11,68 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from reflectune.core.types import Question
-from reflectune.examples.miniature.tables.comparisons import Answers, Comparison, answers, compare, verdict_of
-from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.sweeps.outcomes import Results
+from reflectune.examples.miniature.tables.comparisons import Comparison, SeedAnswers, answers, compare, verdict_of
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.sweeps.outcomes import GridOutcomes
 
 Name = TypeVar("Name", bound=Hashable)
-Cell = tuple[str, str]
-"""Which model (by the name of its training) at which point."""
+MeasuredCell = tuple[str, str]
+"""A model, by the name of its training, and a grid point."""
 
 Scope = Literal["official", "visual"]
-ResultsByModel = Mapping[str, Sequence[Results]]
+OutcomesByModel = Mapping[str, Sequence[GridOutcomes]]
 """By model, one item a seed."""
 
-SCOPES: Mapping[Scope, Callable[[Measure, Sequence[Question]], list[Question]]] = {
-    "official": Measure.official,
-    "visual": Measure.visual,
+SCOPES: Mapping[Scope, Callable[[TraceScorer, Sequence[Question]], list[Question]]] = {
+    "official": TraceScorer.official,
+    "visual": TraceScorer.visual,
 }
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table.
 
     Attributes:
-        name: What it is called.
-        cell: What was measured.
+        name: Its name.
+        cell: The model and point that it shows.
         paper: The paper's number, which decides its rank and is not shown; None if it has none.
     """
 
     name: str
-    cell: Cell
+    cell: MeasuredCell
     paper: float | None = None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says of its rows, as sums that it says are above 0.
+    """A paper's claim about its rows, as sums that are above 0 if it holds.
 
     Attributes:
         text: The claim in words.
-        sums: Each is weights of cells; `{a: 1, b: -1}` says that a is ahead of b. The claim holds if all are above 0.
-            None: nothing here can measure it; `text` says why.
-        scope: Which questions it is about.
+        sums: Weights of cells; `{a: 1, b: -1}` means that a is ahead of b. Empty if the miniature can't measure it.
+        scope: Questions that it is about.
     """
 
     text: str
-    sums: Sequence[Mapping[Cell, float]] = ()
+    sums: Sequence[Mapping[MeasuredCell, float]] = ()
     scope: Scope = "official"
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of a paper in miniature.
 
     Attributes:
         title: Its title, with the paper's number of it.
         rows: Its rows.
-        claims: What the paper concludes from it.
-        note: What the reader must know; a function where it can be told only when everything is built.
-        visual: Whether it has a column for visual-dependent questions.
+        claims: The paper's conclusions.
+        note: Caption; a function if it depends on finished stages.
+        visual: True if it has a column for visual questions.
     """
 
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     claims: Sequence[Claim] = ()
     note: str | Callable[[], str] = ""
     visual: bool = field(default=False)
@@ -96,56 +95,61 @@ def ranks(values: Mapping[Name, float]) -> dict[Name, int]:
     return {name: 1 + sum(other > value for other in values.values()) for name, value in values.items()}
 
 
-def ahead(better: Cell, *others: Cell) -> list[dict[Cell, float]]:
-    """The sums that say that a cell is ahead of each of the others."""
+def ahead(better: MeasuredCell, *others: MeasuredCell) -> list[dict[MeasuredCell, float]]:
+    """Return sums that are above 0 if a cell is ahead of each of the others."""
     return [{better: 1.0, other: -1.0} for other in others if other != better]
 
 
-def measure(table: Table, results_by_model: ResultsByModel, seed: int) -> dict[str, Any]:
-    """A table's numbers and verdicts, as JSON."""
+def measure(table: PaperTable, outcomes_by_model: OutcomesByModel, seed: int) -> dict[str, Any]:
+    """Return a table's numbers and verdicts, as JSON."""
     return {
         "title": table.title,
         "note": table.note() if callable(table.note) else table.note,
         "visual": table.visual,
-        "rows": _ranked(table.rows, [_row(row, results_by_model) for row in table.rows]),
-        "claims": [_claim(claim, results_by_model, seed) for claim in table.claims],
+        "rows": _ranked(table.rows, [_row(row, outcomes_by_model) for row in table.rows]),
+        "claims": [_claim(claim, outcomes_by_model, seed) for claim in table.claims],
     }
 
 
-def _row(row: Row, results_by_model: ResultsByModel) -> dict[str, Any]:
+def _row(row: TableRow, outcomes_by_model: OutcomesByModel) -> dict[str, Any]:
     model, point = row.cell
     return {
         "name": row.name,
         "accuracy": _spread(
             [
                 seed_answers.score
-                for seed_answers in _answers(row.cell, results_by_model, "official")
+                for seed_answers in _answers(row.cell, outcomes_by_model, "official")
                 if seed_answers.ids
             ]
         ),
         "visual": _spread(
-            [seed_answers.score for seed_answers in _answers(row.cell, results_by_model, "visual") if seed_answers.ids]
+            [seed_answers.score for seed_answers in _answers(row.cell, outcomes_by_model, "visual") if seed_answers.ids]
         ),
-        "retrieval_rate": _spread(_shares(results_by_model[model], point, "retrieved")),
-        "passages_read": _spread(_shares(results_by_model[model], point, "read")),
-        "fell_back": _spread(_fallbacks(results_by_model[model], point)),
+        "retrieval_rate": _spread(_shares(outcomes_by_model[model], point, "retrieved")),
+        "passages_read": _spread(_shares(outcomes_by_model[model], point, "read")),
+        "fell_back": _spread(_fallbacks(outcomes_by_model[model], point)),
     }
 
 
-def _ranked(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records with the paper's rank of each row, and ours among the rows that the paper has."""
-    paper = ranks({place: row.paper for place, row in enumerate(rows) if row.paper is not None})
-    accuracies = {place: records[place]["accuracy"] for place in paper}
+def _ranked(rows: Sequence[TableRow], records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records with the paper's rank of each row, and ours among the rows that the paper has."""
+    paper = ranks({position: row.paper for position, row in enumerate(rows) if row.paper is not None})
+    accuracies = {position: records[position]["accuracy"] for position in paper}
     measured = ranks(
-        {place: round(100 * accuracy["mean"], 1) for place, accuracy in accuracies.items() if accuracy is not None}
+        {
+            position: round(100 * accuracy["mean"], 1)
+            for position, accuracy in accuracies.items()
+            if accuracy is not None
+        }
     )
     return [
-        {**record, "paper_rank": paper.get(place), "rank": measured.get(place)} for place, record in enumerate(records)
+        {**record, "paper_rank": paper.get(position), "rank": measured.get(position)}
+        for position, record in enumerate(records)
     ]
 
 
-def _claim(claim: Claim, results_by_model: ResultsByModel, seed: int) -> dict[str, Any]:
-    compared = [_compare(weights, results_by_model, claim.scope, seed) for weights in claim.sums]
+def _claim(claim: Claim, outcomes_by_model: OutcomesByModel, seed: int) -> dict[str, Any]:
+    compared = [_compare(weights, outcomes_by_model, claim.scope, seed) for weights in claim.sums]
     return {
         "text": claim.text,
         "scope": claim.scope,
@@ -161,14 +165,16 @@ def _claim(claim: Claim, results_by_model: ResultsByModel, seed: int) -> dict[st
     }
 
 
-def _compare(weights: Mapping[Cell, float], results_by_model: ResultsByModel, scope: Scope, seed: int) -> Comparison:
-    return compare([(weight, _answers(cell, results_by_model, scope)) for cell, weight in weights.items()], seed)
+def _compare(
+    weights: Mapping[MeasuredCell, float], outcomes_by_model: OutcomesByModel, scope: Scope, seed: int
+) -> Comparison:
+    return compare([(weight, _answers(cell, outcomes_by_model, scope)) for cell, weight in weights.items()], seed)
 
 
-def _answers(cell: Cell, results_by_model: ResultsByModel, scope: Scope) -> list[Answers]:
+def _answers(cell: MeasuredCell, outcomes_by_model: OutcomesByModel, scope: Scope) -> list[SeedAnswers]:
     model, point = cell
     made = []
-    for results in results_by_model[model]:
+    for results in outcomes_by_model[model]:
         questions = SCOPES[scope](results.measure, results.taken(point, results.questions))
         right = results.right(point, questions)
         by_split = scope == "official" and results.measure.metric == "infoseek"
@@ -176,26 +182,24 @@ def _answers(cell: Cell, results_by_model: ResultsByModel, scope: Scope) -> list
     return made
 
 
-def _shares(results: Sequence[Results], point: str, name: str) -> list[float]:
+def _shares(results: Sequence[GridOutcomes], point: str, name: str) -> list[float]:
     shares = [
-        seed_results.share(
-            point, name, seed_results.measure.official(seed_results.taken(point, seed_results.questions))
-        )
-        for seed_results in results
+        outcomes.share(point, name, outcomes.measure.official(outcomes.taken(point, outcomes.questions)))
+        for outcomes in results
     ]
     return [value for value in shares if value is not None]
 
 
-def _fallbacks(results: Sequence[Results], point: str) -> list[float]:
+def _fallbacks(results: Sequence[GridOutcomes], point: str) -> list[float]:
     shares = [
-        seed_results.troubled(point, seed_results.measure.official(seed_results.taken(point, seed_results.questions)))
-        for seed_results in results
+        outcomes.troubled(point, outcomes.measure.official(outcomes.taken(point, outcomes.questions)))
+        for outcomes in results
     ]
     return [value for value in shares if value is not None]
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean and standard deviation over seeds; None if there is nothing."""
+    """Return mean and standard deviation over seeds; None without values."""
     if not values:
         return None
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""How far one setting is ahead of another, over seeds and questions, and what that says of a paper's claim."""
+"""Leads of one setting over another, over seeds and questions, and verdicts on claims."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Verdict = Literal["holds", "within noise", "does not hold", "not measured"]
 Draws = tuple[np.ndarray, np.ndarray]
 
 RESAMPLES = 2000
-"""Of a comparison; enough for the second digit of a 95 % interval's ends."""
+"""Resamples of a comparison; enough for the second digit of a 95 % interval."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """One setting's answers with one seed.
+class SeedAnswers:
+    """Answers of one setting with one seed.
 
     Attributes:
         ids: Ids of the questions.
-        unseen: Whether each is of an unseen_question split, shape (questions,); all False where the score is the mean.
+        unseen: True for questions of an unseen_question split, shape (questions,); all False if the score is the mean.
         right: Correctness, shape (questions,).
     """
 
@@ -35,7 +35,7 @@ class Answers:
 
     @property
     def score(self) -> float:
-        """InfoSeek's overall score, the harmonic mean of two splits' means; else, or of one split alone, the mean."""
+        """InfoSeek's overall score, the harmonic mean of two splits' means; the mean if there is one split."""
         if self.unseen.all() or not self.unseen.any():
             return float(self.right.mean())
         return harmonic(np.column_stack([self.unseen, self.right]))
@@ -43,7 +43,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far one setting is ahead of another: the mean over seeds, and its 95 % interval."""
+    """Lead of one setting over another: the mean over seeds, and its 95 % interval."""
 
     value: float
     low: float
@@ -57,29 +57,29 @@ class Comparison:
         return "does not hold" if self.high < 0 else "within noise"
 
 
-Term = tuple[float, Sequence[Answers]]
-"""A weight, and one setting's answers, one item a seed."""
+Term = tuple[float, Sequence[SeedAnswers]]
+"""A weight, and one setting's answers, one item per seed."""
 
 
 def answers(
     questions: Sequence[Question], right: Sequence[float] | np.ndarray, *, source: str = "", by_split: bool = True
-) -> Answers:
-    """Answers from questions and their correctness.
+) -> SeedAnswers:
+    """Make answers from questions and their correctness.
 
     Args:
         questions: The questions.
-        right: Correctness, one number a question.
+        right: Correctness of each question.
         source: The data set's fingerprint; questions of two data sets are never the same.
-        by_split: Whether the score is the official one over splits, or the mean over all questions.
+        by_split: Use the official score over splits; else the mean over all questions.
     """
     unseen = np.array([by_split and infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
-    return Answers(tuple(f"{source}/{q.id}" for q in questions), unseen, np.asarray(right, dtype=float))
+    return SeedAnswers(tuple(f"{source}/{q.id}" for q in questions), unseen, np.asarray(right, dtype=float))
 
 
 def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Comparison:
-    """A weighted sum of settings' scores, mean over seeds, with an interval over seeds and questions.
+    """Compute a weighted sum of settings' scores, mean over seeds, with an interval over seeds and questions.
 
-    `[(1, a), (-1, b)]` is how far a is ahead of b. Each resample draws as many seeds as there are, with replacement,
+    `[(1, a), (-1, b)]` is the lead of a over b. Each resample draws as many seeds as there are, with replacement,
     and the questions of each split of each seed. Where seeds were asked the same questions, they share the draw of
     questions, since these questions' luck is the same in all of them.
 
@@ -89,7 +89,7 @@ def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Com
         resamples: Number of resamples.
 
     Raises:
-        ValueError: There is no term or no seed, or two settings were not asked the same questions.
+        ValueError: Terms or seeds are missing, or two settings answered different questions.
     """
     question_ids = {tuple(seed_answers.ids for seed_answers in setting) for _, setting in terms}
     if len(question_ids) != 1 or not next(iter(question_ids)):
@@ -109,7 +109,7 @@ def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Com
 
 
 def verdict_of(comparisons: Sequence[Comparison]) -> Verdict:
-    """The verdict on a claim that rests on several comparisons: it holds if all hold, and not if one is reversed."""
+    """Return the verdict on a claim of several comparisons: it holds if all hold, and not if one is reversed."""
     verdicts = {comparison.verdict for comparison in comparisons}
     if not verdicts:
         return "not measured"
@@ -119,7 +119,7 @@ def verdict_of(comparisons: Sequence[Comparison]) -> Verdict:
 
 
 def _draws(unseen: np.ndarray, generator: np.random.Generator, resamples: int) -> Draws:
-    """Positions of resampled questions of each split, each of shape (resamples, questions of the split)."""
+    """Draw positions of questions of each split, each of shape (resamples, questions of the split)."""
 
     def draw(positions: np.ndarray) -> np.ndarray:
         return (
@@ -132,7 +132,7 @@ def _draws(unseen: np.ndarray, generator: np.random.Generator, resamples: int) -
 
 
 def _scores(right: np.ndarray, draws: Draws) -> np.ndarray:
-    """The score of each resample, shape (resamples,)."""
+    """Return the score of each resample, shape (resamples,)."""
     means = [right[rows].mean(axis=1) for rows in draws if rows.shape[1]]
     if len(means) == 1:
         return means[0]

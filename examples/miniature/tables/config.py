@@ -1,4 +1,4 @@
-"""The settings of `tables.py`."""
+"""Settings of `papers_tables.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.values import Device, Dtype, InputFolder, Seed, SplitName, folder_problem, one_of, output_of
+from reflectune.core.values import Device, Dtype, Seed, SplitName, one_of, output_of
 from reflectune.examples.miniature.world.questions import SPLITS
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import ReadingConfig
@@ -33,18 +33,14 @@ class TablesConfig(MetricConfig, RerankerConfig):
     output: Annotated[str, output_of()] = setting(
         "",
         "folder for everything that is built, tables.json and tables.md",
-        needed="a folder for what is built and for the tables",
+        needed="a folder for stages and tables",
     )
     runs: list[str] = setting(
         [],
         "mR²AG: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
         "and so is a plain_checkpoint that one lacks",
     )
-    world: InputFolder = setting("", "MMKB-RAG: a finished world; made if unset")
-    index: str = setting("", "MMKB-RAG: its finished index; made if unset")
-    probes: str = setting("", "MMKB-RAG: finished probes of the base model; made if unset")
     probe_limit: int | None = setting(None, "MMKB-RAG: training questions to probe", ge=1)
-    rule: Literal["paper", "margin"] = setting("paper", "MMKB-RAG: the rule of the own labels")
     srt_balance: float | None = setting(3.0, "MMKB-RAG: most [NoRel] per [Rel]", gt=0)
     sizes: list[Annotated[float, Field(gt=0, le=1)]] = setting(
         [1.0, 0.5, 0.25, 0.1, 0.02], "MMKB-RAG: shares of the SRT labels in Table 5, 1.0 first"
@@ -52,7 +48,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
     equal_at: float = setting(
         1.0, "MMKB-RAG: of `sizes`, the one at which the external labeller is compared", gt=0, le=1
     )
-    least_steps: int = setting(150, "MMKB-RAG: a training on few labels takes at least so many steps", ge=1)
+    least_steps: int = setting(150, "MMKB-RAG: least steps of a training on few labels", ge=1)
     splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
     encoder: EncoderName = setting("miniature/clip", "the index's encoder")
@@ -69,9 +65,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
     gamma: float = setting(0.5, "the gate's threshold", ge=0, le=1)
     max_new_tokens: int = setting(16, "longest answer, in tokens", ge=1)
     max_reply_tokens: int = setting(64, "MMKB-RAG: longest reply of MCT, in tokens", ge=1)
-    token_budget: int | None = setting(
-        None, "most tokens in one forward pass; what the memory has room for if unset", ge=1
-    )
+    token_budget: int | None = setting(None, "most tokens in one forward pass; limited by free memory if unset", ge=1)
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     dtype: Dtype = setting("float32", "of answering and probing: float32, bfloat16 or float16")
     device: Device = setting("cpu", "cpu, cuda, or auto: each process's own")
@@ -93,30 +87,31 @@ class TablesConfig(MetricConfig, RerankerConfig):
 
     @cross_check
     def split_problems(self) -> Iterator[str]:
-        """Yield the problems of the splits."""
-        yield from self._split_problems()
-
-    @cross_check
-    def world_problems(self) -> Iterator[str]:
-        """Yield the problems of a finished world."""
-        if bool(self.index or self.probes) and not self.world:
-            yield "`world` is needed beside `index` and `probes`: they belong to it"
-        elif self.world:
-            named = {"index": folder_problem(self.index), "probes": folder_problem(self.probes)}
-            yield from [f"`{name}`: {told}" for name, told in named.items() if told]
+        """Yield the splits that are missing in a finished run's world, or in the one that will be made."""
+        if not self.splits:
+            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
+        for folder in self.runs:
+            yield from split_issues("splits", str(Path(folder, "world")), self.splits)
+        if missing := [name for name in self.splits if name not in SPLITS and len(self.runs) < len(self.seeds)]:
+            yield f"`splits`: a world has no split {', '.join(missing)}; it has {', '.join(SPLITS)}"
 
     @cross_check
     def metric_problems(self) -> Iterator[str]:
         """Yield the problems of the metric."""
-        yield from self.metric_issues(self.world)
+        yield from self.metric_issues("")
 
     @cross_check
     def size_problems(self) -> Iterator[str]:
-        """Yield the problems of the sizes and of k."""
-        yield from self._size_problems()
+        """Yield the problems of MMKB-RAG's sizes and k."""
+        if not self.sizes or self.sizes[0] != 1.0:
+            yield f"`sizes` should be shares above 0 and at most 1, 1.0 first; found {self.sizes}"
+        elif self.equal_at not in self.sizes:
+            yield f"`equal_at` should be one of `sizes`, found {self.equal_at}"
+        if any(k > self.documents for k in self.k):
+            yield f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}"
 
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
-        """The settings that points start from."""
+        """Return the settings that points start from."""
         return ReadingConfig(
             dataset=str(world),
             index=str(index),
@@ -137,23 +132,3 @@ class TablesConfig(MetricConfig, RerankerConfig):
             device=self.device,
             **{name: getattr(self, name) for name in RerankerConfig.model_fields},
         )
-
-    def _split_problems(self) -> list[str]:
-        """Which splits are missing in a world that is there, or that will be made."""
-        worlds = [str(Path(folder, "world")) for folder in self.runs] + [self.world]
-        issues = [issue for world in worlds for issue in split_issues("splits", world, self.splits)]
-        if not issues and not self.world and len(self.runs) < len(self.seeds):
-            missing = [name for name in self.splits if name not in SPLITS]
-            issues += [f"`splits`: a world has no split {name}; it has {', '.join(SPLITS)}" for name in missing]
-        return issues if self.splits else ["`splits` is empty; name at least one split, e.g. val_unseen_entity"]
-
-    def _size_problems(self) -> list[str]:
-        """What is wrong with the sizes of Tables 4 and 5 of MMKB-RAG."""
-        issues: list[str] = []
-        if not self.sizes or self.sizes[0] != 1.0 or any(not 0 < size <= 1 for size in self.sizes):
-            issues.append(f"`sizes` should be shares above 0 and at most 1, 1.0 first; found {self.sizes}")
-        elif self.equal_at not in self.sizes:
-            issues.append(f"`equal_at` should be one of `sizes`, found {self.equal_at}")
-        if any(not 1 <= k <= self.documents for k in self.k):
-            issues.append(f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}")
-        return issues

@@ -9,19 +9,19 @@ Record = Mapping[str, Any]
 
 
 def markdown(record: Record) -> str:
-    """The content of tables.json as Markdown."""
+    """Return the content of tables.json as Markdown."""
     parts = [f"# {record['title']}", "", f"`{record['command']}`", "", record["lead"], ""]
     for table in record["tables"]:
         parts += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *rows(table), ""]
         parts += [*claims(table["claims"]), ""] if table["claims"] else []
-    return "\n".join([*parts, "## Minutes", "", *minutes(record["minutes"]), ""])
+    return "\n".join(parts)
 
 
 def rows(table: Record) -> list[str]:
-    """A table: mean ± standard deviation over seeds in per cent.
+    """Return the lines of a table: mean ± standard deviation over seeds in per cent.
 
-    Where the paper has such rows: their order in the paper and here, 1 for the highest; equal ones share a rank.
-    `fell back`: the share of questions where nothing was relevant, or MCT's reply was malformed.
+    Rows that the paper has, too, have its rank and ours, 1 for the highest. `fell back` is the share of questions where
+    nothing was relevant, or MCT's reply was malformed.
     """
     has_ranks = any(row["paper_rank"] is not None for row in table["rows"])
     columns = ["accuracy", *(["visual"] if table["visual"] else []), "retrieved", "passages", "fell back"]
@@ -37,30 +37,20 @@ def rows(table: Record) -> list[str]:
 
 
 def claims(records: Sequence[Record]) -> list[str]:
-    """One line a claim: verdict, words, and the smallest lead that it rests on."""
+    """Return a line per claim: text, verdict, and the smallest lead that it rests on."""
     lines = [_line(["claim", "verdict", "lead, in points (95 % interval)"]), _line(["---", "---", "---"])]
     for claim in records:
-        least = min(claim["sums"], key=lambda lead: float(lead["value"]), default=None)
-        told = ""
+        least = min(claim["sums"], key=lambda total: float(total["value"]), default=None)
+        lead = ""
         if least is not None:
-            told = f"{100 * least['value']:+.1f} ({100 * least['low']:+.1f} to {100 * least['high']:+.1f})"
-            told += f", the smallest of {len(claim['sums'])}: {_sum(least['of'])}" if len(claim["sums"]) > 1 else ""
-        lines.append(_line([claim["text"], f"**{claim['verdict']}**", told]))
+            lead = f"{100 * least['value']:+.1f} ({100 * least['low']:+.1f} to {100 * least['high']:+.1f})"
+            lead += f", the smallest of {len(claim['sums'])}: {_sum(least['of'])}" if len(claim["sums"]) > 1 else ""
+        lines.append(_line([claim["text"], f"**{claim['verdict']}**", lead]))
     return lines
 
 
-def minutes(records: Sequence[Record]) -> list[str]:
-    """One line a stage: what was expected, and what it took."""
-    lines = [_line(["stage", "estimated", "real", ""]), _line(["---", "--:", "--:", "---"])]
-    for stage in records:
-        told = "finished before" if stage["reused"] else ""
-        lines.append(_line([stage["name"], f"{stage['estimated']:.1f}", f"{stage['real']:.1f}", told]))
-    total = [sum(float(stage[name]) for stage in records) for name in ("estimated", "real")]
-    return [*lines, _line(["in all", *(f"{value:.1f}" for value in total), ""])]
-
-
 def _sum(terms: Sequence[Sequence[Any]]) -> str:
-    """A sum of cells in words, `full over rel`: their points, or their models where the point is the same for all."""
+    """Return a sum of cells in words, `full over rel`: their points, or their models if all points are equal."""
     column = 1 if len({point for _, point, _ in terms}) > 1 else 0
     sides = [" + ".join(term[column] for term in terms if (term[2] > 0) is ahead) for ahead in (True, False)]
     return f"{sides[0]} over {sides[1]}"
@@ -70,8 +60,8 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _rank(place: int | None) -> str:
-    return "" if place is None else str(place)
+def _rank(rank: int | None) -> str:
+    return "" if rank is None else str(rank)
 
 
 def _percent(spread: Record | None) -> str:

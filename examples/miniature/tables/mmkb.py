@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead, paper_column
+from reflectune.examples.miniature.tables.claims import Claim, MeasuredCell, PaperTable, TableRow, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
-from reflectune.examples.miniature.tables.mmkb_stages import (
-    MINUTES,
-    MODEL,
-    STRING,
-    labels,
-    own_labels,
-    preparation,
-    training,
-)
-from reflectune.examples.miniature.tables.stages import Answering, Plan, Stage
+from reflectune.examples.miniature.tables.mmkb_stages import MODEL, STRING, labels, own_labels, preparation, training
+from reflectune.examples.miniature.tables.stages import Answering, TablesPlan
 from reflectune.inference.sweeps.points import Point
 
 TOKENS = {
@@ -26,38 +19,37 @@ TOKENS = {
     "SRT + MCT": (False, True, True),
     "RET + SRT + MCT": (True, True, True),
 }
-"""Table 2: which of the three are on."""
+"""RET, SRT and MCT of each row of Table 2."""
 
 MCT = ("merge", "rerank", "filter")
-"""Table 4: the kinds of MCT."""
+"""Kinds of MCT in Table 4."""
 
 SRT_ALONE = Point("SRT", {"ret": False, "srt": True, "k": "auto", "mct": "none"})
 
 
-def plan(config: TablesConfig) -> Plan:
-    """What the tables need: one set of probes, its labels in several sizes, and a training of each per seed."""
-    prepared = preparation(config)
-    stages: list[Stage] = list(prepared.stages)
+def plan(config: TablesConfig) -> TablesPlan:
+    """Return one set of probes, its labels in several sizes, and a training of each per seed."""
+    stages = preparation(config)
     answering: list[Answering] = []
     names = [MODEL, *(own_labels(size) for size in config.sizes), STRING]
-    stages += [labels(config, prepared, name) for name in names]
+    stages += [labels(config, name) for name in names]
+    world, index = Path(config.output, "world"), Path(config.output, "index")
     for seed in config.seeds:
         for name in names:
             stage = training(config, name, seed)
             stages.append(stage)
             points = _points(config) if name == MODEL else [SRT_ALONE]
-            estimate = MINUTES["answer" if name == MODEL else "answer_size"]
-            answering.append(Answering(name, seed, prepared.world, prepared.index, stage.folder, points, estimate))
-    return Plan("MMKB-RAG's ablations in miniature", stages, answering, tables(config))
+            answering.append(Answering(name, seed, world, index, stage.folder, points))
+    return TablesPlan("MMKB-RAG's ablations in miniature", stages, answering, tables(config))
 
 
-def tables(config: TablesConfig) -> list[Table]:
-    """The tables, and what the paper says of them."""
+def tables(config: TablesConfig) -> list[PaperTable]:
+    """Return the tables, and the paper's claims about them."""
     return [_tokens(config), _by_k(config), _by_mct(config), _by_labels(config)]
 
 
 def _points(config: TablesConfig) -> list[Point]:
-    """Every setting of Tables 2 to 4, once."""
+    """Return every setting of Tables 2 to 4 once."""
     points = [Point("closed book", {"pipeline": "closed_book"})]
     for name, (ret, srt, mct) in TOKENS.items():
         settings: dict[str, Any] = {"ret": ret, "srt": srt, "k": "auto", "mct": config.mct if mct else "none"}
@@ -75,19 +67,19 @@ def _ks(config: TablesConfig) -> list[str]:
     return ["auto", *map(str, config.k)]
 
 
-def _tokens(config: TablesConfig) -> Table:
-    cells: dict[str, Cell] = {name: (MODEL, name) for name in TOKENS}
+def _tokens(config: TablesConfig) -> PaperTable:
+    cells: dict[str, MeasuredCell] = {name: (MODEL, name) for name in TOKENS}
     every = "RET + SRT + MCT"
-    return Table(
+    return PaperTable(
         "Table 2: the three tokens",
         [
-            Row("closed book", (MODEL, "closed book")),
-            *(Row(name, cell, paper_column("mmkb_rag", "2")[name]) for name, cell in cells.items()),
+            TableRow("closed book", (MODEL, "closed book")),
+            *(TableRow(name, cell, paper_column("mmkb_rag", "2")[name]) for name, cell in cells.items()),
         ],
         [
             Claim("RET improves the answers", ahead(cells["RET"], cells["none"])),
             Claim(
-                "RET's effect is smaller beside the other tokens",
+                "RET's effect is smaller with the other tokens",
                 [{cells["RET"]: 1.0, cells["none"]: -1.0, cells[every]: -1.0, cells["SRT + MCT"]: 1.0}],
             ),
             Claim(
@@ -105,29 +97,29 @@ def _tokens(config: TablesConfig) -> Table:
     )
 
 
-def _by_k(config: TablesConfig) -> Table:
-    cells: dict[str, Cell] = {k: (MODEL, f"none k={k}") for k in _ks(config)}
+def _by_k(config: TablesConfig) -> PaperTable:
+    cells: dict[str, MeasuredCell] = {k: (MODEL, f"none k={k}") for k in _ks(config)}
     claims = []
     if "5" in cells:
         claims.append(Claim("k = 5 is the best", ahead(cells["5"], *cells.values())))
         claims += [Claim("k = 20 is far behind", ahead(cells["5"], cells["20"]))] if "20" in cells else []
     if "1" in cells:
         claims.append(Claim("One document is not enough: auto is ahead of k = 1", ahead(cells["auto"], cells["1"])))
-    return Table(
+    return PaperTable(
         "Table 3: number of documents after SRT",
-        [Row(f"k = {k}", cell, paper_column("mmkb_rag", "3").get(k)) for k, cell in cells.items()],
+        [TableRow(f"k = {k}", cell, paper_column("mmkb_rag", "3").get(k)) for k, cell in cells.items()],
         claims,
         "RET and MCT off.",
     )
 
 
-def _by_mct(config: TablesConfig) -> Table:
-    cells: dict[tuple[str, str], Cell] = {(how, k): (MODEL, f"{how} k={k}") for k in _ks(config) for how in MCT}
+def _by_mct(config: TablesConfig) -> PaperTable:
+    cells: dict[tuple[str, str], MeasuredCell] = {(how, k): (MODEL, f"{how} k={k}") for k in _ks(config) for how in MCT}
     several = [k for k in _ks(config) if k != "1"]  # MCT needs two documents
-    return Table(
+    return PaperTable(
         "Table 4: kind of MCT and number of documents",
         [
-            Row(f"{how}, k = {k}", cells[how, k], paper_column("mmkb_rag", "4").get(f"{how}, {k}"))
+            TableRow(f"{how}, k = {k}", cells[how, k], paper_column("mmkb_rag", "4").get(f"{how}, {k}"))
             for k in several
             for how in MCT
         ],
@@ -150,10 +142,10 @@ def _by_mct(config: TablesConfig) -> Table:
     )
 
 
-def _by_labels(config: TablesConfig) -> Table:
-    cells: dict[float, Cell] = {size: (own_labels(size), SRT_ALONE.name) for size in config.sizes}
+def _by_labels(config: TablesConfig) -> PaperTable:
+    cells: dict[float, MeasuredCell] = {size: (own_labels(size), SRT_ALONE.name) for size in config.sizes}
     smallest, paper = min(config.sizes), paper_column("mmkb_rag", "5")
-    string: Cell = (STRING, SRT_ALONE.name)
+    string: MeasuredCell = (STRING, SRT_ALONE.name)
     claims = [
         Claim(
             "The model's own labels are better than an external labeller's at equal size",
@@ -164,11 +156,11 @@ def _by_labels(config: TablesConfig) -> Table:
         claims.append(
             Claim(f"{smallest:.0%} of the labels is better than all of them", ahead(cells[smallest], cells[1.0]))
         )
-    return Table(
+    return PaperTable(
         "Table 5: who labels SRT's documents, and how many labels there are",
         [
-            Row(f"string search, as many as {own_labels(config.equal_at)}", string, paper["GPT-4o, 2,000 labels"]),
-            *(Row(own_labels(size), cells[size], paper.get(f"own, {100 * size:g} %")) for size in config.sizes),
+            TableRow(f"string search, as many as {own_labels(config.equal_at)}", string, paper["GPT-4o, 2,000 labels"]),
+            *(TableRow(own_labels(size), cells[size], paper.get(f"own, {100 * size:g} %")) for size in config.sizes),
         ],
         claims,
         "Trained on SRT alone; RET and MCT off, `k: auto`. The paper's external labeller is GPT-4o with 2,000 labels; "

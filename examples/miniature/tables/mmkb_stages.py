@@ -1,10 +1,8 @@
-"""How MMKB-RAG's tables are prepared: world, index, probes, labels in several sizes, and the trainings on them."""
+"""Stages of MMKB-RAG's tables: world, index, probes, labels in several sizes, and trainings on them."""
 
 from __future__ import annotations
 
-import importlib.resources
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,107 +10,63 @@ import yaml
 
 from reflectune.core.durable import read_json
 from reflectune.examples.miniature.tables.config import TablesConfig
-from reflectune.examples.miniature.tables.stages import Stage
+from reflectune.examples.miniature.tables.stages import BuildStage
+from reflectune.examples.staging import CONFIGS
 
 MODEL = "all three tasks"
 STRING = "string labels"
 
-MINUTES = {
-    "world": 0.1,
-    "index": 0.1,
-    "probe": 2.0,
-    "labels": 0.1,
-    "train": 3.0,
-    "train_size": 0.9,
-    "answer": 2.0,
-    "answer_size": 0.4,
-}
-"""On two idle cores, with the settings of configs/examples/miniature/tables_mmkb.yaml."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What all settings and seeds share, and the stages that make it."""
-
-    world: Path
-    index: Path
-    probes: Path
-    stages: tuple[Stage, ...]
-
 
 def own_labels(size: float) -> str:
-    """The name of the model that was trained on a share of its own labels."""
+    """Return the name of the model that was trained on a share of its own labels."""
     return f"own labels {size:.0%}"
 
 
-def preparation(config: TablesConfig) -> Prepared:
-    """World, index and probes: those that the config names, or stages that make them."""
+def preparation(config: TablesConfig) -> list[BuildStage]:
+    """Return the stages that all models share: world, index and probes."""
     output = Path(config.output)
-    world = Path(config.world or output / "world")
-    index = Path(config.index or output / "index")
-    probes = Path(config.probes or output / "probes")
-    shared = {"encoder": config.encoder, "dataset": world, "index": index, "device": config.device}
-    stages = {
-        "world": ("data_builders.build_world", "world.yaml", {"output": world, "seed": config.seed}, world),
-        "index": (
-            "retrieval.build_index",
-            "index.yaml",
-            {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index},
-            index,
-        ),
-        "probe": (
-            "data_builders.probe",
-            "probe.yaml",
-            {
-                **shared,
-                "model": config.base_model,
-                "limit": config.probe_limit,
-                "dtype": None if config.dtype == "float32" else config.dtype,  # the recipe's own
-                "output": probes,
-            },
-            probes,
-        ),
+    world, index, probes = output / "world", output / "index", output / "probes"
+    indexed = {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index}
+    probed = {
+        "dataset": world,
+        "index": index,
+        "encoder": config.encoder,
+        "model": config.base_model,
+        "limit": config.probe_limit,
+        "dtype": None if config.dtype == "float32" else config.dtype,  # the recipe's own
+        "device": config.device,
+        "output": probes,
     }
-    given = {"world": config.world, "index": config.index, "probe": config.probes}
-    made = [
-        Stage(name, module, f"examples/miniature/{file}", settings, folder, MINUTES[name])
-        for name, (module, file, settings, folder) in stages.items()
-        if not given[name]
+    made = {"output": world, "seed": config.seed}
+    return [
+        BuildStage("world", "examples.miniature.build_world", "world.yaml", made, world),
+        BuildStage("index", "retrieval.build_index", "index.yaml", indexed, index),
+        BuildStage("probe", "data_builders.probe", "probe.yaml", probed, probes),
     ]
-    return Prepared(world, index, probes, tuple(made))
 
 
-def labels(config: TablesConfig, prepared: Prepared, name: str) -> Stage:
-    """The labels that a model is trained on: all three tasks, or SRT alone in some number."""
+def labels(config: TablesConfig, name: str) -> BuildStage:
+    """Return the stage that derives a model's labels: of all three tasks, or of SRT alone in some number."""
     folder = _folder(config, name) / "labels"
     settings: dict[str, Any] = {
-        "probes": prepared.probes,
-        "dataset": prepared.world,
+        "probes": Path(config.output, "probes"),
+        "dataset": Path(config.output, "world"),
         "output": folder,
-        "rule": config.rule,
         "srt_balance": config.srt_balance,
         "seed": config.seed,
         "proofread": 0,
     }
     if name != MODEL:
-        # one example of each other task, as many as the command can do with, so that SRT alone is compared
+        # one example of each other task, the least that the command takes, so that SRT alone is compared
         share = config.equal_at if name == STRING else _size(config, name)
         settings |= {"ret_limit": 1, "mct_limit": 1, "srt_limit": lambda: srt_labels(config, share)}
     if name == STRING:
         settings["labeller"] = "string"
-    return Stage(
-        f"labels: {name}",
-        "data_builders.derive_labels",
-        "examples/miniature/derive_labels.yaml",
-        settings,
-        folder,
-        MINUTES["labels"],
-    )
+    return BuildStage(f"labels: {name}", "data_builders.derive_labels", "derive_labels.yaml", settings, folder)
 
 
-def training(config: TablesConfig, name: str, seed: int) -> Stage:
-    """A training on a model's labels."""
-    recipe = f"miniature/mmkb_{config.method}.yaml"
+def training(config: TablesConfig, name: str, seed: int) -> BuildStage:
+    """Return the stage that trains on a model's labels."""
     folder = _folder(config, name) / f"checkpoint-{seed}"
     settings: dict[str, Any] = {
         "model": config.base_model,
@@ -124,27 +78,18 @@ def training(config: TablesConfig, name: str, seed: int) -> Stage:
     }
     if name != MODEL:
         settings["max_steps"] = lambda: steps(config, name)
-    return Stage(
-        f"fine-tuning: {name}, seed {seed}",
-        "train.sft",
-        recipe,
-        settings,
-        folder,
-        MINUTES["train" if name == MODEL else "train_size"],
-    )
+    return BuildStage(f"train: {name}, seed {seed}", "train.sft", f"mmkb_{config.method}.yaml", settings, folder)
 
 
 def srt_labels(config: TablesConfig, share: float) -> int:
-    """How many SRT labels a share of the model's own is; at least one."""
+    """Return the number of SRT labels in a share of the model's own; at least 1."""
     count = _statistics(config, MODEL)["taken"]["srt"]["examples"]
     return max(1, round(share * int(count)))
 
 
 def steps(config: TablesConfig, name: str) -> int:
-    """Steps of a training on SRT alone: the recipe's epochs, or `least_steps` if that is more."""
-    recipes = importlib.resources.files("reflectune.configs")
-    text = recipes.joinpath(f"examples/miniature/mmkb_{config.method}.yaml").read_text()
-    recipe = yaml.safe_load(text)
+    """Return the steps of a training on SRT alone: the recipe's epochs, at least `least_steps`."""
+    recipe = yaml.safe_load((CONFIGS / f"examples/miniature/mmkb_{config.method}.yaml").read_text())
     batches = math.ceil(_statistics(config, name)["examples"] / recipe["per_device_train_batch_size"])
     return max(config.least_steps, round(batches * float(config.epochs or recipe["epochs"])))
 

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectune.core.durable import read_json
-from reflectune.examples.miniature.tables.claims import Cell, Claim, Row, Table, ahead, paper_column
+from reflectune.examples.miniature.tables.claims import Claim, MeasuredCell, PaperTable, TableRow, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
-from reflectune.examples.miniature.tables.stages import Answering, Plan, Stage
+from reflectune.examples.miniature.tables.stages import Answering, BuildStage, TablesPlan
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.sweeps.points import START, Point
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
 MODEL = "mr2ag"
 ENTRIES = (1, 3, 5, 10)
-"""Table 6: numbers of retrieved entries."""
-
-MINUTES = {"world": 0.1, "index": 0.1, "data": 0.1, "train": 4.0, "plain": 0.3, "plain_train": 2.0, "answer": 6.0}
-"""On two idle cores."""
+"""Numbers of retrieved entries in Table 6."""
 
 TUNINGS = {"": "base", "_tuned": "tuned"}
-"""Endings of baselines' names, and which model reads."""
+"""The model that reads, by the ending of a baseline's name."""
 
 TAUGHT = (
     " The miniatures were pre-trained to read up to five entries whole: what naive mRAG makes of ten whole says "
@@ -30,17 +27,17 @@ TAUGHT = (
 )
 
 NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages"}
-"""Baselines that read of N entries, and what of them."""
+"""Evidence of the baselines that read N entries."""
 RECORD = "trainer_state.json"
-"""What a training leaves beside its weights."""
+"""File of a training with its steps, epochs and tokens."""
 
 
-def plan(config: TablesConfig) -> Plan:
-    """What the tables need: a world, an index, data and two fine-tuned models per seed, unless a run has them.
+def plan(config: TablesConfig) -> TablesPlan:
+    """Return a world, an index, data and two fine-tuned models per seed, unless a finished run has them.
 
-    The second one is the baselines': the same base, tuned on the same questions without reflection.
+    The second model is the baselines': the same base, tuned on the same questions without reflection.
     """
-    stages: list[Stage] = []
+    stages: list[BuildStage] = []
     answering = []
     for number, seed in enumerate(config.seeds):
         finished = config.runs[number] if number < len(config.runs) else ""
@@ -52,28 +49,18 @@ def plan(config: TablesConfig) -> Plan:
         if not finished or not (plain / "scheme.json").is_file():
             stages += _plain_stages(config, run, made, seed)
             plain = made / "plain_checkpoint"
-        answering.append(
-            Answering(
-                MODEL,
-                seed,
-                run / "world",
-                run / "index",
-                run / "checkpoint",
-                points(config),
-                estimate=MINUTES["answer"],
-                plain=plain,
-            )
-        )
-    return Plan("mR²AG's ablations in miniature", stages, answering, tables(config, answering))
+        folders = (run / "world", run / "index", run / "checkpoint")
+        answering.append(Answering(MODEL, seed, *folders, points(config), plain=plain))
+    return TablesPlan("mR²AG's ablations in miniature", stages, answering, tables(config, answering))
 
 
 def depths(config: TablesConfig) -> list[int]:
-    """The numbers of entries at which mR²AG and the baselines are compared: Table 6's, and the config's own."""
+    """Return the numbers of entries at which mR²AG and the baselines are compared: Table 6's and the config's."""
     return sorted({*ENTRIES, config.top_n})
 
 
 def points(config: TablesConfig) -> list[Point]:
-    """Every setting of the tables, once."""
+    """Return every setting of the tables once."""
     return [
         Point(START),
         *(Point(f"ranking={name}", {"ranking": name}) for name in RANKINGS),
@@ -100,11 +87,11 @@ def points(config: TablesConfig) -> list[Point]:
     ]
 
 
-def baselines(count: int) -> list[Cell]:
-    """What mR²AG at `count` entries is compared with: none of these reads of more entries, or is told the right one.
+def baselines(count: int) -> list[MeasuredCell]:
+    """Return the baselines of mR²AG at `count` entries. None reads more entries, or is given the right one.
 
-    They are the baselines of `evaluate` (`BASELINES`): closed book, naive mRAG of one entry and of `count` entries
-    whole, and the best passages of these, each by the base and by the model that was tuned without reflection.
+    They are `evaluate`'s baselines: closed book, naive mRAG of one entry and of `count` entries whole, and the best
+    passages of these, each by the base and by the model that was tuned without reflection.
     """
     names = [f"closed_book{ending}" for ending in TUNINGS]
     names += [f"naive_rag_articles{ending} top_n=1" for ending in TUNINGS]
@@ -112,12 +99,12 @@ def baselines(count: int) -> list[Cell]:
     return [(MODEL, name) for name in dict.fromkeys(names)]
 
 
-def tables(config: TablesConfig, answering: Sequence[Answering] = ()) -> list[Table]:
-    """The tables, and what the paper says of them."""
+def tables(config: TablesConfig, answering: Sequence[Answering] = ()) -> list[PaperTable]:
+    """Return the tables, and the paper's claims about them."""
     return [_retrieved_and_oracle(config, answering), _rankings(), _entries(config), _reflections()]
 
 
-def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) -> Table:
+def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) -> PaperTable:
     count, paper = config.top_n, paper_column("mr2ag", "1")
     several = f"{count} entries" if count > 1 else "1 entry"
     mr2ag, oracle = (MODEL, START), (MODEL, "oracle")
@@ -128,12 +115,12 @@ def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) 
         *(_both("naive mRAG, 1 entry", "naive_rag_articles{} top_n=1") if count > 1 else []),
         *_both(f"naive mRAG, {several} whole", f"naive_rag_articles{{}} top_n={count}", None, paper["LLaVA-mRAG"]),
         *_both(f"best passages of {several}", f"naive_rag_passages{{}} top_n={count}", None, paper["LLaVA-SFR"]),
-        Row(f"mR²AG, {several}", mr2ag, paper["LLaVA-mR²AG"]),
+        TableRow(f"mR²AG, {several}", mr2ag, paper["LLaVA-mR²AG"]),
         *_both("naive mRAG, oracle entry whole", "oracle_article{}", None, paper["LLaVA-mRAG, oracle"]),
         *_both("best passages of the oracle entry", "oracle_passages{}", None, paper["LLaVA-SFR, oracle"]),
-        Row("mR²AG, oracle entry", oracle, paper["LLaVA-mR²AG, oracle"]),
+        TableRow("mR²AG, oracle entry", oracle, paper["LLaVA-mR²AG, oracle"]),
     ]
-    return Table(
+    return PaperTable(
         "Table 1: retrieved and oracle knowledge",
         rows,
         [
@@ -146,16 +133,17 @@ def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) 
     )
 
 
-def _both(title: str, point: str, base: float | None = None, tuned: float | None = None) -> list[Row]:
-    """The rows of a baseline that the base reads, and the tuned model; `{}` of the point is where the ending goes."""
+def _both(title: str, point: str, base: float | None = None, tuned: float | None = None) -> list[TableRow]:
+    """Return the rows of a baseline, by the base and by the tuned model. `{}` in `point` is replaced by the ending."""
     numbers = {"": base, "_tuned": tuned}
     return [
-        Row(f"{title} ({told})", (MODEL, point.format(ending)), numbers[ending]) for ending, told in TUNINGS.items()
+        TableRow(f"{title} ({model})", (MODEL, point.format(ending)), numbers[ending])
+        for ending, model in TUNINGS.items()
     ]
 
 
 def _what_both_got(config: TablesConfig, answering: Sequence[Answering]) -> str:
-    """The caption of Table 1: what mR²AG and the baselines were given alike, and how long each was tuned."""
+    """Return the caption of Table 1: the evidence and instruction of all rows, and how long each model was tuned."""
     mr2ag = tuning([tuned_model.checkpoint for tuned_model in answering])
     plain = tuning([tuned_model.plain for tuned_model in answering if tuned_model.plain])
     reranker = " ".join(filter(None, (config.reranker, config.reranker_model)))
@@ -170,11 +158,11 @@ def _what_both_got(config: TablesConfig, answering: Sequence[Answering]) -> str:
     )
 
 
-def _rankings() -> Table:
-    cells: dict[str, Cell] = {name: (MODEL, f"ranking={name}") for name in RANKINGS}
-    return Table(
+def _rankings() -> PaperTable:
+    cells: dict[str, MeasuredCell] = {name: (MODEL, f"ranking={name}") for name in RANKINGS}
+    return PaperTable(
         "Table 5: rankings of candidate answers",
-        [Row(name, cell, paper_column("mr2ag", "5")[name]) for name, cell in cells.items()],
+        [TableRow(name, cell, paper_column("mr2ag", "5")[name]) for name, cell in cells.items()],
         [
             Claim(
                 "A random candidate is the worst", [s for name in RANKINGS for s in ahead(cells[name], cells["random"])]
@@ -186,15 +174,15 @@ def _rankings() -> Table:
     )
 
 
-def _entries(config: TablesConfig) -> Table:
-    cells: dict[int, Cell] = {count: (MODEL, f"top_n={count}") for count in depths(config)}
+def _entries(config: TablesConfig) -> PaperTable:
+    cells: dict[int, MeasuredCell] = {count: (MODEL, f"top_n={count}") for count in depths(config)}
     paper = paper_column("mr2ag", "6")
     rows = []
     for count, cell in cells.items():
-        rows.append(Row(f"{count}: mR²AG", cell, paper.get(str(count))))
-        for name, told in NAIVE.items():
-            rows += _both(f"{count}: naive mRAG, {told}", f"{name}{{}} top_n={count}")
-    return Table(
+        rows.append(TableRow(f"{count}: mR²AG", cell, paper.get(str(count))))
+        for name, evidence in NAIVE.items():
+            rows += _both(f"{count}: naive mRAG, {evidence}", f"{name}{{}} top_n={count}")
+    return PaperTable(
         "Table 6: number of retrieved entries",
         rows,
         [
@@ -206,22 +194,22 @@ def _entries(config: TablesConfig) -> Table:
             Claim("10 are better still", ahead(cells[10], cells[5])),
             Claim("but bring less than going from 1 to 5", [{cells[5]: 2.0, cells[1]: -1.0, cells[10]: -1.0}]),
         ],
-        "The paper's ranks, and ours beside them, are of mR²AG's rows. The best baseline is closed book, naive mRAG at "
+        "The paper's ranks and ours are of mR²AG's rows. The best baseline is closed book, naive mRAG at "
         "1 entry, or a row of as many entries; Table 1 says what all were given. The tuned baselines were tuned on "
         f"{config.top_n} entries." + (TAUGHT if config.base_model.startswith("miniature/") else ""),
     )
 
 
-def _reflections() -> Table:
+def _reflections() -> PaperTable:
     mr2ag = (MODEL, START)
     without = {name: (MODEL, f"{name}=off") for name in ("gate", "relevance", "both")}
-    return Table(
+    return PaperTable(
         "The two reflections, each left out",
         [
-            Row("mR²AG", mr2ag),
-            Row("without Retrieval-Reflection: always look up", without["gate"]),
-            Row("without Relevance-Reflection: every passage is relevant", without["relevance"]),
-            Row("without both", without["both"]),
+            TableRow("mR²AG", mr2ag),
+            TableRow("without Retrieval-Reflection: always look up", without["gate"]),
+            TableRow("without Relevance-Reflection: every passage is relevant", without["relevance"]),
+            TableRow("without both", without["both"]),
         ],
         [
             Claim("Retrieval-Reflection keeps visual questions right", ahead(mr2ag, without["gate"]), "visual"),
@@ -232,10 +220,12 @@ def _reflections() -> Table:
     )
 
 
-def _stages(config: TablesConfig, run: Path, seed: int) -> list[Stage]:
-    """The quick start, stage by stage, without its evaluation."""
+def _stages(config: TablesConfig, run: Path, seed: int) -> list[BuildStage]:
+    """Return the quick start's stages, without the baselines' and the evaluation."""
     world, index, data, checkpoint = (run / name for name in ("world", "index", "reflection", "checkpoint"))
-    training = {
+    indexed = {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index}
+    built = {"dataset": world, "index": index, "encoder": config.encoder, "output": data, "seed": seed}
+    trained = {
         "model": config.base_model,
         "train_data": data,
         "output_dir": checkpoint,
@@ -243,50 +233,23 @@ def _stages(config: TablesConfig, run: Path, seed: int) -> list[Stage]:
         "epochs": config.epochs,
         "device": "cpu" if config.device == "cpu" else "auto",
     }
+    made = {"output": world, "seed": seed}
     return [
-        Stage(
-            f"world, seed {seed}",
-            "data_builders.build_world",
-            "examples/miniature/world.yaml",
-            {"output": world, "seed": seed},
-            world,
-            MINUTES["world"],
-        ),
-        Stage(
-            f"index, seed {seed}",
-            "retrieval.build_index",
-            "examples/miniature/index.yaml",
-            {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index},
-            index,
-            MINUTES["index"],
-        ),
-        Stage(
-            f"data, seed {seed}",
-            "data_builders.build_mr2ag",
-            "miniature/mr2ag_data.yaml",
-            {"dataset": world, "index": index, "encoder": config.encoder, "output": data, "seed": seed},
-            data,
-            MINUTES["data"],
-        ),
-        Stage(
-            f"fine-tuning, seed {seed}",
-            "train.sft",
-            f"miniature/mr2ag_{config.method}.yaml",
-            training,
-            checkpoint,
-            MINUTES["train"],
-        ),
+        BuildStage(f"world, seed {seed}", "examples.miniature.build_world", "world.yaml", made, world),
+        BuildStage(f"index, seed {seed}", "retrieval.build_index", "index.yaml", indexed, index),
+        BuildStage(f"data, seed {seed}", "data_builders.build_mr2ag", "mr2ag_data.yaml", built, data),
+        BuildStage(f"train, seed {seed}", "train.sft", f"mr2ag_{config.method}.yaml", trained, checkpoint),
     ]
 
 
-def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> list[Stage]:
-    """The baselines' model: mR²AG-IT's own questions, answered from what naive mRAG reads.
+def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> list[BuildStage]:
+    """Return the stages of the baselines' model: mR²AG-IT's questions, answered from naive mRAG's evidence.
 
     Args:
         config: The settings.
-        run: Has the world, the index and mR²AG-IT.
-        made: The folder to build in.
-        seed: Of the training.
+        run: Folder with the world, the index and mR²AG-IT.
+        made: Folder to build in.
+        seed: Seed of the training.
     """
     plain, checkpoint = made / "plain", made / "plain_checkpoint"
     data = {
@@ -300,37 +263,23 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         "device": config.device,
         **{name: getattr(config, name) for name in RerankerConfig.model_fields},
     }
+    trained = {
+        "model": config.base_model,
+        "train_data": plain,
+        "output_dir": checkpoint,
+        "seed": seed,
+        "device": "cpu" if config.device == "cpu" else "auto",
+    }
     return [
-        Stage(
-            f"baselines' data, seed {seed}",
-            "data_builders.build_plain",
-            "examples/miniature/plain_data.yaml",
-            data,
-            plain,
-            MINUTES["plain"],
-        ),
-        Stage(
-            f"baselines' fine-tuning, seed {seed}",
-            "train.sft",
-            f"miniature/plain_{config.method}.yaml",
-            {
-                "model": config.base_model,
-                "train_data": plain,
-                "output_dir": checkpoint,
-                "seed": seed,
-                "device": "cpu" if config.device == "cpu" else "auto",
-            },
-            checkpoint,
-            MINUTES["plain_train"],
-        ),
+        BuildStage(f"plain data, seed {seed}", "data_builders.build_plain", "plain_data.yaml", data, plain),
+        BuildStage(f"plain train, seed {seed}", "train.sft", f"plain_{config.method}.yaml", trained, checkpoint),
     ]
 
 
 def tuning(folders: Sequence[Path]) -> str:
-    """The means over some checkpoints: `1,472 steps, 8.0 passes over the questions, 6.1 million tokens`.
+    """Return the means over checkpoints: `1,472 steps, 8.0 passes over the questions, 6.1 million tokens`.
 
-    Tokens are those that were read, passages included. They are left out where a training did not count them, and
-    everything is where one left no record.
+    Tokens include passages. They are left out if a training did not count them.
     """
     if not all((folder / RECORD).is_file() for folder in folders):
         return "a number of steps that is not recorded"
@@ -338,5 +287,5 @@ def tuning(folders: Sequence[Path]) -> str:
     steps, passes, tokens = (
         [state.get(name) or 0 for state in states] for name in ("global_step", "epoch", "num_input_tokens_seen")
     )
-    told = f"{statistics.mean(steps):,.0f} steps, {statistics.mean(passes):.1f} passes over the questions"
-    return f"{told}, {statistics.mean(tokens) / 1e6:.1f} million tokens" if all(tokens) else told
+    text = f"{statistics.mean(steps):,.0f} steps, {statistics.mean(passes):.1f} passes over the questions"
+    return f"{text}, {statistics.mean(tokens) / 1e6:.1f} million tokens" if all(tokens) else text

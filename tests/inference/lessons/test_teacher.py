@@ -8,7 +8,7 @@ import pytest
 
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.lessons.teacher import NOTHING, Teacher, teacher_of
+from reflectune.inference.lessons.teacher import NOTHING, TrajectoryTeacher, teacher_of
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import Prompt, WriteRequest, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr
@@ -50,7 +50,7 @@ def knowledge(tmp_path: Path) -> KnowledgeBase:
 
 
 @pytest.fixture
-def teacher(knowledge: KnowledgeBase) -> Teacher:
+def teacher(knowledge: KnowledgeBase) -> TrajectoryTeacher:
     made = teacher_of(ASKED, knowledge, ("{title} {heading}", "{title}"))
     assert made is not None
     return made
@@ -60,7 +60,7 @@ def asking(operator: Writing, template: str, *documents: str) -> WriteRequest:
     return WriteRequest(operator, 0, Prompt(template, {"question": ASKED.text}, documents), 64)
 
 
-def test_a_picture_is_described_in_the_words_of_its_entitys_summary(teacher: Teacher) -> None:
+def test_a_picture_is_described_in_the_words_of_its_entitys_summary(teacher: TrajectoryTeacher) -> None:
     assert teacher.reply(asking("caption", mi_rag.DESCRIBE), 0) == DESCRIBED
 
 
@@ -76,7 +76,7 @@ def test_a_picture_is_described_in_the_words_of_its_entitys_summary(teacher: Tea
     ],
 )
 def test_a_record_states_the_evidence_that_is_shown(
-    teacher: Teacher, documents: tuple[str, ...], expected: str
+    teacher: TrajectoryTeacher, documents: tuple[str, ...], expected: str
 ) -> None:
     request = asking("reason", mi_rag.REASON, *documents)
     assert teacher.reply(request, len(documents)) == expected
@@ -94,7 +94,7 @@ def test_a_record_states_the_evidence_that_is_shown(
 )
 @pytest.mark.parametrize(("template", "most"), [(mi_rag.FOLLOW_UP, 2), (pmsr.TRAJECTORY, 1)], ids=["mi_rag", "pmsr"])
 def test_queries_ask_for_what_is_missing_and_are_read_from_the_reply(
-    teacher: Teacher, template: str, most: int, records: tuple[str, ...], expected: tuple[str, ...]
+    teacher: TrajectoryTeacher, template: str, most: int, records: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     reply = teacher.reply(asking("rewrite", template, *records), len(records))
     assert parsing.queries(reply, most) == expected[:most]
@@ -104,7 +104,7 @@ def test_queries_ask_for_what_is_missing_and_are_read_from_the_reply(
     ("records", "expected"), [((FIRST,), ""), ((FIRST, SECOND), "Ben Roth"), ((), "")], ids=["no", "yes", "none"]
 )
 def test_an_answer_is_given_where_the_records_state_it(
-    teacher: Teacher, records: tuple[str, ...], expected: str
+    teacher: TrajectoryTeacher, records: tuple[str, ...], expected: str
 ) -> None:
     assert teacher.reply(asking("answer", mi_rag.ANSWER, *records), len(records)) == expected
 

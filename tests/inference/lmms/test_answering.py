@@ -18,7 +18,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.inference.lmms.answering import BenchmarkAnswerer, Reply, Request, cut, read_request
+from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, cut, read_request
 from reflectune.inference.lmms.config import BenchmarkConfig
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
@@ -26,7 +26,7 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.passages import PassageScheme
 
 TEXTS = ("What is it made of?", "Who made it?", "Where does it live?")
-Answer = Callable[..., list[Reply]]
+Answer = Callable[..., list[BenchmarkReply]]
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +44,31 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(pictures: list[Image.Image]) -> list[Request]:
+def asked(pictures: list[Image.Image]) -> list[BenchmarkRequest]:
     """Three questions; the second one's answer may be longer than the others'."""
     limits = (2, 4, 2)
-    return [Request("task", n, *each) for n, each in enumerate(zip(TEXTS, pictures, limits, strict=True))]
+    return [BenchmarkRequest("task", n, *each) for n, each in enumerate(zip(TEXTS, pictures, limits, strict=True))]
 
 
 @pytest.fixture
-def answers(checkpoints: SimpleNamespace, world: Path, asked: list[Request]) -> Answer:
+def answers(checkpoints: SimpleNamespace, world: Path, asked: list[BenchmarkRequest]) -> Answer:
     """What the requests are answered with some keys set otherwise."""
     common = {"device": "cpu", "model": checkpoints.tuned, "base_model": checkpoints.base, "encoder": ""}
     searched = {"dataset": str(world), "ranked_entities": str(world / "ranked.jsonl")}
 
-    def answer(mode: str, requests: Sequence[Request] | None = None, **more: Any) -> list[Reply]:
+    def answer(mode: str, requests: Sequence[BenchmarkRequest] | None = None, **more: Any) -> list[BenchmarkReply]:
         values = {**common, **(searched if mode == "pipeline" else {}), **more, "mode": mode}
         return list(BenchmarkAnswerer(BenchmarkConfig(**values)).answer(asked if requests is None else requests))
 
     return answer
 
 
-def texts(replies: Sequence[Reply]) -> list[str]:
+def texts(replies: Sequence[BenchmarkReply]) -> list[str]:
     return [reply.text for reply in replies]
 
 
 def test_a_forced_answer_is_what_the_model_says_behind_no_retrieval_and_the_token_takes_none_of_its_limit(
-    answers: Answer, asked: list[Request], checkpoints: SimpleNamespace
+    answers: Answer, asked: list[BenchmarkRequest], checkpoints: SimpleNamespace
 ) -> None:
     loaded = load(checkpoints.tuned)
     engine, renderer = PrefixEngine(loaded), loaded.renderer
@@ -111,7 +111,7 @@ def test_answers_hold_no_reflection_token(answers: Answer, checkpoints: SimpleNa
 
 
 @pytest.mark.parametrize("mode", ["base", "pipeline"])
-def test_batches_change_no_answer(answers: Answer, asked: list[Request], mode: str) -> None:
+def test_batches_change_no_answer(answers: Answer, asked: list[BenchmarkRequest], mode: str) -> None:
     together = answers(mode, gamma=0.0)
     alone = [reply for request in asked for reply in answers(mode, [request], gamma=0.0, batch_questions=1)]
     assert texts(together) == texts(alone)
@@ -125,7 +125,7 @@ def test_the_base_model_has_no_gate(answers: Answer) -> None:
     assert reply.checkpoint != answers("no_retrieval")[0].checkpoint
 
 
-def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[Request]) -> None:
+def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[BenchmarkRequest]) -> None:
     taken = []
 
     def requests() -> Any:
@@ -139,7 +139,7 @@ def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[Request]
 
 
 def test_mmkb_rags_base_model_answers_what_its_gate_leaves(
-    answers: Answer, prompted: SimpleNamespace, asked: list[Request]
+    answers: Answer, prompted: SimpleNamespace, asked: list[BenchmarkRequest]
 ) -> None:
     keys = {"model": prompted.tuned, "base_model": prompted.base, "gamma": 1.0}
     before, forced, gated = (answers(mode, **keys) for mode in ("base", "no_retrieval", "gate"))
@@ -220,7 +220,7 @@ def test_lines_are_kept_if_asked_for(checkpoints: SimpleNamespace, keeps: bool, 
     assert renderer.strip(written) == expected
 
 
-def test_an_answers_limit_is_at_most_half_of_the_context(answers: Answer, asked: list[Request]) -> None:
+def test_an_answers_limit_is_at_most_half_of_the_context(answers: Answer, asked: list[BenchmarkRequest]) -> None:
     config = BenchmarkConfig(mode="base", base_model="miniature/llava", device="cpu")
     half = PrefixEngine(load("miniature/llava")).max_length // 2
     (reply,) = BenchmarkAnswerer(config).answer([dataclasses.replace(asked[0], max_new_tokens=10**6)])

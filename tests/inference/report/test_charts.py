@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from reflectune.inference.report.charts import charts, confidence
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 
 
 def test_confidence_is_the_chosen_passages_product_else_the_answers_own(make) -> None:
@@ -26,7 +26,7 @@ def test_every_chart_that_the_traces_allow_is_drawn(make) -> None:
         },
         "relevance": {"q000": make.trace(0, "relevance", passages=probed)},
     }
-    drawn = charts(questions, traces, gamma=0.5, measure=Measure("infoseek"))
+    drawn = charts(questions, traces, gamma=0.5, measure=TraceScorer("infoseek"))
     assert drawn.count("<figure") == 4
     for title in ("The gate against its threshold γ", "Relevance against", "Risk against coverage", "Calibration"):
         assert title in drawn
@@ -42,7 +42,7 @@ def test_mmkb_rags_charts_are_drawn_from_its_stage(make) -> None:
             f"q00{i}": make.trace(i, "reflection", "", gate=0.9 - 0.8 * i, passages=passages) for i in range(2)
         },
     }
-    drawn = charts(questions, traces, gamma=0.5, measure=Measure("infoseek"))
+    drawn = charts(questions, traces, gamma=0.5, measure=TraceScorer("infoseek"))
     assert drawn.count("<figure") == 3
     assert "RET against its threshold" in drawn
     assert "RET 0.100, SRT 0.100" in drawn  # calibration errors: every probability is 0.1 from its outcome
@@ -58,11 +58,11 @@ def test_ret_should_look_up_what_its_labels_call_wrong(make) -> None:
             "closed_book": {f"q00{i}": make.trace(i, "closed_book", answer) for i, answer in enumerate(answers)},
             "reflection": {f"q00{i}": make.trace(i, "reflection", "", gate=0.1 + 0.8 * i) for i in range(2)},
         }
-        drawn_charts = charts(questions, traces, gamma=0.5, measure=Measure("vqa")).split("</figure>")
+        drawn_charts = charts(questions, traces, gamma=0.5, measure=TraceScorer("vqa")).split("</figure>")
         return next(figure for figure in drawn_charts if "RET against" in figure)
 
     assert drawn("fir", "elm") == drawn("oak", "ash") != drawn("ash", "ash")
 
 
 def test_without_traces_there_are_no_charts(make) -> None:
-    assert charts([make.question(0)], {}, gamma=0.5, measure=Measure("infoseek")) == ""
+    assert charts([make.question(0)], {}, gamma=0.5, measure=TraceScorer("infoseek")) == ""

@@ -10,7 +10,7 @@ from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.data import browser_data
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import PassageTrace
 
 
@@ -38,7 +38,7 @@ def test_every_decision_of_mmkb_rag_reaches_the_page(make, dataset) -> None:
         mct=mct,
     )
     data = browser_data(
-        dataset, [make.question(0)], {"mmkb_rag": {"q000": trace}}, gamma=0.5, measure=Measure("infoseek")
+        dataset, [make.question(0)], {"mmkb_rag": {"q000": trace}}, gamma=0.5, measure=TraceScorer("infoseek")
     )
     shown = data["questions"][0]["traces"]["mmkb_rag"]
     assert (shown["gate"], shown["confidence"], shown["kept"], shown["used"]) == (0.9, 0.25, [1, 0], [0, 1])
@@ -52,11 +52,11 @@ def test_looking_up_is_right_where_the_base_model_is_wrong(make, dataset, answer
         "mmkb_rag": {"q000": make.trace(0, "mmkb_rag", gate=0.9)},
         "closed_book": {"q000": make.trace(0, "closed_book", answer)},
     }
-    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=Measure("infoseek"))
+    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=TraceScorer("infoseek"))
     assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is expected
     assert data["pipelines"][0] == "mmkb_rag"
     del traces["closed_book"]
-    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=Measure("infoseek"))
+    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=TraceScorer("infoseek"))
     assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is None
 
 
@@ -68,7 +68,7 @@ def test_looking_up_is_right_where_less_than_half_of_the_score_is_given(make, da
     }
     for answers, expected in (("oak",) * 8 + ("fir",) * 2, False), (("oak",) * 9 + ("fir",), True):
         asked = dataclasses.replace(question, answers=answers)
-        data = browser_data(dataset, [asked], traces, gamma=0.5, measure=Measure("vqa"))
+        data = browser_data(dataset, [asked], traces, gamma=0.5, measure=TraceScorer("vqa"))
         assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is expected
 
 
@@ -79,7 +79,7 @@ def test_the_gate_of_mr2ag_should_look_up_knowledge_based_questions(make, datase
         make.question(2, requires_retrieval=None),
     ]
     traces = {"mr2ag": {q.id: make.trace(i, gate=0.9) for i, q in enumerate(questions)}}
-    data = browser_data(dataset, questions, traces, gamma=0.5, measure=Measure("infoseek"))
+    data = browser_data(dataset, questions, traces, gamma=0.5, measure=TraceScorer("infoseek"))
     assert [question["traces"]["mr2ag"]["lookup"] for question in data["questions"]] == [True, False, None]
 
 
@@ -91,7 +91,7 @@ def test_a_page_that_two_questions_read_has_the_summary_of_each(make, dataset) -
         for number, read in enumerate(page)
     }
     questions = [make.question(number) for number in range(3)]
-    data = browser_data(dataset, questions, {"pmsr_web": traces}, 0.5, Measure("infoseek"))
+    data = browser_data(dataset, questions, {"pmsr_web": traces}, 0.5, TraceScorer("infoseek"))
     read_by = [row["traces"]["pmsr_web"]["passages"][0]["passage"] for row in data["questions"]]
     assert [data["passages"][place]["text"] for place in read_by] == list(texts)
     assert len(data["passages"]) == 2  # what is equal is kept once

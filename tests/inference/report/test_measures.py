@@ -13,10 +13,10 @@ from reflectune.inference.evaluate import summary
 from reflectune.inference.report import tables as report_tables
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import notices
-from reflectune.inference.scoring.scores import Measure, check_scorable
+from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 
 
-def run(measure: Measure, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:
+def run(measure: TraceScorer, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:
     by_id = {name: {trace.question_id: trace for trace in pipeline_traces} for name, pipeline_traces in traces.items()}
     return evaluate(questions, by_id, measure=measure, gamma=0.5, seed=0)
 
@@ -44,7 +44,7 @@ def evqa(make) -> list[Question]:
 
 def test_evqa_has_its_question_types_and_reads_the_lists_that_we_ask_for(make, evqa: list[Question]) -> None:
     said = ("the oak", "fir", "blue&&red", "Rome")
-    metrics = run(Measure("evqa_exact"), evqa, {"closed_book": [make.trace(i, "c", a) for i, a in enumerate(said)]})
+    metrics = run(TraceScorer("evqa_exact"), evqa, {"closed_book": [make.trace(i, "c", a) for i, a in enumerate(said)]})
     assert values(metrics["pipelines"]["closed_book"]) == {
         "overall": 0.75,
         "single_hop": pytest.approx(2 / 3),
@@ -78,7 +78,7 @@ def test_bem_is_asked_once_for_all_and_what_it_cannot_read_is_wrong_and_told(mak
             return np.array([[0.0, 1.0]] * len(triples))
 
     bem: Any = Alike()
-    measure = Measure("evqa", bem)
+    measure = TraceScorer("evqa", bem)
     traces = {
         "closed_book": [make.trace(i, "closed_book", "x" * (60 if i == 1 else 3)) for i in range(4)],
         "mr2ag": [make.trace(i, "mr2ag", "wood") for i in range(4)],
@@ -99,7 +99,7 @@ def test_vqa_is_soft_and_has_the_answer_types_of_its_data(make) -> None:
         for i, kind in enumerate(("other", "number"))
     ]
     traces = {"closed_book": [make.trace(0, "closed_book", "oak"), make.trace(1, "closed_book", "Elm.")]}
-    metrics = run(Measure("vqa"), questions, traces)
+    metrics = run(TraceScorer("vqa"), questions, traces)
     assert values(metrics["pipelines"]["closed_book"]) == {
         "overall": pytest.approx(0.8),
         "number": 1.0,
@@ -111,7 +111,7 @@ def test_vqa_is_soft_and_has_the_answer_types_of_its_data(make) -> None:
 def test_the_others_are_means_with_their_splits(make, metric: Metric, right: float) -> None:
     questions = [make.question(0, "val"), make.question(1, "test")]
     traces = {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", "it is of oak")]}
-    table = values(run(Measure(metric), questions, traces)["pipelines"]["closed_book"])
+    table = values(run(TraceScorer(metric), questions, traces)["pipelines"]["closed_book"])
     assert table["overall"] == pytest.approx(right)
     assert table["split:val"] == 1.0
     assert table["split:test"] == pytest.approx(2 * right - 1)
@@ -124,7 +124,7 @@ def test_a_difference_says_which_score_it_is_of(make) -> None:
             "mr2ag": [make.trace(i) for i in range(len(splits))],
             "closed_book": [make.trace(i, "closed_book", "oak" if i else "fir") for i in range(len(splits))],
         }
-        metrics = run(Measure(metric), questions, traces)
+        metrics = run(TraceScorer(metric), questions, traces)
         return metrics["comparisons"]["mr2ag - closed_book"], report_tables.scores(metrics).split("Difference")[1]
 
     one, page = told("infoseek", "val_unseen_entity", "val_unseen_entity")
@@ -141,7 +141,7 @@ def test_a_difference_says_which_score_it_is_of(make) -> None:
 def test_two_pipelines_without_a_common_question_have_no_difference_instead_of_none_at_all(make) -> None:
     questions = [make.question(0), make.question(1, "val_unseen_question")]
     traces = {"mr2ag": [make.trace(0)], "closed_book": [make.trace(1, "closed_book")]}
-    metrics = run(Measure("infoseek"), questions, traces)
+    metrics = run(TraceScorer("infoseek"), questions, traces)
     assert metrics["comparisons"]["mr2ag - closed_book"] is None
     assert "+0.0" not in report_tables.scores(metrics)
 
@@ -149,7 +149,7 @@ def test_two_pipelines_without_a_common_question_have_no_difference_instead_of_n
 def test_the_papers_rankings_stand_beside_infoseeks_alone(make, evqa: list[Question]) -> None:
     read = make.read(ret=0.5, rel=0.8, answer="oak", ans=0.5)
     traces = {"mr2ag": [make.trace(i, passages=(read,), chosen=0) for i in range(4)]}
-    metrics = run(Measure("evqa_exact"), evqa, traces)
+    metrics = run(TraceScorer("evqa_exact"), evqa, traces)
     table = report_tables.rankings(metrics)
     assert "paper" not in table.lower()
     assert "Single-hop: the full product ties with" in table

@@ -4,7 +4,7 @@ import pytest
 
 from reflectune.inference.report import tables as report_tables
 from reflectune.inference.scoring.evaluation import evaluate
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def metrics(make) -> dict:
         "mr2ag": {f"q00{i}": make.trace(i, gate=0.9, passages=candidates, chosen=0) for i in range(2)},
         "naive_rag_article": {f"q00{i}": make.trace(i, "naive_rag_article", "fir") for i in range(2)},
     }
-    return evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=0)
+    return evaluate(questions, traces, measure=TraceScorer("infoseek"), gamma=0.5, seed=0)
 
 
 def test_scores_are_in_percent_with_their_intervals(metrics) -> None:
@@ -76,7 +76,7 @@ def test_mmkb_rags_decisions_stand_in_the_table(make) -> None:
         },
         "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag") for i in range(2)},
     }
-    table = report_tables.parts(evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=0))
+    table = report_tables.parts(evaluate(questions, traces, measure=TraceScorer("infoseek"), gamma=0.5, seed=0))
     assert "RET, AUROC, unseen entity</th><td>100.0<span" in table
     assert "RET, AUROC, unseen question</th><td>–</td>" in table
     assert "SRT, first document states an answer, all questions</th><td>100.0<span" in table

@@ -12,7 +12,7 @@ from reflectune.inference.report.tables import GATE_TITLES
 from reflectune.inference.report.tables import calibration as table
 from reflectune.inference.scoring.calibration import calibration, gate_predictions
 from reflectune.inference.scoring.evaluation import evaluate
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.intervals import bootstrap_interval
 
@@ -20,7 +20,7 @@ TOO_SURE = 3.0
 
 
 def run(questions, traces):
-    return calibration(questions, by_id(traces), measure=Measure("exact_match"), seed=0)
+    return calibration(questions, by_id(traces), measure=TraceScorer("exact_match"), seed=0)
 
 
 def by_id(traces):
@@ -126,7 +126,7 @@ def test_worth_in_parts_is_an_outcome_too(make) -> None:
         "reflection": [make.trace(i, "reflection", "", gate=0.2 + 0.01 * i) for i in range(40)],
         "closed_book": [make.trace(i, "closed_book") for i in range(40)],
     }
-    measured = calibration(questions, by_id(traces), measure=Measure("vqa"), seed=0)
+    measured = calibration(questions, by_id(traces), measure=TraceScorer("vqa"), seed=0)
     assert measured["ret"]["n"] == 40
 
 
@@ -151,7 +151,7 @@ def test_a_half_with_one_kind_alone_has_no_entry(make) -> None:
 
 def test_metrics_and_report_show_it(gated) -> None:
     questions, traces = gated
-    metrics = evaluate(questions, by_id(traces), measure=Measure("exact_match"), gamma=0.5, seed=0)
+    metrics = evaluate(questions, by_id(traces), measure=TraceScorer("exact_match"), gamma=0.5, seed=0)
     assert metrics["calibration"] == run(questions, traces)
     json.dumps(metrics)
     shown = table(metrics)
@@ -171,4 +171,4 @@ def test_every_gate_has_a_title(make) -> None:
         "reflection": [make.trace(0, "reflection", gate=0.9, passages=passages)],
         "closed_book": [make.trace(0, "closed_book")],
     }
-    assert set(gate_predictions([make.question(0)], by_id(traces), Measure("exact_match"))) == set(GATE_TITLES)
+    assert set(gate_predictions([make.question(0)], by_id(traces), TraceScorer("exact_match"))) == set(GATE_TITLES)

@@ -6,7 +6,7 @@ import pytest
 
 from reflectune.inference.reading.ranking import RANKINGS, standing
 from reflectune.inference.scoring.evaluation import evaluate
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
@@ -16,7 +16,7 @@ def run(questions, traces, gamma=0.5, metric="infoseek"):
     return evaluate(
         questions,
         {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()},
-        measure=Measure(metric),
+        measure=TraceScorer(metric),
         gamma=gamma,
         seed=0,
     )
@@ -36,7 +36,7 @@ def test_overall_is_the_harmonic_mean_of_the_two_splits(make) -> None:
 def test_a_question_without_truth_is_not_scored(make) -> None:
     unknown = [make.question(1, answer_type="numerical"), dataclasses.replace(make.question(2), answers=())]
     known = [make.question(0), make.question(3, answer_type="numerical", range=(1.0, 2.0))]
-    assert Measure("infoseek").official([*known, *unknown]) == known
+    assert TraceScorer("infoseek").official([*known, *unknown]) == known
 
 
 def test_overall_needs_both_splits(make) -> None:
@@ -52,7 +52,7 @@ def test_visual_and_two_hop_questions_stand_outside_the_official_score(make) -> 
         make.question(1, requires_retrieval=False),
         make.question(2, meta={"two_hop": "yes"}),
     ]
-    assert Measure("infoseek").official(questions) == questions[:1]
+    assert TraceScorer("infoseek").official(questions) == questions[:1]
     traces = [make.trace(0, "closed_book", "pine"), make.trace(1, "closed_book"), make.trace(2, "closed_book")]
     metrics = run(questions, {"closed_book": traces})
     assert metrics["pipelines"]["closed_book"]["unseen_entity"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 1}

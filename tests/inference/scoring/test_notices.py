@@ -5,7 +5,7 @@ import dataclasses
 from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Step
 
 MINIATURE = ModelFacts("model", "miniature/llava", "f", 1_700_000)
@@ -14,7 +14,7 @@ WORLD = {"looks": {"e1": {"kind": "owl"}}}
 
 
 def told(questions, traces, manifest, models, metric="infoseek") -> str:
-    measure = Measure(metric)
+    measure = TraceScorer(metric)
     metrics = evaluate(questions, traces, measure=measure, gamma=0.5, seed=0)
     return "\n".join(notices(questions, traces, metrics, manifest, models, measure))
 

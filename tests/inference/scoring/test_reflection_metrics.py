@@ -6,7 +6,7 @@ import pytest
 
 from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring.reflection_metrics import reflection, ret_rows, srt_rows
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
@@ -15,7 +15,7 @@ def run(questions, traces, gamma=0.5):
     return reflection(
         questions,
         {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()},
-        measure=Measure("infoseek"),
+        measure=TraceScorer("infoseek"),
         gamma=gamma,
         seed=0,
     )
@@ -46,7 +46,7 @@ def test_ret_is_measured_against_what_the_base_model_gets_wrong(ret) -> None:
 def test_an_answer_worth_a_part_of_a_point_is_right_or_wrong_as_the_labels_have_it(make) -> None:
     """By VQA's accuracy; calibration and the share `base_wrong` take the parts themselves."""
     questions = [replace(make.question(i, UE), answers=("oak",) * i + ("fir",) * (10 - i)) for i in range(4)]
-    worth = Measure("vqa")
+    worth = TraceScorer("vqa")
     closed_book = {q.id: make.trace(i, "closed_book", "oak") for i, q in enumerate(questions)}
     assert [worth.correctness(q, closed_book[q.id]) for q in questions] == pytest.approx([0.0, 0.3, 0.6, 0.9])
     judged = {q.id: make.trace(i, "reflection", "", gate=0.9 - 0.2 * i) for i, q in enumerate(questions)}
@@ -124,6 +124,6 @@ def test_other_pipelines_have_no_such_section(make) -> None:
 def test_rows_for_the_charts(make, ret) -> None:
     questions, traces = ret
     by_id = {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()}
-    assert ret_rows(questions, by_id, Measure("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
+    assert ret_rows(questions, by_id, TraceScorer("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
     passages = (make.read(rel=0.8, source="stating"), make.read(section=1, rel=0.3))
     assert srt_rows([make.trace(0, "reflection", "", passages=passages)]) == [(0.8, 1.0), (0.3, 0.0)]

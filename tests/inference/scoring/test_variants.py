@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.variants import noise, stop_rule, verdict
 from reflectune.inference.trace import Step, Trace
 
@@ -23,7 +23,7 @@ def test_iterations_with_a_record_are_counted_on_both_sides(make: SimpleNamespac
     fixed = {q.id: walked(make, n, 5, ("oak", "elm")[n == 3], "pmsr_fixed") for n, q in enumerate(questions)}
     fixed["q003"] = walked(make, 3, 4, "elm", "pmsr_fixed")  # one that the rule didn't end
     traces = {"pmsr": stopping, "pmsr_fixed": fixed}
-    told = stop_rule(questions, traces, measure=Measure("infoseek"), seed=0)
+    told = stop_rule(questions, traces, measure=TraceScorer("infoseek"), seed=0)
     assert told is not None
     assert (told["iterations"], told["fixed"], told["stopped"]) == (2.5, 4.75, 0.75)
     assert told["saved"]["value"] == pytest.approx(1 - 10 / 19)
@@ -31,13 +31,13 @@ def test_iterations_with_a_record_are_counted_on_both_sides(make: SimpleNamespac
     assert told["lost"]["value"] < 0  # with the stop one more answer is right
     assert told["gained"] is None
     alone = {q.id: make.trace(n, "closed_book", answer="oak") for n, q in enumerate(questions)}
-    beside = stop_rule(questions, {**traces, "closed_book": alone}, measure=Measure("infoseek"), seed=0)
+    beside = stop_rule(questions, {**traces, "closed_book": alone}, measure=TraceScorer("infoseek"), seed=0)
     assert beside is not None
     assert beside["gained"]["value"] < 0
     assert beside["verdict"] == "not measurable"
-    assert stop_rule(questions, {"pmsr": stopping}, measure=Measure("infoseek"), seed=0) is None
+    assert stop_rule(questions, {"pmsr": stopping}, measure=TraceScorer("infoseek"), seed=0) is None
     failed = {"pmsr_fixed": {q.id: make.trace(n, error="no picture") for n, q in enumerate(questions)}}
-    assert stop_rule(questions, {**traces, **failed}, measure=Measure("infoseek"), seed=0) is None
+    assert stop_rule(questions, {**traces, **failed}, measure=TraceScorer("infoseek"), seed=0) is None
 
 
 def interval(low: float, high: float) -> dict[str, float]:

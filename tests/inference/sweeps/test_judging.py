@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.sweeps.judging import CLOSED_BOOK, JUDGED, REFLECTION
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
 
 
 def test_ret_is_held_against_what_its_labels_call_wrong(make) -> None:
@@ -17,7 +17,7 @@ def test_ret_is_held_against_what_its_labels_call_wrong(make) -> None:
             REFLECTION: make.trace(0, "reflection", "", gate=0.9),
             CLOSED_BOOK: make.trace(0, "closed_book", answer),
         }
-        judgements = JUDGED["mmkb_rag"].judge(question, traces, Measure("vqa"))
+        judgements = RELIABILITY_CHECKS["mmkb_rag"].judge(question, traces, TraceScorer("vqa"))
         told[answer] = ([judgement.true for judgement in judgements], [wrong])
-    assert Measure("vqa").worth("fir", question) == 0.6
+    assert TraceScorer("vqa").worth("fir", question) == 0.6
     assert all(found == expected for found, expected in told.values())

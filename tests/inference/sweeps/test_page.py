@@ -9,7 +9,7 @@ from typing import Any
 from reflectune.core.html import read_asset
 from reflectune.inference.report.drawing import Chart
 from reflectune.inference.sweeps.config import SweepConfig
-from reflectune.inference.sweeps.outcomes import Judgement
+from reflectune.inference.sweeps.outcomes import CheckedProbability
 from reflectune.inference.sweeps.page import axis_chart, reliability, write_page
 
 EVIL = "</td><script>alert(1)</script> & \"' {{ 7 * 7 }}"
@@ -50,7 +50,9 @@ def test_words_are_not_joined_by_a_line() -> None:
 
 
 def test_reliability_is_on_the_diagonal_when_calibrated() -> None:
-    judged = [Judgement("gate", 0.75, i < 3) for i in range(4)] + [Judgement("gate", 0.25, i < 1) for i in range(4)]
+    judged = [CheckedProbability("gate", 0.75, i < 3) for i in range(4)] + [
+        CheckedProbability("gate", 0.25, i < 1) for i in range(4)
+    ]
     chart = reliability("RET", "share", judged)
     assert chart.lines[0].points == [(0.25, 0.25), (0.75, 0.75)]
     assert chart.diagonal
@@ -58,7 +60,7 @@ def test_reliability_is_on_the_diagonal_when_calibrated() -> None:
 
 
 def test_one_kind_of_truth_has_no_auroc() -> None:
-    assert "AUROC" not in reliability("RET", "share", [Judgement("gate", 0.9, True)]).note
+    assert "AUROC" not in reliability("RET", "share", [CheckedProbability("gate", 0.9, True)]).note
 
 
 def sweep(folder: Path, text: str) -> str:
@@ -81,7 +83,7 @@ def sweep(folder: Path, text: str) -> str:
         "questions": 4,
         "forward_passes": {"made": 3, "saved": 9},
     }
-    results: Any = SimpleNamespace(judgements=lambda kind: [Judgement(kind, 0.5, True)])
+    results: Any = SimpleNamespace(judgements=lambda kind: [CheckedProbability(kind, 0.5, True)])
     write_page(folder, config, results, record)
     return (folder / "sweep.html").read_text(encoding="utf-8")
 

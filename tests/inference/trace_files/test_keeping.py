@@ -21,7 +21,7 @@ from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.charts import charts
 from reflectune.inference.running.facts import minutes
 from reflectune.inference.scoring.evaluation import evaluate
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, with_texts
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
@@ -151,7 +151,7 @@ def test_scores_are_the_same_in_either_form(make, tmp_path: Path) -> None:
         )
         for number in range(COUNT)
     ]
-    measure = Measure("infoseek")
+    measure = TraceScorer("infoseek")
     metrics = {}
     for form in FORMS:
         traces = {}

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from reflectune.examples.miniature.tables.claims import Claim, Row, Table, ahead, measure
+from reflectune.examples.miniature.tables.claims import Claim, PaperTable, TableRow, ahead, measure
 from reflectune.examples.miniature.tables.layout import markdown
 from reflectune.examples.miniature.tables.run import command_line
-from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.sweeps.outcomes import Outcome, Results, to_row
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.sweeps.outcomes import GridOutcomes, PointOutcome, to_row
 
 
 @pytest.fixture
@@ -15,12 +15,17 @@ def results(make):
     questions = [make.question(i, ("val_unseen_question", "val_unseen_entity")[i // 10]) for i in range(20)]
     questions += [make.question(20 + i, requires_retrieval=False) for i in range(4)]
 
-    def outcomes(i: int) -> dict[str, Outcome]:
-        by_point = {"good": Outcome(1.0, True, 4, "a"), "bad": Outcome(float(i % 2 == 0), False, 2, "b")}
-        return by_point if i < 20 else {"good": Outcome(0.5, True, 4, "a")}
+    def outcomes(i: int) -> dict[str, PointOutcome]:
+        by_point = {"good": PointOutcome(1.0, True, 4, "a"), "bad": PointOutcome(float(i % 2 == 0), False, 2, "b")}
+        return by_point if i < 20 else {"good": PointOutcome(0.5, True, 4, "a")}
 
     rows = {q.id: to_row(outcomes(i), []) for i, q in enumerate(questions)}
-    return {"m": [Results(questions, rows, Measure("infoseek")), Results(questions, rows, Measure("infoseek"))]}
+    return {
+        "m": [
+            GridOutcomes(questions, rows, TraceScorer("infoseek")),
+            GridOutcomes(questions, rows, TraceScorer("infoseek")),
+        ]
+    }
 
 
 GOOD, BAD = ("m", "good"), ("m", "bad")
@@ -31,9 +36,9 @@ def test_ahead_leaves_a_cell_itself_out() -> None:
 
 
 def test_a_table_has_its_rows_and_a_verdict_on_each_claim(results) -> None:
-    table = Table(
+    table = PaperTable(
         "T",
-        [Row("good", GOOD, 40.0), Row("bad", BAD)],
+        [TableRow("good", GOOD, 40.0), TableRow("bad", BAD)],
         [
             Claim("right", ahead(GOOD, BAD)),
             Claim("wrong", ahead(BAD, GOOD)),
@@ -50,18 +55,16 @@ def test_a_table_has_its_rows_and_a_verdict_on_each_claim(results) -> None:
     assert [claim["verdict"] for claim in measured["claims"]] == ["holds", "does not hold", "not measured"]
 
 
-def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
-    table = Table("Table 9", [Row("good", GOOD, 40.0), Row("bad", BAD)], [Claim("right", ahead(GOOD, BAD))], "A note.")
+def test_markdown_has_a_line_per_row_and_claim(results) -> None:
+    table = PaperTable(
+        "Table 9", [TableRow("good", GOOD, 40.0), TableRow("bad", BAD)], [Claim("right", ahead(GOOD, BAD))], "A note."
+    )
     text = markdown(
         {
             "title": "Title",
             "command": "python -m reflectune.examples.miniature.papers_tables --config c.yaml",
             "lead": "Lead.",
             "tables": [measure(table, results, seed=0)],
-            "minutes": [
-                {"name": "world", "estimated": 0.1, "real": 0.25, "reused": False},
-                {"name": "train", "estimated": 4.0, "real": 3.0, "reused": True},
-            ],
         }
     )
     lines = text.splitlines()
@@ -70,26 +73,32 @@ def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
     assert "| bad |  |  | 50.0 ± 0.0 | 0.0 ± 0.0 | 2.0 | 0.0 ± 0.0 |" in lines
     assert "40.0" not in text
     assert any(line.startswith("| right | **holds** | +50.0 (") for line in lines)
-    assert "| train | 4.0 | 3.0 | finished before |" in lines
-    assert "| in all | 4.1 | 3.2 |  |" in lines
     widths = {line.count("|") for line in lines[lines.index("## Table 9") + 4 : lines.index("## Table 9") + 8]}
     assert widths == {8}
 
 
 def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
-    rows = [Row("good", GOOD, 30.0), Row("bad", BAD, 50.0), Row("again", GOOD, 30.0), Row("ours alone", GOOD)]
-    rows_measured = measure(Table("T", rows), results, seed=0)["rows"]
+    rows = [
+        TableRow("good", GOOD, 30.0),
+        TableRow("bad", BAD, 50.0),
+        TableRow("again", GOOD, 30.0),
+        TableRow("ours alone", GOOD),
+    ]
+    rows_measured = measure(PaperTable("T", rows), results, seed=0)["rows"]
     assert [row["paper_rank"] for row in rows_measured] == [2, 1, 2, None]
     assert [row["rank"] for row in rows_measured] == [1, 3, 1, None]
     assert not any("paper" in row for row in rows_measured)
 
 
-def test_a_note_may_be_told_when_everything_is_built(results) -> None:
-    assert measure(Table("T", [Row("good", GOOD)], note=lambda: "At last."), results, seed=0)["note"] == "At last."
+def test_a_note_may_depend_on_finished_stages(results) -> None:
+    assert (
+        measure(PaperTable("T", [TableRow("good", GOOD)], note=lambda: "At last."), results, seed=0)["note"]
+        == "At last."
+    )
 
 
 def test_the_command_on_a_page_leaves_out_folders() -> None:
-    given = "--config c.yaml --runs a b c --limit 5 --output=o --world w --epochs 2".split()
+    given = "--config c.yaml --runs a b c --limit 5 --output=o --epochs 2".split()
     assert (
         command_line(given)
         == "python -m reflectune.examples.miniature.papers_tables --config c.yaml --limit 5 --epochs 2"

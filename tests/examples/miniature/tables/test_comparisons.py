@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reflectune.examples.miniature.tables.comparisons import Answers, Comparison, answers, compare, verdict_of
+from reflectune.examples.miniature.tables.comparisons import Comparison, SeedAnswers, answers, compare, verdict_of
 from reflectune.metrics.official import infoseek
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
@@ -14,7 +14,7 @@ def questions(make) -> list:
     return [make.question(i, SPLITS[i % 2]) for i in range(100)]
 
 
-def rates(questions: list, unseen_question: float, unseen_entity: float) -> Answers:
+def rates(questions: list, unseen_question: float, unseen_entity: float) -> SeedAnswers:
     """Answers of which these shares of the two splits' 50 questions are right."""
     right = [float(i // 2 < 50 * (unseen_question, unseen_entity)[i % 2]) for i in range(len(questions))]
     return answers(questions, right)
@@ -57,7 +57,7 @@ def test_questions_shared_by_seeds_are_no_more_evidence_than_asked_once(question
     thrice = compare([(1, [first] * 3), (-1, [second] * 3)], 0)
     assert thrice.high - thrice.low == pytest.approx(once.high - once.low, rel=0.1)
     apart = [
-        [Answers(tuple(f"{n}/{i}" for i in setting.ids), setting.unseen, setting.right) for n in range(3)]
+        [SeedAnswers(tuple(f"{n}/{i}" for i in setting.ids), setting.unseen, setting.right) for n in range(3)]
         for setting in (first, second)
     ]
     independent = compare([(1, apart[0]), (-1, apart[1])], 0)

@@ -1,3 +1,5 @@
+"""A stage is a command that a user would type, and not a process of the launch that starts it."""
+
 from __future__ import annotations
 
 import json
@@ -7,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.errors import UserError
-from reflectune.core.launching import alone
-from reflectune.examples.miniature.tables.stages import Stage, run_stage
+from reflectune.examples.miniature.tables.stages import BuildStage, build
 
 
 @dataclass(frozen=True)
-class Script(Stage):
+class Script(BuildStage):
     """A stage whose command is a line of Python."""
 
     code: str = ""
@@ -23,41 +23,26 @@ class Script(Stage):
 
 
 def script(folder: Path, code: str) -> Script:
-    return Script("make", "", "", {}, folder, 1.0, code=code)
+    return Script("make", "", "", {}, folder, code=code)
 
 
-def test_a_finished_stage_is_not_run_again(tmp_path) -> None:
-    target = tmp_path / "made"
-    stage = script(target, f"open({str(tmp_path / 'log')!r}, 'a').write('x')")
-    first, second = run_stage(stage), run_stage(stage)
+def test_a_finished_stage_is_not_run_again_and_a_changed_one_is_refused(tmp_path: Path) -> None:
+    stage = script(tmp_path / "made", f"open({str(tmp_path / 'log')!r}, 'a').write('x')")
+    build([stage], tmp_path)
+    build([stage], tmp_path)
     assert (tmp_path / "log").read_text() == "x"
-    assert (first.reused, second.reused) == (False, True)
-    assert second.real == first.real
+    with pytest.raises(SystemExit, match="by a different command"):
+        build([script(tmp_path / "made", "print('two')")], tmp_path)
 
 
-def test_a_folder_of_another_command_is_refused(tmp_path) -> None:
-    run_stage(script(tmp_path / "made", "print('one')"))
-    with pytest.raises(UserError, match=r"another command .*two"):
-        run_stage(script(tmp_path / "made", "print('two')"))
-
-
-def test_a_stage_that_fails_is_told_and_runs_again(tmp_path) -> None:
-    stage = script(
-        tmp_path / "made", f"import pathlib, sys; sys.exit(not pathlib.Path({str(tmp_path / 'ok')!r}).exists())"
-    )
-    with pytest.raises(UserError, match="ended with status 1"):
-        run_stage(stage)
-    (tmp_path / "ok").touch()
-    assert not run_stage(stage).reused
-
-
-def test_a_command_is_what_a_user_would_type(tmp_path) -> None:
-    settings = {"seed": 3, "epochs": None, "visual": True, "srt_limit": lambda: 7, "output": tmp_path}
-    command = Stage("s", "train.sft", "examples/miniature/mmkb_full.yaml", settings, tmp_path, 1.0).command()
+def test_a_setting_of_a_later_stage_may_depend_on_an_earlier_one(tmp_path: Path) -> None:
+    settings = {"seed": 3, "epochs": None, "visual": True, "srt_limit": lambda: int((tmp_path / "count").read_text())}
+    later = BuildStage("s", "train.sft", "mmkb_full.yaml", settings, tmp_path)
+    (tmp_path / "count").write_text("7")
+    command = later.command()
     assert command[1:5] == ["-m", "reflectune", "sft", "--config"]
     assert Path(command[5]).is_file()
-    assert command[6:] == ["--seed", "3", "--visual", "true", "--srt_limit", "7", "--output", str(tmp_path)]
-    json.dumps(command)
+    assert command[6:] == ["--seed", "3", "--visual", "true", "--srt_limit", "7"]
 
 
 LAUNCHED = {
@@ -70,14 +55,13 @@ LAUNCHED = {
 }
 
 
-def test_a_stage_is_no_process_of_the_launch_that_starts_it(tmp_path, monkeypatch) -> None:
-    """A training that believed to be one of two would wait for the other for ever."""
+def test_a_stage_is_not_a_process_of_the_launch_that_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that believed to be one of two would wait for the other forever."""
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KEPT", "yes")
     code = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'seen')!r}, 'w'))"
-    run_stage(script(tmp_path / "made", code))
+    build([script(tmp_path / "made", code)], tmp_path)
     seen = json.loads((tmp_path / "seen").read_text())
     assert not set(seen) & set(LAUNCHED)
     assert seen["KEPT"] == "yes"
-    assert alone({"PATH": "/bin", **LAUNCHED}) == {"PATH": "/bin"}
