@@ -37,7 +37,7 @@ def convert(config: ConvertConfig) -> int | None:
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """Return the contents of a data set and the rows left out, as lines."""
+    """Return the counts of a data set and of its rejected rows, as lines."""
     scored_by = numbers.get("metric") or "nothing yet: set `metric`" if numbers["counts"] else ""
     lines = [f"{numbers['name']}:" + (f" scored by {scored_by}" if scored_by else "")]
     for split, counts in numbers["counts"].items():
@@ -55,22 +55,22 @@ def table(numbers: dict[str, Any]) -> str:
             f"{knowledge['entries_without_image']:,} entries have none"
         )
         if gold := knowledge.get("gold_entries"):
-            text = f"{gold['found']:,} of the {gold['named']:,} that questions name"
+            found = f"{gold['found']:,} of the {gold['named']:,} that questions name"
             if missing := gold.get("missing"):
-                text += f"; the knowledge base lacks {gold['named'] - gold['found']:,}, e.g. {', '.join(missing)}"
-            lines.append(f"  {'gold entries':<24} {text}")
+                found += f"; the knowledge base lacks {gold['named'] - gold['found']:,}, e.g. {', '.join(missing)}"
+            lines.append(f"  {'gold entries':<24} {found}")
     lines.append(f"  {'rows left out':<24} {sum(numbers['dropped'].values()):>12,}")
     lines += [f"    {count:>10,} × {reason}" for reason, count in numbers["dropped"].items()]
     return "\n".join(lines)
 
 
 def _kinds(counts: dict[str, int]) -> str:
-    """Return the numbers of knowledge-based and visual questions in words."""
+    """Return the numbers of knowledge-based, visual and unknown questions as a text."""
     by_entities = counts.get("by_entities", 0)
-    text = f"{counts.get('knowledge_based', 0) + by_entities:,} knowledge-based"
+    shown = f"{counts.get('knowledge_based', 0) + by_entities:,} knowledge-based"
     if by_entities:
-        text += f" ({by_entities:,} don't say `requires_retrieval` and are taken so because they name entities)"
-    text += f", {counts.get('visual', 0):,} visual"
+        shown += f" ({by_entities:,} of them without `requires_retrieval`, since they name entities)"
+    shown += f", {counts.get('visual', 0):,} visual"
     if unknown := counts.get("unknown", 0):
-        text += f", {unknown:,} unknown (they don't say `requires_retrieval` and name no entity)"
-    return text
+        shown += f", {unknown:,} unknown (without `requires_retrieval` and without entities)"
+    return shown

@@ -1,1 +1,1 @@
-"""Annotators: is a passage evidence for a question, and which answer does it give? `string`, `gold` and `llm`."""
+"""Annotators that label passages as evidence for a question and name the answer: `string`, `gold` and `llm`."""

@@ -1,4 +1,4 @@
-"""An annotator by the name that a config gives."""
+"""Open an annotator by name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAMES = ("string", "gold", "llm")
 
 @contextmanager
 def opened(name: str, config: RemoteConfig, cache: Path) -> Iterator[Annotator]:
-    """The annotator of this name; the `llm` one holds its file of replies open meanwhile.
+    """Open the annotator of this name; `llm` keeps its file of replies open in this block.
 
     Args:
         name: One of `NAMES`.
-        config: How the model of `llm` is asked.
+        config: Settings of the model for `llm`.
         cache: Its file of replies, unless the config names one.
     """
     if name != "llm":

@@ -1,4 +1,4 @@
-"""The annotator `llm`: any OpenAI-compatible model, asked as mR²AG asked GPT-4 (supplementary, section 7.1)."""
+"""The annotator `llm`: any OpenAI-compatible model with mR²AG's prompt for GPT-4 (supplementary, section 7.1)."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _SOURCE = re.compile(r"answer source\W*:\s*(?P<sentence>.+)", re.DOTALL | re.IGN
 
 
 class LlmAnnotator:
-    """Asks a model about each case, many at a time.
+    """An annotator that asks a model about each case, many concurrently.
 
     Args:
-        model: The model; its file of replies makes the annotation go on where it stopped.
+        model: The model; its file of replies resumes an interrupted annotation.
     """
 
     def __init__(self, model: RemoteModel) -> None:
         self.model = model
 
     def __call__(self, cases: Sequence[Case]) -> list[Annotation]:
-        """Judge cases. A reply that is neither of the two forms, or a refusal by the server, is `unclear`."""
+        """Label cases. A reply in neither of the two forms, or a refusal by the server, is `unclear`."""
         replies = self.model.complete_all([conversation(case) for case in cases], desc="paragraphs")
         return [
             Annotation("unclear", note=f"the server refuses it: {reply.refused}")
@@ -64,30 +64,30 @@ class LlmAnnotator:
 
 
 def conversation(case: Case) -> Messages:
-    """What the model is asked about a case: the paper's prompt, the paragraph with its title and heading."""
+    """Return the conversation about a case: the paper's prompt with the paragraph, its title and its heading."""
     question, passage = case
     values = {
         "question": question.text.strip(),
         "answer": canonical_answer(question),
         "paragraph": passage_text(replace(passage, lead="")),
     }
-    # In one pass, so that braces in a paragraph stay what they are.
+    # In one pass, so that braces in a paragraph are kept.
     content = re.sub(r"\{(question|answer|paragraph)\}", lambda slot: values[slot[1]], PROMPT)
     return [{"role": "user", "content": content}]
 
 
 def read_reply(text: str, case: Case) -> Annotation:
-    """What a reply says: the label that it begins with, and the sentence that it names.
+    """Parse a reply: the label at its beginning, and the source sentence.
 
-    A reply that begins with neither label, or goes on to give the other one too, is `unclear`.
+    A reply that begins with neither label, or also contains the other, is `unclear`.
     """
-    spoken = without_thoughts(text).strip()
-    match = _LABEL.fullmatch(spoken)
+    answer_part = without_thoughts(text).strip()
+    match = _LABEL.fullmatch(answer_part)
     if match is None:
-        return Annotation("unclear", note=f"unreadable reply: {_short(spoken)}")
+        return Annotation("unclear", note=f"unreadable reply: {_short(answer_part)}")
     label = (match["bracketed"] or match["alone"]).lower()
     if any(other.lower() != label for other in _BRACKETED.findall(match["rest"])):
-        return Annotation("unclear", note=f"the reply gives both labels: {_short(spoken)}")
+        return Annotation("unclear", note=f"the reply gives both labels: {_short(answer_part)}")
     if label == "irrelevant":
         return Annotation("irrelevant")
     source = _SOURCE.search(match["rest"])

@@ -1,4 +1,4 @@
-"""Numbers in a text that answer a question: within its range, and in the unit that is asked for."""
+"""Find numbers in a text that answer a question: within its range, and with its unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reflectune.metrics.judging.cover import UNSPACED
 
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _BETWEEN = frozenset({"to", "and", "or", "by", "x"})
-"""What may stand between the ends of a range in words, whose unit stands behind the second one."""
+"""Words between the ends of a range, whose unit follows the second."""
 
 _LENGTHS = (
     "millimetre millimetres millimeter millimeters mm",
@@ -65,8 +65,8 @@ class Unit:
     """The unit that a number must have.
 
     Attributes:
-        key: What `unit_at` says of it; "": any unit will do.
-        written: How the reference writes it, "" if it doesn't: the question names it.
+        key: Unit as `unit_at` returns it; "" accepts any.
+        written: Spelling in the reference, "" if the question names the unit.
     """
 
     key: str = ""
@@ -74,10 +74,10 @@ class Unit:
 
 
 def wanted_unit(question: Question) -> Unit:
-    """The unit of the first reference that has one, else the one that the question names; none if neither does.
+    """Return the unit of the first reference that has one, else that of the question, else none.
 
-    The reference's may be any word (`people`), the question's is one of measure, after `in`, `how many` or in brackets.
-    A magnitude is the unit where the range counts in it: `61 thousand`, with a range of 55 to 67.
+    A reference's unit may be any word (`people`). A question's is a unit of measure after `in`, after `how many` or in
+    brackets. A magnitude is the unit if the range counts in it: `61 thousand` with a range of 55 to 67.
 
     Example:
         >>> wanted_unit(Question("", "", "What is the length of this bird in centimetre?", ("120-170",))).key
@@ -90,11 +90,11 @@ def wanted_unit(question: Question) -> Unit:
             if not NUMBER.fullmatch(token):
                 continue
             is_scaled = _token(tokens, position + 1) in _MAGNITUDES and not low <= float(token) <= high
-            place = position + (2 if is_scaled else 1)
-            if _token(tokens, place).isalpha():
-                words = tokens[place : place + _length_at(tokens, place)]
-                key = unit_at(tokens, place)
-                if re.match(f"[{UNSPACED}]", key):  # the first letter of a unit, which says enough to find it
+            start = position + (2 if is_scaled else 1)
+            if _token(tokens, start).isalpha():
+                words = tokens[start : start + _length_at(tokens, start)]
+                key = unit_at(tokens, start)
+                if re.match(f"[{UNSPACED}]", key):  # the first letter of a unit suffices to find it
                     return Unit(key)
                 return Unit(key, " ".join(words) if all(map(str.isalpha, words)) else key)
     for match in _ASKED.finditer(question.text.casefold()):
@@ -105,21 +105,21 @@ def wanted_unit(question: Question) -> Unit:
 
 
 def unit_at(tokens: Sequence[str], position: int) -> str:
-    """The unit at a position by the first of its spellings; a word that is no unit as it is, "" at the end."""
+    """Return the unit at a position in its first spelling; any other word unchanged, "" at the end."""
     words = tuple(tokens[position : position + _length_at(tokens, position)])
     return _units().get(words, " ".join(words))
 
 
 def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
-    """The first number of a text that lies within the limits and has the unit, in digits, or "".
+    """Return the first number of a text within the limits and with the unit, in digits, or "".
 
-    `2 million` is also read as 2000000, and comes back so: the official score knows no magnitudes. Without a unit, what
-    is part of a date or looks like a year (`1000` to `2100`, no comma in it) is no number.
+    `2 million` is also read and returned as 2000000, since the official score doesn't know magnitudes. Without a unit,
+    parts of dates and years (`1000` to `2100` without a comma) don't count.
 
     Args:
         text: Any text.
-        limits: The lowest and the highest accepted number. None lies within them if they descend.
-        unit: Which one must follow the number, or the range that the number begins.
+        limits: The lowest and the highest accepted number. Descending limits accept none.
+        unit: The unit that must follow the number or the range that it begins.
     """
     low, high = limits
     tokens = tokenize(text)
@@ -139,7 +139,7 @@ def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
 
 @functools.cache
 def _units() -> Mapping[tuple[str, ...], str]:
-    """The first spelling of each unit by the tokens of each spelling."""
+    """Return the first spelling of each unit by the tokens of each spelling."""
     groups = [group.split(", ") for group in _OTHERS]
     for names in map(str.split, _LENGTHS):
         groups.append(names)
@@ -150,25 +150,25 @@ def _units() -> Mapping[tuple[str, ...], str]:
 
 
 def _token(tokens: Sequence[str], position: int) -> str:
-    """The token at a position, "" beyond the end."""
+    """Return the token at a position, "" beyond the end."""
     return tokens[position] if position < len(tokens) else ""
 
 
 def _length_at(tokens: Sequence[str], position: int) -> int:
-    """How many tokens the longest unit at a position has; 1 if none stands there."""
+    """Return the number of tokens of the longest unit at a position, 1 without a unit."""
     lengths = range(_LONGEST_UNIT, 1, -1)
     return next((length for length in lengths if tuple(tokens[position : position + length]) in _units()), 1)
 
 
 def _readings(tokens: Sequence[str], position: int) -> Iterator[tuple[str, int]]:
-    """A number in digits, and where its unit would stand: as it is, and with the magnitude that follows it."""
+    """Yield a number in digits and the position of its unit: without and with the magnitude that follows."""
     yield tokens[position], position + 1
     if magnitude := _MAGNITUDES.get(_token(tokens, position + 1)):
         yield canonical_number(f"{Decimal(tokens[position]) * magnitude:f}"), position + 2
 
 
 def _units_behind(tokens: Sequence[str], position: int) -> set[str]:
-    """The unit at a position, and the one behind the second number of a range: of `5 to 6 m`, behind 5, `m`."""
+    """Return the unit at a position, and that of the second number of a range: `m` after the 5 of `5 to 6 m`."""
     units = {unit_at(tokens, position)}
     position += _token(tokens, position) in _BETWEEN
     if NUMBER.fullmatch(_token(tokens, position)):
@@ -177,7 +177,7 @@ def _units_behind(tokens: Sequence[str], position: int) -> set[str]:
 
 
 def _is_date(tokens: Sequence[str], position: int) -> bool:
-    """Whether a number stands beside a month, or looks like a year."""
+    """Return True if a number is next to a month, or looks like a year."""
     number = tokens[position]
     is_year = len(number) == 4 and number.isdecimal() and 1000 <= int(number) <= 2100
     return is_year or not set(MONTHS).isdisjoint(tokens[max(0, position - 1) : position + 2])

@@ -1,4 +1,4 @@
-"""What an annotator is, and what it says of a passage."""
+"""The interface of annotators."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Literal
 from reflectune.core.types import Passage, Question
 
 Label = Literal["relevant", "irrelevant", "unclear"]
-"""`unclear`: the annotator can't say. Such a passage is neither evidence nor a negative."""
+"""An `unclear` passage is neither evidence nor a negative."""
 
 Case = tuple[Question, Passage]
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """What an annotator says of one passage.
+    """An annotator's label of a passage.
 
     Attributes:
-        label: Is it evidence?
-        answer: The answer that it gives, "" if it is no evidence.
-        note: The sentence that an LLM names as the answer's source, or why the label is `unclear`.
+        label: `relevant` for evidence.
+        answer: The answer that the passage gives, "" without evidence.
+        note: The source sentence that an LLM names, or the reason of `unclear`.
     """
 
     label: Label
@@ -30,11 +30,11 @@ class Annotation:
 
     @property
     def relevant(self) -> bool:
-        """Whether the passage is evidence."""
+        """True if the passage is evidence."""
         return self.label == "relevant"
 
 
 IRRELEVANT = Annotation("irrelevant")
 
 Annotator = Callable[[Sequence[Case]], list[Annotation]]
-"""Judges cases, in their order. It gets many at a time, so that an LLM can be asked about them all at once."""
+"""A function that labels cases, in order; it receives many, so that an LLM can be asked about them concurrently."""

@@ -1,4 +1,4 @@
-"""Texts as tokens that can be compared: numbers and dates in one form, words without case and accents."""
+"""Tokenize texts for comparison: numbers and dates in one form, words without case and accents."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
 MONTHS = tuple("january february march april may june july august september october november december".split())
 _MONTH = "|".join(MONTHS)
 _DATES = (
-    # Each pattern names year, month and day; a date is rewritten in that order, so that "1999" and "March 1999" occur
-    # in "12 March 1999" as runs of tokens, however it was written.
+    # A date is rewritten as year, month, day, so that "1999" and "March 1999" are runs of tokens of "12 March 1999".
     re.compile(r"\b(?P<y>\d{4})-(?P<m>0[1-9]|1[0-2])-(?P<d>0[1-9]|[12]\d|3[01])\b"),
     re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m>{_MONTH}),? (?P<y>\d{{4}})\b"),
     re.compile(rf"\b(?P<m>{_MONTH}) (?P<d>\d{{1,2}})(?:st|nd|rd|th)?,? (?P<y>\d{{4}})\b"),
@@ -25,9 +24,9 @@ _DATES = (
 
 @functools.lru_cache(maxsize=65536)
 def tokenize(text: str) -> tuple[str, ...]:
-    """Lower-case words and numbers, without accents and punctuation; every date in the order year, month, day.
+    """Return lower-case words and numbers, without accents and punctuation, and dates as year, month, day.
 
-    Chinese, Japanese and Thai put no spaces between words: each of their letters is a token.
+    Each letter of Chinese, Japanese and Thai is a token, since they don't separate words.
 
     Example:
         >>> tokenize("On 12 March 1999, 1,234 guests came.")
@@ -42,9 +41,10 @@ def tokenize(text: str) -> tuple[str, ...]:
 
 
 def _is_accent(letter: str) -> bool:
-    """Whether a letter is a mark that a word may be written without: an accent, a point of Hebrew or Arabic, a nukta.
+    """Return True for an optional mark: an accent, a point of Hebrew or Arabic, a nukta.
 
-    The other combining classes spell the word: a kana's voicing (8), a virama (9), vowel signs and tones (84 to 132).
+    The other combining classes are part of the spelling: a kana's voicing (8), a virama (9), vowel signs and tones (84
+    to 132).
     """
     mark_class = unicodedata.combining(letter)
     return 0 < mark_class < 8 or 9 < mark_class < 84 or mark_class > 132
@@ -53,12 +53,12 @@ def _is_accent(letter: str) -> bool:
 def _year_first(match: re.Match[str]) -> str:
     parts = match.groupdict()
     month = parts["m"] if parts["m"].isalpha() else MONTHS[int(parts["m"]) - 1]
-    # Underscores keep a later pattern from reading a rewritten date again; they separate tokens.
+    # Underscores separate tokens, and keep a later pattern from matching a rewritten date.
     return "_".join(part for part in (parts["y"], month, str(int(parts["d"])) if parts.get("d") else "") if part)
 
 
 def canonical_number(token: str) -> str:
-    """`45.0` and `045` as `45`, `2.50` as `2.5`."""
+    """Return `45` for `45.0` and `045`, `2.5` for `2.50`."""
     sign = "-" if token.startswith("-") else ""
     whole, _, fraction = token.removeprefix("-").partition(".")
     fraction = fraction.rstrip("0")

@@ -1,4 +1,4 @@
-"""Settings of `convert`."""
+"""Settings of a conversion."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from reflectune.metrics.scoring.registry import MetricChoice
 
 
 class ConvertConfig(Settings):
-    """Settings of a conversion. At least one of `questions` and `knowledge` is set."""
+    """Settings of a conversion; `questions`, `knowledge` or both must be set."""
 
     output: Annotated[str, output_of("dataset.json", "kb.json")] = setting(
         "", "data set folder to write", needed="the data set folder to write"
     )
     name: str = setting("", "name of the data set; that of the output folder if unset")
-    root: str = setting("", "folder that the paths below start from")
+    root: str = setting("", "folder that the paths below are relative to")
     questions: str = setting("", "reader of the questions, e.g. infoseek, evqa, own")
-    splits: dict[str, Any] = setting({}, "file of each split, or a mapping of the roles of its files to the files")
+    splits: dict[str, Any] = setting({}, "file of each split, or a mapping of roles to its files")
     options: dict[str, Any] = setting({}, "the reader's own options")
-    metric: MetricChoice = setting("", "metric of the answers, for dataset.json; the reader's own if unset")
-    images: str = setting("", "folder of the questions' images; unset: without images")
+    metric: MetricChoice = setting("", "metric that scores answers, for dataset.json; the reader's own if unset")
+    images: str = setting("", "folder of the questions' images; unset: no images")
     knowledge: str = setting("", "reader of the knowledge base, e.g. wiki6m, evqa, own")
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")
-    split: list[SplitName] = setting([], "convert these of `splits` only")
-    limit: int = setting(0, "read that many rows of each source only; 0: all", ge=0)
-    sample: int = setting(0, "keep that many questions of each of `splits`, drawn by seed; 0: all", ge=0)
+    split: list[SplitName] = setting([], "convert only these of `splits`")
+    limit: int = setting(0, "number of rows to read of each source; 0: all", ge=0)
+    sample: int = setting(0, "number of questions to keep of each of `splits`, drawn by seed; 0: all", ge=0)
     sample_knowledge: int = setting(
-        -1, "keep the questions' own articles and that many others, drawn by seed; -1: all", ge=-1
+        -1, "number of articles to keep, drawn by seed, in addition to those of the questions; -1: all", ge=-1
     )
-    seed: Seed = setting(0, "seed of the samples")
+    seed: Seed = setting(0, "seed of `sample` and `sample_knowledge`")
     on_error: Literal["stop", "skip"] = setting(
-        "stop", "stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3"
+        "stop", "stop at a bad row, or skip it, list it in rejected.jsonl and exit with 3"
     )
     verify_images: Literal["none", "header", "decode"] = setting(
-        "header", "of the questions' images: trust the files, read their headers, or decode them whole"
+        "header", "for the questions' images: trust the files, read their headers, or decode them"
     )
     workers: int = setting(0, "processes; 0: one for each core", ge=0, le=4096)
     check: bool = setting(False, "read and validate everything, write nothing")
-    dry_run: bool = setting(False, "describe the inputs and outputs, and stop")
+    dry_run: bool = setting(False, "print what would be read and written, and stop")
 
     @cross_check
     def reader_problems(self) -> Iterator[str]:
@@ -52,7 +52,7 @@ class ConvertConfig(Settings):
         if not (self.questions or self.knowledge):
             yield "one of `questions` and `knowledge` is needed: the name of a reader"
         if self.sample and not self.questions:
-            yield "`sample` is of questions; a knowledge base alone is sampled by `sample_knowledge`"
+            yield "`sample` draws questions; `sample_knowledge` draws articles"
 
     @cross_check
     def split_problems(self) -> Iterator[str]:
@@ -77,11 +77,11 @@ class ConvertConfig(Settings):
         return self.dry_run or self.check
 
     def path(self, value: str) -> Path:
-        """Return a path of the config, below `root` unless it is absolute; `~` is the home folder."""
+        """Return a path of the config below `root`, unless it is absolute; `~` is the home folder."""
         return Path(self.root).expanduser() / Path(value).expanduser()
 
     def source(self, split: str) -> Any:
-        """Return the input of a split's reader: a path, a mapping of paths, or a mapping with `load_dataset`."""
+        """Return the source of a split for its reader: a path, a mapping of paths, or a mapping with `load_dataset`."""
         value = self.splits[split]
         if not isinstance(value, dict):
             return self.path(str(value))
@@ -105,14 +105,14 @@ class ConvertConfig(Settings):
         return [path for split in self.chosen() for path in self.question_files(split)]
 
     def what_decides(self) -> dict[str, Any]:
-        """The settings that the output depends on."""
-        names = "root questions splits options images knowledge knowledge_source knowledge_images split limit sample"
-        kept = {name: getattr(self, name) for name in (*names.split(), "sample_knowledge", "on_error", "verify_images")}
+        """Return the settings that determine the output."""
+        names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
+        others = ("sample", "sample_knowledge", "on_error", "verify_images")
         seed = self.seed if self.sample or self.sample_knowledge >= 0 else 0
-        return {**kept, **({"metric": self.metric} if self.metric else {}), "seed": seed}
+        return {**{name: getattr(self, name) for name in (*names.split(), *others)}, "seed": seed}
 
     def scored_by(self) -> str:
-        """Return the metric for dataset.json; "" if neither the config nor the reader names one."""
+        """Return the metric for dataset.json; "" if neither the config nor the reader has one."""
         return self.metric or METRIC_OF.get(self.questions, "")
 
     @cross_check
@@ -145,7 +145,7 @@ class ConvertConfig(Settings):
             return [f"`questions`: unknown reader {self.questions!r}; there are {', '.join(QUESTIONS)}"]
         issues = option_problems(self.questions, self.options)
         if not self.splits:
-            issues.append("`splits` is needed: for each split its file")
+            issues.append("`splits` is needed: a file for each split")
         unknown = [name for name in self.split if name not in self.splits]
         if unknown:
             issues.append(f"`split`: {', '.join(unknown)} is not among the splits {', '.join(self.splits)}")
@@ -164,8 +164,8 @@ class ConvertConfig(Settings):
     def knowledge_problems(self) -> list[str]:
         """Return the problems of the knowledge base's reader and file."""
         if not self.knowledge:
-            lonely = [name for name in ("knowledge_source", "knowledge_images") if getattr(self, name)]
-            return [f"`{name}` is set and `knowledge` is not: name the reader" for name in lonely]
+            unused = [name for name in ("knowledge_source", "knowledge_images") if getattr(self, name)]
+            return [f"`{name}` is set and `knowledge` is not: name the reader" for name in unused]
         if self.knowledge not in KNOWLEDGE:
             return [f"`knowledge`: unknown reader {self.knowledge!r}; there are {', '.join(KNOWLEDGE)}"]
         if not self.knowledge_source:

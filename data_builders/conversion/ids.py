@@ -1,4 +1,4 @@
-"""Ids as 64-bit hashes: which were seen before, and which a sample draws, in eight bytes each."""
+"""Find duplicate ids and draw samples of ids by 64-bit hashes, in eight bytes per id."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_ids(ids: Iterable[str], seed: int | None = None) -> Hashes:
-    """A 64-bit hash of each id, of shape (n,); another one for each seed.
+    """Return a 64-bit hash of each id, shape (n,), which depends on the seed.
 
-    Two of 20 million ids share one with a chance of 1 in 90,000; the second would count as a duplicate.
+    Two of 20 million ids collide with a probability of 1 in 90,000; the second would count as a duplicate.
     """
     key = b"" if seed is None else str(seed).encode()
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
@@ -22,10 +22,10 @@ def hash_ids(ids: Iterable[str], seed: int | None = None) -> Hashes:
 
 
 class SeenIds:
-    """A growing set of hashes: sorted arrays of doubling sizes, so that memory is eight bytes an id.
+    """A growing set of hashes in sorted arrays of doubling sizes, with eight bytes per id.
 
     Attributes:
-        runs: The arrays, each more than twice as long as the next: a look-up goes through them all.
+        runs: The arrays, each more than twice as long as the next. A look-up searches all.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class SeenIds:
         """Add a batch.
 
         Returns:
-            The positions in the batch of those that were there before, in the batch or outside, in rising order.
+            The positions in the batch of repeated hashes, in rising order.
         """
         order = np.argsort(hashes, kind="stable")
         ordered = hashes[order]
@@ -55,15 +55,15 @@ class SeenIds:
 
 
 def is_among(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:
-    """Whether each hash is in the sorted array `ordered`."""
+    """Return True for each hash that is in the sorted array `ordered`."""
     if not len(ordered):
         return np.zeros(len(hashes), dtype=bool)
-    places = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    return ordered[places] == hashes
+    positions = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    return ordered[positions] == hashes
 
 
 def sample_bound(hashes: Hashes, count: int) -> int:
-    """The bound under which exactly `count` of the (distinct) hashes lie, or all of them if they are fewer.
+    """Return the bound below which exactly `count` of the distinct hashes lie, or all if they are fewer.
 
     A sample of 100 is part of the sample of 1,000 under the same seed.
     """

@@ -1,4 +1,4 @@
-"""A knowledge base into shards, in the order of the source: its lines go to the workers in blocks, unparsed."""
+"""Convert a knowledge base to shards, in the order of the source. Workers parse its lines in blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH = 500
 
 @dataclass
 class KnowledgeTotals:
-    """What the entries came to; `gold` has hashes of the ids of those that the questions speak of."""
+    """Counts of the entries; `gold` has the hashes of the ids that the questions name."""
 
     entries: int = 0
     images: int = 0
@@ -40,13 +40,13 @@ class KnowledgeTotals:
     shards: list[dict[str, Any]] = field(default_factory=list)
 
     def lacking(self, named: Iterable[str]) -> list[str]:
-        """Of the entries that questions name those that are not there."""
+        """Return the named entries that are missing."""
         names = sorted(named)
-        is_there = is_among(hash_ids(names), np.sort(np.concatenate(self.gold))) if self.gold else [False] * len(names)
-        return [name for name, there in zip(names, is_there, strict=True) if not there]
+        found = is_among(hash_ids(names), np.sort(np.concatenate(self.gold))) if self.gold else [False] * len(names)
+        return [name for name, is_found in zip(names, found, strict=True) if not is_found]
 
     def add(self, number: int, entries: int, images: int, without_image: int) -> None:
-        """Count a batch in."""
+        """Add a batch."""
         self.entries += entries
         self.images += images
         self.without_image += without_image
@@ -56,7 +56,7 @@ class KnowledgeTotals:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Which entries to keep: those in `gold` (sorted hashes of ids), and those with a seeded hash below `bound`."""
+    """A sample of entries: those in `gold` (sorted hashes of ids), and those with a seeded hash below `bound`."""
 
     gold: Hashes
     bound: int
@@ -64,14 +64,14 @@ class _Sample:
 
 @dataclass(frozen=True)
 class KnowledgeRun:
-    """One conversion's knowledge base.
+    """The conversion of a knowledge base.
 
     Args:
-        config: What to read.
-        images: Where the entries' images are.
-        folder: The data set folder; None: check only.
-        rejected: Where bad rows are noted; None: the first one ends the run.
-        gold: Ids of the entries that the questions speak of.
+        config: The settings.
+        images: The entries' images.
+        folder: The data set folder; None only checks.
+        rejected: Collects bad rows; None raises an error at the first.
+        gold: Ids of the entries that the questions name.
     """
 
     config: ConvertConfig
@@ -82,11 +82,11 @@ class KnowledgeRun:
 
     @property
     def reject(self) -> Reject:
-        """What to do with a bad row."""
+        """The function to call with a bad row."""
         return stop if self.rejected is None else self.rejected
 
     def convert(self, workers: Workers, journal: Path, key: str, image_root: str) -> tuple[KnowledgeTotals, str]:
-        """Write every shard that the journal of an earlier run, under the same key, doesn't list yet.
+        """Write every shard that isn't in the journal of an earlier run with the same key.
 
         Returns:
             The totals, and the knowledge base's fingerprint.
@@ -138,7 +138,7 @@ class KnowledgeRun:
         totals.gold.append(ids[is_among(ids, gold)])
 
     def _sample(self, workers: Workers) -> _Sample | None:
-        """Read the source once for its ids, and find the bound that draws as many as asked; None: keep everything."""
+        """Read the ids of the source and find the bound that draws `sample_knowledge` of them; None keeps all."""
         config = self.config
         if config.sample_knowledge < 0:
             return None
@@ -153,7 +153,7 @@ class KnowledgeRun:
     def _batches(
         self, step: str, sample: _Sample | None, reject: Reject, folder: Path | None, last: dict[str, Any] | None
     ) -> Iterator[EntryBatch]:
-        """The source's batches after the one that the journal's last row is of."""
+        """Yield the source's batches after that of the journal's last row."""
         config = self.config
         source = config.path(config.knowledge_source)
         first = 0 if last is None else int(last["id"]) + 1
@@ -176,7 +176,7 @@ class KnowledgeRun:
     def _pieces(
         self, source: Path, reject: Reject, number: int, last: dict[str, Any] | None
     ) -> Iterator[LineBlock | list[SourceRow]]:
-        """Blocks of lines where the source has lines and all are wanted, else lists of parsed rows."""
+        """Yield blocks of lines if the source has lines and no limit is set, else lists of parsed rows."""
         reader, limit = knowledge_reader(self.config.knowledge), self.config.limit
         if reader.read_source is read_jsonl and not limit:
             begin = {"offset": last["offset"], "first_line": last["line"]} if last else {}
@@ -187,22 +187,21 @@ class KnowledgeRun:
         yield from islice(pieces, number, None)
 
     def _without_duplicates(self, done: EntriesDone, seen: SeenIds, shard: Path | None) -> EntriesDone:
-        """Take the entries out of a batch, and out of its shard, whose id came before."""
-        again = seen.add(done.ids).tolist()
-        if not again:
+        """Drop the entries with repeated ids from a batch and from its shard."""
+        repeated: list[int] = seen.add(done.ids).tolist()
+        if not repeated:
             return done
         fix = "ids must be unique in a knowledge base: keep one of the rows, or rename one"
-        where = [(*done.places[i], done.names[i]) for i in again]
-        errors = [BadRow(file, line, name, "id", "came before", fix) for file, line, name in where]
+        errors = [BadRow(*done.lines[i], done.names[i], "id", "came before", fix) for i in repeated]
         if self.rejected is None:
             stop(errors[0])
         if shard is not None:
-            drop_entries(shard, again)
-        return dataclasses.replace(done.without(again), rejected=[*done.rejected, *errors])
+            drop_entries(shard, repeated)
+        return dataclasses.replace(done.without(repeated), rejected=[*done.rejected, *errors])
 
 
 def _to_json(done: EntriesDone) -> dict[str, Any]:
-    """What the journal keeps of a batch."""
+    """Return the journal's row of a batch."""
     return {
         "entries": len(done.ids),
         "ids": base64.b64encode(done.ids.tobytes()).decode(),
@@ -214,7 +213,7 @@ def _to_json(done: EntriesDone) -> dict[str, Any]:
 
 
 def _end(rows: LineBlock | Sequence[SourceRow]) -> dict[str, int]:
-    """Where the next block of lines begins."""
+    """Return the start of the next block of lines."""
     if not isinstance(rows, LineBlock):
         return {}
     return {"offset": rows.offset + len(rows.data), "line": rows.first_line + rows.data.count(b"\n")}

@@ -1,4 +1,4 @@
-"""Questions into parts: read and checked for duplicates here, their images checked and the parts written by workers."""
+"""Convert questions to parts: read them and drop duplicates here; workers check images and write the parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = 5_000
 
 @dataclass
 class QuestionTotals:
-    """What the questions of all sources came to; counts are by split and answer type."""
+    """Counts of the questions of all sources, by split and answer type."""
 
     parts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class QuestionTotals:
     unanswered: int = 0
 
     def add(self, done: QuestionsDone) -> None:
-        """Count a batch in."""
+        """Add a batch."""
         for split, file, rows in done.parts:
             self.parts.setdefault(split, []).append({"file": file, "rows": rows})
         for split, counts in done.counts.items():
@@ -55,13 +55,13 @@ class QuestionTotals:
 
 @dataclass(frozen=True)
 class QuestionRun:
-    """One conversion's questions.
+    """The conversion of questions.
 
     Args:
-        config: What to read.
-        images: Where the images are.
-        folder: The data set folder; None: check only.
-        rejected: Where bad rows are noted; None: the first one ends the run.
+        config: The settings.
+        images: The questions' images.
+        folder: The data set folder; None only checks.
+        rejected: Collects bad rows; None raises an error at the first.
     """
 
     config: ConvertConfig
@@ -71,11 +71,11 @@ class QuestionRun:
 
     @property
     def reject(self) -> Reject:
-        """What to do with a bad row."""
+        """The function to call with a bad row."""
         return stop if self.rejected is None else self.rejected
 
     def convert(self, workers: Workers, journal: Path, key: str) -> QuestionTotals:
-        """Write every part that the journal of an earlier run, under the same key, doesn't list yet."""
+        """Write every part that isn't in the journal of an earlier run with the same key."""
         totals = QuestionTotals()
         with RowLog(journal, key) as log:
             for row in read_rows(journal):
@@ -99,18 +99,18 @@ class QuestionRun:
             self.rejected.note(done.rejected)
 
     def _batches(self) -> Iterator[QuestionBatch]:
-        """The questions of all chosen splits, duplicates and unusable ones left out; numbers run through."""
+        """Yield the questions of all chosen splits, without duplicates and unusable ones, numbered across splits."""
         seen, number = SeenIds(), 0
         for split in self.config.chosen():
             files = list_files(self.config.question_files(split))
             stream = self._sampled(split)
             with progress(f"questions, {split}", sum(file.stat().st_size for file in files)) as bar:
                 while batch := list(islice(stream, BATCH)):
-                    kept = list(self._without_duplicates(batch, seen))
+                    unique = list(self._without_duplicates(batch, seen))
                     yield QuestionBatch(
                         number=number,
-                        questions=[question for question, _ in kept],
-                        places=[place for _, place in kept],
+                        questions=[question for question, _ in unique],
+                        lines=[line for _, line in unique],
                         folder=self.folder,
                         image_root=self.images.start,
                         verify=self.config.verify_images,
@@ -120,7 +120,7 @@ class QuestionRun:
                     bar.advance(len(batch), self.rejected.count if self.rejected else 0)
 
     def _sampled(self, split: str) -> Iterator[Placed[Question]]:
-        """The questions of a source that its sample draws, or all of them."""
+        """Yield the questions of a source that its sample draws, or all."""
         config = self.config
         if not config.sample:
             yield from self._read(split, self.reject)
@@ -129,29 +129,28 @@ class QuestionRun:
         first_pass = (question.id for question, _ in self._read(split, ignored if self.rejected else stop))
         hashes = [hash_ids(ids, config.seed) for ids in iter(lambda: list(islice(first_pass, BATCH)), [])]
         bound = sample_bound(np.unique(np.concatenate(hashes)), config.sample) if hashes else 0
-        for question, place in self._read(split, self.reject):
+        for question, line in self._read(split, self.reject):
             if int(hash_ids([question.id], config.seed)[0]) < bound:
-                yield question, place
+                yield question, line
 
     def _read(self, split: str, reject: Reject) -> Iterator[Placed[Question]]:
         config = self.config
         read = question_reader(config.questions)
         stream = read(config.source(split), split=split, images=self.images, reject=reject, **config.options)
-        for question, place in islice(stream, config.limit or None):
-            problem = unusable(question)
-            if problem is None:
-                yield question, place
+        for question, line in islice(stream, config.limit or None):
+            if problem := unusable(question):
+                reject(BadRow(*line, question.id, *problem))
             else:
-                reject(BadRow(*place, question.id, *problem))
+                yield question, line
 
     def _without_duplicates(self, batch: list[Placed[Question]], seen: SeenIds) -> Iterator[Placed[Question]]:
-        again = set(seen.add(hash_ids(question.id for question, _ in batch)).tolist())
-        for position, (question, place) in enumerate(batch):
-            if position in again:
+        repeated = set(seen.add(hash_ids(question.id for question, _ in batch)).tolist())
+        for position, (question, line) in enumerate(batch):
+            if position in repeated:
                 fix = "ids must be unique in a data set: keep one of the rows, or rename one"
-                self.reject(BadRow(*place, question.id, "id", "came before", fix))
+                self.reject(BadRow(*line, question.id, "id", "came before", fix))
             else:
-                yield question, place
+                yield question, line
 
 
 def _to_json(done: QuestionsDone) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A conversion from beginning to end: questions, knowledge base, and the manifest that is written last."""
+"""Convert a data set: its questions, its knowledge base, and last its manifest."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.formats.dataset import MANIFEST, stream_questions
 
 VERSION = 2
-"""Of the layout of what is written; part of every key."""
+"""Version of the output's layout; part of every key."""
 
 _JOURNAL = ".convert"
 _SHOWN = 5
-"""Entries that are missing: so many of them are named."""
+"""Number of missing entries that are named."""
 
 
 def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
-    """Convert into `config.output`; an earlier run that was killed is resumed.
+    """Convert into `config.output`; resume a killed run.
 
     Returns:
-        The manifest, and whether anything was done (False: the data set was there already).
+        The manifest, and False if the data set was converted before.
 
     Raises:
         UserError: A row is bad and `on_error` is stop, a source has changed meanwhile, or the folder holds other data.
@@ -63,8 +63,8 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         if config.knowledge:
             gold, kb_images = frozenset(questions.entity_ids), knowledge_images(config)
             kb = KnowledgeRun(config, kb_images, output, rejected, gold)
-            place = _root_in_manifest(kb_images, output / "knowledge", output) or ".."
-            knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, place)
+            image_root = _root_in_manifest(kb_images, output / "knowledge", output) or ".."
+            knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, image_root)
             _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
         check_unchanged(fingerprinted := hashed.result(), "the conversion began")
     manifest = {
@@ -83,10 +83,10 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
 
 
 def check(config: ConvertConfig) -> tuple[dict[str, Any], list[str]]:
-    """Read and validate everything, and write nothing; bad rows never end a check.
+    """Read and validate everything, including the rows after a bad one, and write nothing.
 
     Returns:
-        The numbers as the manifest would have them, and the first bad rows.
+        The numbers of the manifest, and the first bad rows.
     """
     rejected, questions, knowledge = Rejected(None), QuestionTotals(), KnowledgeTotals()
     with Workers(config.workers) as workers:
@@ -102,7 +102,7 @@ def check(config: ConvertConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def preview(config: ConvertConfig) -> str:
-    """What would be read and written."""
+    """Return a description of the sources and the output."""
     lines = [f"would write the data set {_name(config)} to {config.output}"]
     for split in config.chosen() if config.questions else []:
         source = config.source(split)
@@ -115,7 +115,7 @@ def preview(config: ConvertConfig) -> str:
 
 
 def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
-    """Where a config's questions have their images: `images`, or for the user's own data the folder of the file."""
+    """Return the folder of the questions' images: `images`, or for the user's own data the folder of the file."""
     save_to = Path(config.output, "images") if saving else None
     if config.images:
         return ImageFolder(config.path(config.images).resolve(), save_to)
@@ -127,7 +127,7 @@ def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
 
 
 def knowledge_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
-    """Where a config's entries have their images: `knowledge_images`, or for the user's own data beside the file."""
+    """Return the folder of the entries' images: `knowledge_images`, or for the user's own data that of the file."""
     save_to = Path(config.output, "images") if saving else None
     if config.knowledge_images:
         return ImageFolder(config.path(config.knowledge_images).resolve(), save_to)
@@ -154,22 +154,18 @@ def _source_paths(config: ConvertConfig) -> list[Path]:
 
 
 def _refuse_empty(paths: list[Path], any_row: bool, rejected: Rejected | None) -> None:
-    """Refuse sources in which there was no row, good or bad.
-
-    Raises:
-        UserError: There was none.
-    """
+    """Raise UserError if the sources had no row, good or bad."""
     if not any_row and not (rejected is not None and rejected.count):
         raise UserError(f"nothing to read in {', '.join(map(str, paths)) or 'the source'}: is it the right file?")
 
 
 def _any_entry(knowledge: KnowledgeTotals, config: ConvertConfig) -> bool:
-    """Whether entries were found; a sample of none beside the questions' own may hold none."""
+    """Return True if entries were found, or if a sample of the questions' own articles may be empty."""
     return knowledge.entries > 0 or config.sample_knowledge == 0
 
 
 def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
-    """The manifest of a data set that was converted with these settings from these files."""
+    """Return the manifest of a data set that was converted with these settings from these files."""
     manifest: dict[str, Any] = read_json(output / MANIFEST, "the data set's manifest")
     if manifest.get("made_with") != config.what_decides():
         before = manifest.get("made_with") or {}
@@ -184,10 +180,10 @@ def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
 
 
 def _open_journal(output: Path, key: str) -> Path:
-    """The folder of the journals of an unfinished run under this key; one under another key is started anew.
+    """Return the folder of the journals of an unfinished run; a run with a different key starts again.
 
     Raises:
-        UserError: The folder has data in it that is not from an unfinished run.
+        UserError: The folder holds data without a journal.
     """
     journal = output / _JOURNAL
     note = journal / "key.json"
@@ -198,7 +194,7 @@ def _open_journal(output: Path, key: str) -> Path:
     if taken and not journal.is_dir():
         raise UserError(f"{output} holds {taken} and no {MANIFEST}; choose another `output`, or delete it")
     if taken:
-        print(f"the unfinished run in {output} had other settings or sources: starting anew")
+        print(f"the unfinished run in {output} had other settings or sources: starting again")
     for path in (*parts, journal):
         shutil.rmtree(path, ignore_errors=True)
     write_json(note, {"key": key})
@@ -207,7 +203,7 @@ def _open_journal(output: Path, key: str) -> Path:
 
 @contextmanager
 def _noting(folder: Path | None) -> Iterator[Rejected | None]:
-    """The list of bad rows, or None where the first one ends the run."""
+    """Open the list of bad rows; None without a folder."""
     rejected = Rejected(folder) if folder else None
     try:
         yield rejected
@@ -219,7 +215,7 @@ def _noting(folder: Path | None) -> Iterator[Rejected | None]:
 def _numbers(
     config: ConvertConfig, questions: QuestionTotals, knowledge: KnowledgeTotals, rejected: Rejected | None
 ) -> dict[str, Any]:
-    """What the manifest says of the content, and what is printed."""
+    """Return the numbers for the manifest and for printing."""
     coverage = {**questions.images}
     for kind in ("missing", "unreadable"):
         if rejected is not None and rejected.images[kind]:
@@ -261,7 +257,7 @@ def _name(config: ConvertConfig) -> str:
 
 
 def _root_in_manifest(images: ImageFolder, start: Path, output: Path) -> str:
-    """An image folder as a manifest has it: relative to `start` within the data set, absolute elsewhere; "" if none."""
+    """Return an image folder for a manifest: relative to `start` within the data set, else absolute; "" for none."""
     if images.start is None or (images.root is None and not images.start.is_dir()):
         return ""
     root, whole = images.start.resolve(), output.resolve()

@@ -1,4 +1,4 @@
-"""A data set's source files: what they are, whether they are still the same, and how far a step has read them."""
+"""Source files of a data set: list them, detect changes, and show the progress of reading."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from reflectune.data_builders.readers.files import Meter, count_bytes
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
-    """The files among `paths` and in the folders among them, each once, by path.
-
-    Links that lead out of such a folder are left out: no reader follows them.
-    """
+    """Return the files among `paths` and below the folders among them, sorted, without links that lead out."""
     files: set[Path] = set()
     for path in paths:
         files |= set(_files_below(path)) if path.is_dir() else {path}
@@ -38,28 +35,24 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def stat_files(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Path, size and time of change of each file."""
+    """Return path, size and modification time of each file."""
     stats = [(file, file.stat()) for file in files]
     return [{"path": str(file), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns} for file, stat in stats]
 
 
 def with_fingerprints(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The sources with a hash of each one's content; reads them all."""
+    """Return the sources with a hash of each file's content."""
     return [{**source, "fingerprint": file_fingerprint(source["path"])} for source in sources]
 
 
 def check_unchanged(sources: Iterable[dict[str, Any]], since: str) -> None:
-    """Refuse sources that are not what they were.
+    """Raise UserError if a source is missing or has changed.
 
-    A file of another size has changed; one of another time is hashed, where its hash is known, since a copy is not a
-    change.
+    A file of the same size with a different time is compared by its hash, since it may be a copy.
 
     Args:
-        sources: As the manifest or `stat_files` has them.
-        since: When they were listed, for the message.
-
-    Raises:
-        UserError: One is gone or has changed.
+        sources: Sources of the manifest or of `stat_files`.
+        since: The time of their listing, for the error.
     """
     for source in sources:
         path = Path(source["path"])
@@ -72,20 +65,20 @@ def check_unchanged(sources: Iterable[dict[str, Any]], since: str) -> None:
         if not same:
             raise UserError(
                 f"{path} has changed since {since} ({source['bytes']:,} bytes then, {stat.st_size:,} now); "
-                "choose another `output`, or delete this one to convert anew"
+                "choose another `output`, or delete this one to convert again"
             )
 
 
 @dataclass
 class StepProgress:
-    """One step's progress; `advance` after every batch."""
+    """The progress of a step; `advance` after every batch."""
 
     bar: tqdm
     meter: Meter
     rows: int = 0
 
     def advance(self, rows: int, left_out: int) -> None:
-        """Some rows more are done; `left_out` is the number of bad rows so far."""
+        """Add rows; `left_out` is the number of bad rows so far."""
         self.rows += rows
         self.bar.set_postfix_str(
             f"{self.rows:,} rows" + (f", {left_out:,} left out" if left_out else ""), refresh=False
@@ -95,7 +88,7 @@ class StepProgress:
 
 @contextmanager
 def progress(step: str, total_bytes: int) -> Iterator[StepProgress]:
-    """A bar for one step, whose sources have `total_bytes` on the disk (0 if nobody knows)."""
+    """Show a bar for a step whose sources have `total_bytes` on the disk (0 if unknown)."""
     with (
         count_bytes() as meter,
         progress_bar(

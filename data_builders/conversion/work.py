@@ -1,4 +1,4 @@
-"""What a worker process does with one batch of rows: check, build, and write a part."""
+"""Work on one batch of rows in a worker process: check it, build it, and write a part."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Verify = Literal["none", "header", "decode"]
 
 @dataclass(frozen=True)
 class QuestionBatch:
-    """Some questions to check and write. `folder` None: check only. `skip`: bad ones are left out."""
+    """Questions to check and write. `folder` None only checks; `skip` leaves bad ones out."""
 
     number: int
     questions: Sequence[Question]
-    places: Sequence[SourceLine]
+    lines: Sequence[SourceLine]
     folder: Path | None
     image_root: Path | None
     verify: Verify
@@ -45,9 +45,9 @@ class QuestionBatch:
 
 @dataclass(frozen=True)
 class QuestionsDone:
-    """What came of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`.
+    """Result of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`.
 
-    `unanswered` is how many questions have neither an answer nor a range.
+    `unanswered` counts questions with neither an answer nor a range.
     """
 
     parts: list[tuple[str, str, int]]
@@ -66,9 +66,9 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
     by_split: dict[str, list[Question]] = {}
     images: Counter[str] = Counter()
     digest = hashlib.sha256()
-    for question, place in zip(batch.questions, batch.places, strict=True):
+    for question, line in zip(batch.questions, batch.lines, strict=True):
         try:
-            images[_check_image(question, place, batch)] += 1
+            images[_check_image(question, line, batch)] += 1
         except BadRow as error:
             reject(error)
             continue
@@ -93,10 +93,10 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
 
 
 def kind(question: Question) -> str:
-    """Whether a question is to be looked up, and how that is known.
+    """Return the kind of a question.
 
-    `knowledge_based` and `visual` as its row says; `by_entities` if it doesn't say, and names entities or evidence;
-    `unknown` if it names none.
+    `knowledge_based` or `visual` by its row; `by_entities` if the row has no value, but entities or evidence; else
+    `unknown`.
     """
     if question.is_knowledge_based is None:
         return "unknown"
@@ -107,9 +107,9 @@ def kind(question: Question) -> str:
 
 @dataclass(frozen=True)
 class EntryBatch:
-    """Some rows of a knowledge base: lines of its file, or rows that were parsed already.
+    """Rows of a knowledge base: lines of its file, or parsed rows.
 
-    `keep` and `bound` make a sample: entries whose id is among `keep`, or whose seeded hash is below `bound`.
+    `keep` and `bound` define a sample: entries with an id in `keep`, or with a seeded hash below `bound`.
     """
 
     number: int
@@ -125,29 +125,29 @@ class EntryBatch:
 
 @dataclass(frozen=True)
 class EntriesDone:
-    """What came of a batch: of each entry, in order, its id with two hashes of it, where it was read, its images.
+    """Result of a batch: for each entry, in order, its id, two hashes of it, its file and line, its number of images.
 
-    `digests` are 16 bytes an entry, as `write_shard` gives them; none if nothing was written.
+    `digests` are 16 bytes per entry, see `write_shard`; empty if nothing was written.
     """
 
     names: list[str]
     ids: Hashes
     seeded: Hashes
-    places: list[SourceLine]
+    lines: list[SourceLine]
     image_counts: list[int]
     digests: bytes
     rejected: list[BadRow] = field(default_factory=list)
 
     def without(self, positions: Sequence[int]) -> EntriesDone:
-        """The same with some entries taken out."""
-        gone = set(positions)
-        kept = [i for i in range(len(self.names)) if i not in gone]
+        """Return a copy without some entries."""
+        dropped = set(positions)
+        kept = [i for i in range(len(self.names)) if i not in dropped]
         return dataclasses.replace(
             self,
             names=[self.names[i] for i in kept],
             ids=self.ids[kept],
             seeded=self.seeded[kept],
-            places=[self.places[i] for i in kept],
+            lines=[self.lines[i] for i in kept],
             image_counts=[self.image_counts[i] for i in kept],
             digests=b"".join(self.digests[16 * i : 16 * i + 16] for i in kept),
         )
@@ -156,12 +156,12 @@ class EntriesDone:
 def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     """Build the entries of a batch and write them as one shard (none if no entry is kept)."""
     reject, rejected = _rejecter(batch.skip)
-    entries, places = _entries(batch, reject)
+    entries, lines = _entries(batch, reject)
     ids = hash_ids(entry.id for entry in entries)
     seeded = hash_ids((entry.id for entry in entries), batch.seed)
     if batch.keep is not None:
         kept = np.flatnonzero(is_among(ids, batch.keep) | _below(seeded, batch.bound))
-        entries, places = [entries[i] for i in kept], [places[i] for i in kept]
+        entries, lines = [entries[i] for i in kept], [lines[i] for i in kept]
         ids, seeded = ids[kept], seeded[kept]
     digests: list[bytes] = []
     if batch.folder is not None and entries:
@@ -170,7 +170,7 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
         names=[entry.id for entry in entries],
         ids=ids,
         seeded=seeded,
-        places=places,
+        lines=lines,
         image_counts=[len(entry.images) for entry in entries],
         digests=b"".join(digests),
         rejected=rejected,
@@ -181,7 +181,7 @@ def _entries(batch: EntryBatch, reject: Reject) -> tuple[list[Entry], list[Sourc
     make = knowledge_reader(batch.reader).entry
     rows = block_rows(batch.rows, reject) if isinstance(batch.rows, LineBlock) else _numbered(batch.rows)
     made = list(placed(rows, lambda row: make(row, batch.images), reject))
-    return [entry for entry, _ in made], [place for _, place in made]
+    return [entry for entry, _ in made], [line for _, line in made]
 
 
 def _numbered(rows: Sequence[SourceRow]) -> Iterator[tuple[int, SourceRow]]:
@@ -189,25 +189,25 @@ def _numbered(rows: Sequence[SourceRow]) -> Iterator[tuple[int, SourceRow]]:
 
 
 def _below(hashes: Hashes, bound: int) -> npt.NDArray[np.bool_]:
-    """Whether each hash is below a bound, which may be 2^64 and then is above all."""
+    """Return True for each hash below a bound of at most 2^64."""
     if bound >= 1 << 64:
         return np.ones(len(hashes), dtype=bool)
     return hashes < np.uint64(bound)
 
 
 def _rejecter(skip: bool) -> tuple[Reject, list[BadRow]]:
-    """What to do with a bad row here: keep it for the main process, or stop."""
+    """Return the function to call with a bad row, which collects it or raises an error, and the collected rows."""
     rejected: list[BadRow] = []
     return (rejected.append if skip else stop), rejected
 
 
 def _named_entries(questions: Iterator[Question]) -> set[str]:
-    """The entries that questions speak of."""
+    """Return the entries that questions name."""
     return {name for q in questions for name in (*q.entity_ids, *(evidence.entry_id for evidence in q.evidence))}
 
 
-def _check_image(question: Question, place: SourceLine, batch: QuestionBatch) -> str:
-    """`found`, `unverified`, or "" for a question without an image.
+def _check_image(question: Question, line: SourceLine, batch: QuestionBatch) -> str:
+    """Return `found`, `unverified`, or "" for a question without an image.
 
     Raises:
         UnreadableImage: The file is damaged, or too large to decode safely.
@@ -218,17 +218,17 @@ def _check_image(question: Question, place: SourceLine, batch: QuestionBatch) ->
         return "unverified"
     path = Path(batch.image_root or "", question.image)
     if batch.folder is None and not path.is_file():
-        return "found"  # the row holds its bytes: the reader looked at them, and a check writes them nowhere
+        return "found"  # the reader verified the bytes in the row, and a check doesn't write them
     problem = _image_problem(str(path), batch.verify)
     if problem:
         fix = "replace the file; `on_error: skip` leaves such rows out"
-        raise UnreadableImage(*place, question.id, "image", problem, fix)
+        raise UnreadableImage(*line, question.id, "image", problem, fix)
     return "found"
 
 
 @lru_cache(maxsize=100_000)
 def _image_problem(path: str, verify: Verify) -> str:
-    """What is wrong with an image file; "" if nothing is. Many questions share an image, so the answer is kept."""
+    """Return the problem of an image file, "" if it is good; cached, since many questions share an image."""
     try:
         open_image(Path(path)) if verify == "decode" else read_header(Path(path))
     except BadImage as error:

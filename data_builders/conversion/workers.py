@@ -1,4 +1,4 @@
-"""Work in several processes whose results come in the order of the tasks, with few tasks in memory."""
+"""Map tasks over processes, with results in the order of the tasks and few tasks in memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Result = TypeVar("Result")
 
 
 class Workers:
-    """Some processes; with one, the work is done here.
+    """A pool of processes; a count of one works in this process.
 
     Args:
-        count: How many; 0 for as many as there are cores to use.
+        count: Number of processes; 0 for the number of available cores.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -30,7 +30,7 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
 
     def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
-        """Every task with `work` of it, in order. At most two tasks a process are under way.
+        """Yield each task with its result, in order. At most two tasks per process are pending.
 
         Raises:
             UserError: A process was killed, e.g. because memory ran out.
@@ -49,7 +49,7 @@ class Workers:
         except BrokenProcessPool as error:
             raise UserError(
                 "a worker process was killed, as a rule because memory ran out; "
-                "run the same command again with fewer `workers`: what was finished is kept"
+                "run the same command again with fewer `workers`: finished work is kept"
             ) from error
         finally:
             for _, future in waiting:
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 
 def _die_with_parent() -> None:
-    """A pool's processes would wait for ever for tasks of a parent that was killed."""
+    """End this process if the parent is killed; else it would wait for tasks for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

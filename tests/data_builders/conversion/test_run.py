@@ -142,8 +142,8 @@ def test_a_check_says_which_questions_are_taken_as_knowledge_based(source: Path)
     numbers, _ = check(config(source))
     assert numbers["kinds"] == {"by_entities": 2, "knowledge_based": 1, "unknown": 1, "visual": 1}
     shown = table(numbers)
-    assert "3 knowledge-based (2 don't say `requires_retrieval` and are taken so because they name entities)" in shown
-    assert "1 visual, 1 unknown (they don't say `requires_retrieval` and name no entity)" in shown
+    assert "3 knowledge-based (2 of them without `requires_retrieval`, since they name entities)" in shown
+    assert "1 visual, 1 unknown (without `requires_retrieval` and without entities)" in shown
     assert convert(config(source))[0]["kinds"] == numbers["kinds"]
 
 
@@ -341,7 +341,7 @@ def test_a_preview_names_sources_and_sizes(source: Path) -> None:
             {"questions": "", "knowledge": "", "splits": {}, "knowledge_source": ""},
             "one of `questions` and `knowledge`",
         ),
-        ({"questions": "infosek"}, "no reader 'infosek'"),
+        ({"questions": "infosek"}, "unknown reader 'infosek'"),
         ({"options": {"colums": {}}}, "the reader own has no `colums`"),
         ({"splits": {"train": "none.jsonl"}}, "not found"),
         ({"split": ["test"]}, "`split`: test is not among the splits train"),
@@ -435,12 +435,12 @@ convert(ConvertConfig(**json.loads(sys.argv[1])))
 """
 
 
-def test_other_settings_after_a_stop_start_anew(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_settings_after_a_stop_start_again(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(source / "knowledge.jsonl", [article(0), {**article(1), "title": ""}, article(2)])
     with pytest.raises(UserError, match=r"knowledge.jsonl:2: "):
         convert(config(source))
     manifest, _ = convert(config(source, on_error="skip"))
-    assert "starting anew" in capsys.readouterr().out
+    assert "starting again" in capsys.readouterr().out
     assert manifest["knowledge"]["entries"] == 2
 
 
