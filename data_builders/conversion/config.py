@@ -104,7 +104,7 @@ class ConvertConfig(Settings):
         """Return the files and folders of all chosen splits."""
         return [path for split in self.chosen() for path in self.question_files(split)]
 
-    def what_decides(self) -> dict[str, Any]:
+    def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that determine the output."""
         names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
         others = ("sample", "sample_knowledge", "on_error", "verify_images")

@@ -112,7 +112,7 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 yield f"`{key}`: {folder} has no {marker}"
 
-    def what_decides(self) -> dict[str, Any]:
+    def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that decide what is written. Data set, indexes and model are hashed separately.
 
         ReAG's keys, and `top_n`, are left out if it is not taught: no other taught pipeline reads them.

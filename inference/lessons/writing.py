@@ -122,7 +122,7 @@ class LessonWriter:
         """A hash of everything that determines the lessons."""
         config = self._config
         texts = file_fingerprint(Path(config.text_index, "manifest.json")) if config.text_index else ""
-        parts = [config.what_decides(), self._dataset.fingerprint, config.finder_fingerprint(), texts]
+        parts = [config.decisive_settings(), self._dataset.fingerprint, config.finder_fingerprint(), texts]
         return fingerprint([*parts, self._renderer.fingerprint])
 
     def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:

@@ -382,7 +382,7 @@ def test_the_output_can_not_be_mixed_with_what_is_read(source: Path, output: str
     asked = config(source).model_copy(update={"output": str(source / output), **changes})
     (problem,) = asked.problems()
     assert problem.startswith(f"`output`: {asked.output}")
-    assert "choose another folder" in problem
+    assert "choose a different" in problem
     assert not config(source).model_copy(update={"output": str(source / "new")}).problems()  # beside its files
 
 

@@ -267,7 +267,7 @@ def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(
         for problem in find_problems(LessonsConfig, {**config().model_dump(), "hard_share": 1.5})
     )
     assert config().problems() == []
-    before, after = (config(pipelines=["mi_rag"], negatives=number).what_decides() for number in (4, 9))
+    before, after = (config(pipelines=["mi_rag"], negatives=number).decisive_settings() for number in (4, 9))
     assert before == after
-    assert config(negatives=4).what_decides() != config(negatives=9).what_decides()
+    assert config(negatives=4).decisive_settings() != config(negatives=9).decisive_settings()
     assert (before["reranker_similarity"], before["reranker_max_length"]) == ("cosine", 512)

@@ -175,7 +175,7 @@ def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(
 
 
 def test_lessons_depend_on_top_n_only_where_it_is_read(config: Callable[..., LessonsConfig]) -> None:
-    decided = [config(pipelines=pipelines, top_n=7).what_decides() for pipelines in (["mi_rag", "pmsr"], ["reag"])]
+    decided = [config(pipelines=pipelines, top_n=7).decisive_settings() for pipelines in (["mi_rag", "pmsr"], ["reag"])]
     assert [each.get("top_n") for each in decided] == [None, 7]
 
 

@@ -210,7 +210,7 @@ def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) ->
         assert {p.passage.entry_id for p in traces[question.id].passages} == set(question.entity_ids)
 
 
-def test_the_reranker_is_part_of_what_decides(setting, checkpoints) -> None:
+def test_the_reranker_is_part_of_decisive_settings(setting, checkpoints) -> None:
     case = setting("mr2ag", checkpoints)
     runner = GridRunner(case.config, case.dataset, "mr2ag")
     assert set(runner.fingerprints(["model"], [Point("start")])) == {"model"}

@@ -228,7 +228,7 @@ def test_a_pickle_is_read_for_its_tensors_alone(kind, bert_folder, cross_folder,
     assert not (tmp_path / "pwned").exists()
 
 
-def test_fingerprints_follow_what_decides_scores(bert_folder, llama_folder, cross_folder) -> None:
+def test_fingerprints_follow_decisive_settings_scores(bert_folder, llama_folder, cross_folder) -> None:
     made = [
         load_reranker("words"),
         load_reranker("embedding", bert_folder, MEAN),
