@@ -28,7 +28,7 @@ def shapes_file(config: EstimateConfig) -> Path:
     """Return the file with the model's shapes.
 
     Raises:
-        UserError: There is no such model.
+        UserError: The shapes are not known.
     """
     models_file = Path(config.model, "config.json")
     if models_file.is_file():

@@ -38,7 +38,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cards_compiled_once() -> Iterator[None]:
-    """PEFT writes a card beside each adapter: its template is compiled once, and not for each checkpoint."""
+    """PEFT writes a card next to each adapter: compile its template once, and not for each checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jinja2, "Template", functools.cache(jinja2.Template))
         yield

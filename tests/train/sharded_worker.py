@@ -57,7 +57,7 @@ class Look(TrainerCallback):
 
 
 def train(settings: dict[str, Any]) -> None:
-    """One run, in this process."""
+    """Train in this process."""
     original = ReflectionTrainer.train
 
     def watched(self: Any, **kwargs: Any) -> Any:

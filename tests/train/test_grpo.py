@@ -1,4 +1,4 @@
-"""Gates refined by reward, with tiny random models and real pipelines: what is learned, kept, resumed and refused."""
+"""Gates trained by reward, with tiny random models and real pipelines: learned, held, resumed and refused."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def straight_runs() -> dict[str, GrpoConfig]:
-    """Of each method, the run of several rounds that nothing interrupted, once a test has asked for it."""
+    """The uninterrupted run of each method that a test has asked for, over several rounds."""
     return {}
 
 
@@ -274,7 +274,7 @@ def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: C
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
 def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], scheme: str) -> None:
-    """What the engine read from the gates is what the trainer's forward pass computes: the divergence is nothing."""
+    """The engine reads the same gates as the trainer's forward pass computes: the divergence is 0."""
     settings = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
     grpo(settings)
 
@@ -316,7 +316,7 @@ def test_a_step_on_real_weights_changes_what_trains_alone(config: Callable[..., 
     assert set(rows) <= set(start.renderer.token_ids.values())
 
 
-def test_what_is_held_starts_where_it_is_held(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
+def test_held_outputs_start_at_the_reference(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
     """With answers by the base model, relevance gates alone are held, by a divergence that is nothing at first."""
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     settings = config(scheme="mmkb_rag", answer_model="base", base_model=base, max_steps=1)
@@ -355,7 +355,7 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
     grpo(held)
 
     def kept(settings: GrpoConfig) -> list[bool]:
-        """Of each question. A random model's last token may be half a character, which no text can hold."""
+        """Compare each question. A random model's last token may be half a character, which no text can hold."""
         pairs = zip(read_gates(settings, settings.model), read_gates(settings, settings.output_dir), strict=True)
         return [before.anchor.direct.startswith(after.anchor.direct or "nothing") for before, after in pairs]
 
@@ -365,7 +365,9 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[..., GrpoConfig], scheme: str) -> None:
+def test_relevance_gates_learn_to_keep_passages_with_right_answers(
+    config: Callable[..., GrpoConfig], scheme: str
+) -> None:
     """Passages about a diet are worth keeping, those about a home are not; the retrieval gate earns nothing."""
     settings = config(
         scheme=scheme,
@@ -520,7 +522,7 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_an_adapter_is_gone_on_with(
+def test_an_adapter_is_continued(
     config: Callable[..., GrpoConfig],
     tuned: Callable[..., str],
     scheme: str,
@@ -573,12 +575,12 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
 ) -> None:
     settings = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
     grpo(settings)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
 
-    assert "9 questions of train (" in said
-    assert "6 knowledge-based" in said
-    assert "3 time(s)" in said  # before step 1, after steps 5 and 10
-    assert "steps: 12" in said
+    assert "9 questions of train (" in printed
+    assert "6 knowledge-based" in printed
+    assert "3 time(s)" in printed  # before step 1, after steps 5 and 10
+    assert "steps: 12" in printed
     assert not Path(settings.output_dir).exists()
 
 
@@ -596,7 +598,7 @@ def test_a_base_model_is_refused(config: Callable[..., GrpoConfig], tuned: Calla
         grpo(config(model=base))
 
 
-def test_an_adapter_of_four_bits_is_not_gone_on_with_in_full_precision(
+def test_an_adapter_of_four_bits_is_not_continued_in_full_precision(
     config: Callable[..., GrpoConfig], tuned: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "four_bits"
@@ -606,11 +608,11 @@ def test_an_adapter_of_four_bits_is_not_gone_on_with_in_full_precision(
     info = {**read_info(folder), "quantization": {"dtype": "float32", "double": True}}
     (folder / "reflectune.json").write_text(json.dumps(info))
 
-    with pytest.raises(UserError, match="`method: qlora`; go on with it"):
+    with pytest.raises(UserError, match="`method: qlora`; use that"):
         grpo(config(model=str(folder), method="lora"))
 
 
-def test_all_problems_of_a_config_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_config_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "grpo.yaml"
     path.write_text(
         "scheme: mmkb_rag\ngates: [relevance]\nmetric: bleu\nbeta: -1\nretrieval_cost: -0.1\nbatch_questions: 0\n"
@@ -618,12 +620,12 @@ def test_all_problems_of_a_config_are_told_at_once(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError) as raised:
         parse_config(GrpoConfig, argv=["--config", str(path)])
-    told = str(raised.value)
+    message = str(raised.value)
 
     for name in ("gates", "metric", "beta", "retrieval_cost", "batch_questions", "learning_rate", "top_n", "rewards"):
-        assert f"`{name}`" in told, name
+        assert f"`{name}`" in message, name
     for name in ("model", "output_dir", "dataset", "index", "base_model"):
-        assert f"`{name}` is needed" in told, name
+        assert f"`{name}` is needed" in message, name
 
 
 def test_a_scheme_that_cannot_answer_from_each_passage_refines_its_retrieval_gate_alone(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from reflectune.train.settings.sft import SftConfig
 
 
 def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:
-    """What each optimiser step of an epoch reads: processes take batches by turns, as accelerate deals them."""
+    """Return the examples of each optimiser step of an epoch: processes take batches by turns, as accelerate does."""
     indices = list(order)
     assert len(indices) == len(order)
     batches = [indices[i : i + batch.per_device] for i in range(0, len(indices), batch.per_device)]
@@ -71,7 +71,7 @@ def test_a_filler_is_read_and_counts_for_nothing(
 
 
 @pytest.mark.parametrize(
-    ("batch", "wanted", "fitting"),
+    ("batch", "requested", "fitting"),
     [
         (GlobalBatch(4, 1, 2), 4, GlobalBatch(2, 1, 2)),
         (GlobalBatch(4, 1, 1), 16, GlobalBatch(4, 4, 1)),
@@ -80,10 +80,10 @@ def test_a_filler_is_read_and_counts_for_nothing(
     ],
 )
 def test_a_global_batch_is_divided_among_other_processes(
-    batch: GlobalBatch, wanted: int, fitting: GlobalBatch | None
+    batch: GlobalBatch, requested: int, fitting: GlobalBatch | None
 ) -> None:
-    assert batch.divided(wanted) == fitting
-    assert fitting is None or fitting.size == wanted
+    assert batch.divided(requested) == fitting
+    assert fitting is None or fitting.size == requested
 
 
 def test_another_global_batch_is_refused_with_the_numbers_that_are_right(tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_two_processes_train_and_validate_as_one_does(
     fine_tune(one)
     finish(two, processes=2)
 
-    measured, wanted = (
+    measured, requested = (
         [{name: value for name, value in row.items() if "loss" in name or "eval" in name} for row in history(folder)]
         for folder in (two.output_dir, one.output_dir)
     )
-    assert "eval_answer_exact_match" in wanted[-2]
-    for row, expected in zip(measured, wanted, strict=True):
+    assert "eval_answer_exact_match" in requested[-2]
+    for row, expected in zip(measured, requested, strict=True):
         assert row == pytest.approx(expected, rel=1e-4)
     for name, weight in weights(one.output_dir).items():
         torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""ReAG's GRPO with tiny random models: what TRL's trainer reads, what is rewarded, kept, resumed and refused."""
+"""ReAG's GRPO with tiny random models: TRL's inputs, rewards, checkpoints, and refusals."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, colour in enumerate(("red", "blue")):
         Image.new("RGB", (64, 64), colour).save(folder / f"images/{number}.png")
     questions = [
-        Question(each.id, each.image, each.question, ("1603",), split="train", requires_retrieval=True)
-        for each in PROMPTS
+        Question(item.id, item.image, item.question, ("1603",), split="train", requires_retrieval=True)
+        for item in PROMPTS
     ]
     write_questions(folder, "train", questions)
     write_json(folder / "dataset.json", {"name": "t", "metric": "infoseek", "fingerprint": "f" * 16, "image_root": "."})
@@ -152,26 +152,26 @@ def learn(config: AnswerGrpoConfig) -> None:
 def test_trl_is_given_the_tokens_that_the_pipeline_reads(
     family: Family, world: Path, tuned: Callable[..., str]
 ) -> None:
-    """As the pipeline's own model renders its step; text that spells special tokens is text in both."""
+    """The pipeline's own model renders its step equally; text that spells special tokens is text in both."""
     loaded = load(tuned(family))
     model = LocalModel(PrefixEngine(loaded), 1)
     prompts = PromptRenderer(PROMPTS, loaded.renderer, (world,), 4096)
     processor = PromptProcessor(loaded.renderer, prompts.rendered, is_typed=family == "qwen2_vl")
-    asked = [[{"role": "user", "content": [{"type": "text", "text": each.id}]}] for each in PROMPTS]
+    asked = [[{"role": "user", "content": [{"type": "text", "text": item.id}]}] for item in PROMPTS]
 
     sampled = processor.apply_chat_template(asked, tokenize=True, return_dict=True)
-    keys = [processor.apply_chat_template(each, tokenize=False) for each in asked]
+    keys = [processor.apply_chat_template(item, tokenize=False) for item in asked]
     scored = processor(images=None, text=keys, padding=True, return_tensors="pt")
 
-    for place, example in enumerate(PROMPTS):
+    for index, example in enumerate(PROMPTS):
         image = Image.open(world / example.image)
         documents = tuple(example.documents.split("\n\n")[:-1])
-        step = Prompt(ANSWER, {"question": example.question}, tuple(f"{each}\n\n" for each in documents), THINK_SYSTEM)
+        step = Prompt(ANSWER, {"question": example.question}, tuple(f"{item}\n\n" for item in documents), THINK_SYSTEM)
         shown, rendered = model.fit(image, step, 8)
-        ids = sampled["input_ids"][place]
+        ids = sampled["input_ids"][index]
         if len(documents) == 1:
             assert (shown, ids) == (1, rendered.ids)
-        assert scored["input_ids"][place][scored["attention_mask"][place].bool()].tolist() == ids
+        assert scored["input_ids"][index][scored["attention_mask"][index].bool()].tolist() == ids
         assert ids.count(loaded.renderer.image_token_id) == rendered.ids.count(loaded.renderer.image_token_id)
         assert ids.count(loaded.renderer.end_token_id) == rendered.ids.count(loaded.renderer.end_token_id)
     vision = {name for name, value in sampled.items() if isinstance(value, Tensor)}
@@ -272,7 +272,7 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(
     assert len(rows) == 8
     for ids, picture in rows:
         read = ids[: -settings.max_new_tokens].tolist()
-        (own,) = [each for each in asked if read[-each["input_ids"].shape[1] :] == each["input_ids"][0].tolist()]
+        (own,) = [item for item in asked if read[-item["input_ids"].shape[1] :] == item["input_ids"][0].tolist()]
         assert torch.equal(picture, own["pixel_values"][0])
 
 
@@ -350,7 +350,7 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"scheme": "mr2ag"}, "`scheme` is plain"),
         ({"method": "qlora"}, "`method: qlora`: TRL"),
@@ -361,26 +361,26 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(
-    config: Callable[..., AnswerGrpoConfig], changes: dict[str, Any], told: str
+    config: Callable[..., AnswerGrpoConfig], changes: dict[str, Any], message: str
 ) -> None:
-    assert any(told in problem for problem in find_problems(AnswerGrpoConfig, {**config().model_dump(), **changes}))
+    assert any(message in problem for problem in find_problems(AnswerGrpoConfig, {**config().model_dump(), **changes}))
     assert config().problems() == []
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([dataclasses.replace(PROMPTS[0], id="other")], "1 prompts about no question of train"),
-        ([dataclasses.replace(PROMPTS[0], template="", documents="", system="")], "no prompt for an answer"),
+        ([dataclasses.replace(PROMPTS[0], template="", documents="", system="")], "not prompts for an answer"),
     ],
     ids=["unknown question", "no prompt"],
 )
 def test_rows_that_are_no_prompts_of_the_data_set_are_refused(
-    config: Callable[..., AnswerGrpoConfig], tmp_path: Path, world: Path, rows: list[PromptedExample], told: str
+    config: Callable[..., AnswerGrpoConfig], tmp_path: Path, world: Path, rows: list[PromptedExample], message: str
 ) -> None:
     write_examples(tmp_path / "rows/train.parquet", rows)
     write_manifest(tmp_path / "rows", Manifest("plain", world, {"train": "0"}))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         learn(config(train_data=str(tmp_path / "rows")))
 
 
@@ -406,7 +406,7 @@ def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(
 
 
 def test_the_steps_of_a_dry_run_leave_out_an_incomplete_step(config: Callable[..., AnswerGrpoConfig]) -> None:
-    """As TRL's sampler does: an epoch of seven prompts is three steps, of two prompts each."""
+    """TRL's sampler drops it, too: an epoch of seven prompts is three steps, of two prompts each."""
     once, thrice = config(max_steps=None), config(max_steps=None, epochs=2.5)
     args = grpo_arguments(once, common_arguments(once))
 

@@ -184,7 +184,7 @@ def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str)
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "said"),
+    ("kind", "changes", "message"),
     [
         (SftConfig, {"lora_dropout": 1.0}, "`lora_dropout` must be between 0 and 0.99, found 1.0"),
         (SftConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
@@ -198,5 +198,5 @@ def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str)
         (GrpoConfig, {"max_pixels": -1}, "`max_pixels` must be at least 0, found -1"),
     ],
 )
-def test_each_part_of_a_config_checks_its_keys_once(kind: Any, changes: dict[str, Any], said: str) -> None:
-    assert find_problems(kind, changes).count(said) == 1
+def test_each_part_of_a_config_checks_its_keys_once(kind: Any, changes: dict[str, Any], message: str) -> None:
+    assert find_problems(kind, changes).count(message) == 1

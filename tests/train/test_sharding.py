@@ -35,7 +35,7 @@ BEST = ("--best_metric", "loss")
 LORA = ("--method", "lora", "--learning_rate", "1e-2")
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None or not (shutil.which("c++") or shutil.which("g++")),
-    reason="needs reflectune[deepspeed], and a C++ compiler for what it builds",
+    reason="needs reflectune[deepspeed], and a C++ compiler for its extensions",
 )
 
 
@@ -67,7 +67,7 @@ class Run:
         return self.output.with_name(f"{self.output.name}_notes")
 
     def settings(self, data: Path) -> dict[str, Any]:
-        """As `sharded_worker.py` reads them."""
+        """Return the settings of `sharded_worker.py`."""
         options = {
             "model": self.model,
             "train_data": data,
@@ -177,10 +177,10 @@ def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
     model, output, expected = models(family), tmp_path / name, ddp[family]
     launch(name, Run(output, model, BEST, cut_after=3), Run(output, model, BEST))
 
-    actual, wanted = measured(output), measured(expected)
-    assert actual.keys() == wanted.keys()
+    actual, requested = measured(output), measured(expected)
+    assert actual.keys() == requested.keys()
     assert len(actual["eval_loss"]) == 2
-    for key, values in wanted.items():
+    for key, values in requested.items():
         assert actual[key] == pytest.approx(values, rel=1e-4), key
     for note in notes(output):
         for kind in ("weights", "moments"):

@@ -28,7 +28,7 @@ def plan_merge(checkpoint: str | Path, dtype: str = "auto") -> Merge:
 
     Args:
         checkpoint: The adapter's folder.
-        dtype: `float32`, `bfloat16`, `float16`; `auto` for what the base model is stored in.
+        dtype: `float32`, `bfloat16`, `float16`; `auto` for the base model's own.
 
     Raises:
         UserError: The adapter lacks its record, or the base model is not where the record says.

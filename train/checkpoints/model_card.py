@@ -88,7 +88,7 @@ def write_card(
         *_loading(method),
         "```",
         "",
-        "Tokens and prompts are in `scheme.json`; what it was trained with, in `reflectune.json`. Decode with",
+        "Tokens and prompts are in `scheme.json`, the settings of its training in `reflectune.json`. Decode with",
         "`skip_special_tokens=False`: reflection tokens are special tokens.",
         "",
     ]

@@ -71,7 +71,7 @@ def last_whole_checkpoint(
         problems.append(f"{folder}: {problem}")
     if problems:
         raise UserError(
-            f"{'; '.join(problems)}; there is no whole checkpoint before it to resume from: restore the file, or "
+            f"{'; '.join(problems)}; no whole checkpoint is left to resume from: restore the file, or "
             f"delete {output_dir} to train from the beginning"
         )
     return None

@@ -1,4 +1,4 @@
-"""The weight of an answer against the thoughts before it: α of ReAG's supervised fine-tuning (arXiv 2511.22715)."""
+"""Weigh an answer against the thoughts before it: α of ReAG's supervised fine-tuning (arXiv 2511.22715)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from reflectune.models.attention.tree import Segment, Tree
 from reflectune.models.rendering.renderer import Renderer, common_prefix
 
 ANSWER_MARK: Final = "<answer>"
-"""Where a reply's thoughts end and its answer begins; ReAG's prompt asks for it."""
+"""The tag that begins a reply's answer, after its thoughts. ReAG's prompt asks for it."""
 
 
 def weigh_answers(tree: Tree, replies: Sequence[str], renderer: Renderer, answer_weight: float) -> Tree:
-    """A tree in which each reply's loss is α · (mean of its answer's tokens) + (1 - α) · (mean of its thoughts').
+    """Return a tree in which a reply's loss is α · (mean over its answer) + (1 - α) · (mean over its thoughts).
 
-    Its weights still add up to the number of its tokens, so that a reply counts as much as before beside others. The
-    answer is everything from `<answer>` on, the turn's end included. A reply without it, or without thoughts before it,
-    stays as it is.
+    A reply's weights still add up to the number of its tokens. The answer is everything from `<answer>` on, with the
+    end of the turn. A reply without answer or without thoughts keeps its weights.
 
     Args:
-        tree: An encoded example, each branch of which ends with its reply.
-        replies: The words of each branch's reply; "" where it is a reflection token.
-        renderer: That it was encoded with.
+        tree: An encoded example, whose branches end with their replies.
+        replies: The text of each branch's reply; "" for a reflection token.
+        renderer: The renderer that encoded it.
         answer_weight: α, in [0, 1].
     """
     branches = [
@@ -40,5 +39,5 @@ def _weighed(segment: Segment, reply: str, renderer: Renderer, answer_weight: fl
     ids = renderer.reply_ids(reply)
     border = len(common_prefix([ids, renderer.reply_ids(thoughts)]))  # a token across it is the answer's
     count, answer = len(ids), len(ids) - border
-    each = [(1 - answer_weight) * count / border] * border + [answer_weight * count / answer] * answer
-    return replace(segment, weights=(*segment.weights[:-count], *each))
+    weights = [(1 - answer_weight) * count / border] * border + [answer_weight * count / answer] * answer
+    return replace(segment, weights=(*segment.weights[:-count], *weights))

@@ -159,8 +159,8 @@ def load_examples(source: DataSource, scheme: str) -> tuple[Sequence[TrainingExa
         The examples, and folders that their image paths may lead into; relative ones start at the first.
 
     Raises:
-        UserError: There is no example, one is malformed, an image is missing or outside of its folders, or the data is
-            for another scheme.
+        UserError: The data set is empty or for another scheme, an example is malformed, or an image is missing or
+            outside of its folders.
     """
     path = source.file
     roots: tuple[Path, ...] = (Path(source.image_root), source.folder)

@@ -21,7 +21,7 @@ _KEYS: Mapping[str, Any] = {"weight": (int, float), "split": str, "image_root": 
 
 @dataclass(frozen=True)
 class DataSource:
-    """One data set.
+    """A data set to read.
 
     Attributes:
         data: A folder of reflection data, or one Parquet file.
@@ -62,7 +62,7 @@ class DataSource:
 
 
 class Mixture(dict[str, Any]):
-    """Data sets, each with its weight, or with `weight`, `split` and `image_root`; a path alone is one data set.
+    """Data sets, each with its weight, or with `weight`, `split` and `image_root`; a lone path is a data set.
 
     In YAML one data set is `train_data: FOLDER`, and several are
 

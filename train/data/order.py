@@ -1,4 +1,4 @@
-"""The order in which training reads its examples: shuffled anew each epoch, similar lengths together."""
+"""The order in which training reads its examples: shuffled again each epoch, similar lengths together."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _POOL_BATCHES = 32
 
 
 class TrainingOrder(Sampler[int]):
-    """Indices of one epoch; a pure function of the arguments and the epoch, so that a resumed run reads the same.
+    """Indices of one epoch, as a pure function of the arguments and the epoch: a resumed run reads the same.
 
-    Every batch has the same mixture of kinds (e.g. knowledge-based and visual questions). A batch of one kind alone
-    would pad less, but its gradient would push the gate one way.
+    Every batch has the same mixture of kinds (e.g. knowledge-based and visual questions). A batch of one kind would
+    pad less, but its gradient would push the gate one way.
 
     Processes share an epoch by turns, so its end is filled up until all have equally many examples. A filler is a
-    negative index: `~i` stands for example i, read once more and counted as nothing. (accelerate, left alone, would
-    count it, and two processes would train other weights than one.)
+    negative index: `~i` stands for example i with no weight. (accelerate would give it its weight, and two processes
+    would train other weights than one.)
 
     Args:
-        lengths: Of each example, in any unit.
-        kinds: Of each example.
-        batch_size: Examples that one optimiser step reads, over all processes.
-        seed: Of the shuffles.
-        group_by_length: Whether to put examples of a kind and of similar length into the same batch.
-        parts: Of each data set, in the order of the examples, how many it has and how often an epoch reads each: 2 for
-            twice, 0.5 for a half of them, drawn anew each epoch. One that is read once if None.
-        multiple_of: Examples that all processes together read at a time; an epoch is filled up to a multiple of it.
+        lengths: Length of each example, in any unit.
+        kinds: Kind of each example.
+        batch_size: Examples of an optimiser step, over all processes.
+        seed: Seed of the shuffles.
+        group_by_length: Put examples of similar length into the same batch.
+        parts: For each data set, in the order of the examples, its number of examples and the reads of each in an
+            epoch: 2 for two, 0.5 for a half of them, drawn again each epoch. None for one data set, read once.
+        multiple_of: Examples that all processes read at a time; an epoch is filled up to a multiple of it.
     """
 
     def __init__(
@@ -60,10 +60,8 @@ class TrainingOrder(Sampler[int]):
         self.epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration gives.
-
-        Not called `set_epoch`: accelerate calls that on some nestings of its loaders and not on others.
-        """
+        """Choose the epoch of the next iteration."""
+        # not called `set_epoch`: accelerate calls that on some nestings of its loaders and not on others
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -84,52 +82,52 @@ class TrainingOrder(Sampler[int]):
         return [index for pool in pools for index in self._grouped(pool, generator)]
 
     def _read(self, generator: torch.Generator) -> list[int]:
-        """Indices that an epoch reads: each example `int(weight)` times, and a random part of a data set once more."""
+        """Return the indices that an epoch reads: `int(weight)` times each, and a random rest of a data set."""
         read: list[int] = []
         start = 0
         for count, weight in self.parts:
             indices = range(start, start + count)
             read += list(indices) * int(weight)
-            if some := epoch_reads(count, weight) - count * int(weight):
-                read += [indices[i] for i in torch.randperm(count, generator=generator)[:some].tolist()]
+            if rest := epoch_reads(count, weight) - count * int(weight):
+                read += [indices[i] for i in torch.randperm(count, generator=generator)[:rest].tolist()]
             start += count
         return read
 
     def _grouped(self, pool: list[int], generator: torch.Generator) -> list[int]:
-        """The pool in batches of similar lengths and equal mixture, in random order; a short batch comes last."""
+        """Return the pool in batches of similar lengths and equal mixture, in random order, a short one last."""
         copies: Counter[int] = Counter()
         groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for index in sorted(pool, key=lambda index: self.lengths[index]):
             groups[self.kinds[index], copies[index]].append(index)
             copies[index] += 1
-        # An item's place in its group, from 0 to 1: merging by it lets all kinds grow from short to long in step. A
-        # second copy of an example begins elsewhere, so as not to come into the batch of the first.
-        places = []
+        # Merging by an item's relative position in its group, from 0 to 1, lets all kinds grow from short to long in
+        # step. A second copy of an example is shifted, so that it isn't in the batch of the first.
+        positions = []
         for (_, copy), items in groups.items():
             shift = copy / max(copies.values())
-            places += [((i + 0.5) / len(items) + shift, item) for i, item in enumerate(items)]
-        merged = [item for _, item in sorted((place % 1, item) for place, item in places)]
+            positions += [((i + 0.5) / len(items) + shift, item) for i, item in enumerate(items)]
+        merged = [item for _, item in sorted((position % 1, item) for position, item in positions)]
         batches = [merged[i : i + self.batch_size] for i in range(0, len(merged), self.batch_size)]
         full = len(merged) // self.batch_size
         shuffled = [batches[i] for i in torch.randperm(full, generator=generator).tolist()] + batches[full:]
         return [index for batch in shuffled for index in batch]
 
 
-class OfEpochs(Protocol):
-    """An order of which each epoch has its own."""
+class EpochOrder(Protocol):
+    """An order that differs from epoch to epoch."""
 
     def start_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration gives."""
+        """Choose the epoch of the next iteration."""
 
 
 class FollowEpochs(TrainerCallback):
-    """Tells an order which epoch begins, in a resumed run too.
+    """Starts each epoch of an order, in a resumed run too.
 
     Args:
-        order: The trainer's.
+        order: The order of the trainer.
     """
 
-    def __init__(self, order: OfEpochs) -> None:
+    def __init__(self, order: EpochOrder) -> None:
         super().__init__()
         self._order = order
 
@@ -141,11 +139,11 @@ class FollowEpochs(TrainerCallback):
 
 
 def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_by_length: bool) -> TrainingOrder:
-    """The order in which training data is read; every batch has the same mixture of data sets, and of kinds of each."""
-    places = [place for place, (count, _) in enumerate(data.parts) for _ in range(count)]
+    """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each."""
+    numbers = [number for number, (count, _) in enumerate(data.parts) for _ in range(count)]
     return TrainingOrder(
         [sum(map(len, data.scheme.texts(example))) for example in data.examples],
-        [(place, data.scheme.kind(example)) for place, example in zip(places, data.examples, strict=True)],
+        [(number, data.scheme.kind(example)) for number, example in zip(numbers, data.examples, strict=True)],
         batch_size=batch.size,
         seed=seed,
         group_by_length=group_by_length,

@@ -78,7 +78,7 @@ def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
 
 
 def image_patches(model: PreTrainedConfig, tokens: int) -> int:
-    """Return the patches that the vision tower reads of a picture of so many tokens."""
+    """Return the patches that the vision tower reads of a picture that has `tokens` tokens."""
     return tokens * (model.vision_config.spatial_merge_size**2 if is_qwen(model) else 1)
 
 

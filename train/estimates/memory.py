@@ -77,7 +77,7 @@ class WeightCounts:
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One line of the table: its name, its bytes on each device, and their explanation."""
+    """A line of the table: its name, its bytes on each device, and their explanation."""
 
     name: str
     bytes: int
@@ -171,7 +171,7 @@ def _buffers(weights: WeightCounts, division: Division, compute: int) -> list[Me
         return [MemoryItem("gathered", compute * whole, "weights that are whole at once, at most"), sent]
     if division.kind == "fsdp":
         whole = compute * (weights.outside + 2 * weights.layer)
-        return [MemoryItem("gathered", whole, "two layers, and what is outside of layers, whole")]
+        return [MemoryItem("gathered", whole, "two layers and everything outside of layers, whole")]
     return [MemoryItem("buffers", 4 * weights.trained if division.processes > 1 else 0, "gradients that DDP averages")]
 
 

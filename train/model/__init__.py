@@ -1,1 +1,1 @@
-"""The model that is trained: loaded, and prepared by what of it trains."""
+"""The model that is trained: loading it, and choosing the weights that train."""

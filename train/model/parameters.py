@@ -1,4 +1,4 @@
-"""What of a model trains: towers frozen, LoRA with the new tokens' rows, and parameters counted by tower."""
+"""The parameters that train: frozen towers, LoRA with the new tokens' rows, and counts by tower."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOWERS = (
 
 
 _NARROW = r".*language_model.*_proj"
-"""The matrices of all layers that adapters go on in Llama and Qwen."""
+"""The matrices of all layers that adapters are added to in Llama and Qwen."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class ParameterCount:
 
 
 def tower_of(name: str) -> str:
-    """The tower that a parameter or module belongs to, by its dotted name."""
+    """Return the tower of a parameter or module by its dotted name."""
     parts = name.split(".")
     return next(tower for tower, marks in _TOWERS if any(not mark or mark in part for mark in marks for part in parts))
 
 
 def freeze_tower(model: nn.Module, tower: str) -> None:
-    """Keep the weights of one tower as they are."""
+    """Freeze the weights of one tower."""
     for name, parameter in model.named_parameters():
         if tower_of(name) == tower:
             parameter.requires_grad_(False)
 
 
 def freeze_all_but(model: nn.Module, towers: Collection[str]) -> None:
-    """Keep the weights of every tower that is not named, as `train_towers` names them."""
+    """Freeze all towers but these, by their names in `train_towers`."""
     for tower, _ in _TOWERS:
         if tower.replace(" ", "_") not in towers:
             freeze_tower(model, tower)
 
 
 def projector_modules(model: nn.Module) -> list[str]:
-    """The modules that the projector is made of, by name: one, or one a layer that it reads (Qwen3-VL)."""
+    """Return the names of the projector's modules: one, or one for each layer that it reads (Qwen3-VL)."""
     modules: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in modules)
@@ -70,9 +70,9 @@ def projector_modules(model: nn.Module) -> list[str]:
 
 
 def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
-    """Let an optimiser that has not stepped yet move the projector at a peak learning rate of its own.
+    """Give the projector its own peak learning rate, in an optimiser that has not stepped yet.
 
-    Each of its groups is divided in two, the projector's part behind all others with what else the group is set to.
+    Each group is split in two. The projector's part comes after all others and keeps the group's other settings.
     """
     projector = {parameter for name, parameter in model.named_parameters() if tower_of(name) == "projector"}
     for group in list(optimizer.param_groups):
@@ -83,19 +83,19 @@ def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, ra
 
 
 def freeze_unread(model: nn.Module) -> None:
-    """Keep what LLaVA's language model never reads: the layers of its vision tower after `vision_feature_layer`.
+    """Freeze the layers of LLaVA's vision tower after `vision_feature_layer`, which the language model never reads.
 
-    They get no gradient, so that nothing is trained otherwise. FSDP fails to resume with a weight that has none (torch
-    2.13, "Missing optimizer state").
+    They get no gradient anyway. FSDP fails to resume with a trained weight that has none (torch 2.13, "Missing
+    optimizer state").
     """
     config: Any = model.config
-    wanted = getattr(config, "vision_feature_layer", None)
-    if wanted is None:
+    feature_layer = getattr(config, "vision_feature_layer", None)
+    if feature_layer is None:
         return
     for name, module in model.named_modules():
         if tower_of(name) == "vision tower" and name.endswith("encoder.layers"):
             layers: Any = module
-            states = [wanted] if isinstance(wanted, int) else wanted  # of the embeddings, then of each layer
+            states = [feature_layer] if isinstance(feature_layer, int) else feature_layer  # embeddings, then layers
             read = max(state if state >= 0 else len(layers) + 1 + state for state in states)
             for layer in layers[read:]:
                 layer.requires_grad_(False)
@@ -104,11 +104,11 @@ def freeze_unread(model: nn.Module) -> None:
 
 
 def count_by_tower(model: nn.Module) -> dict[str, ParameterCount]:
-    """Trainable and total parameters of each tower; a tied matrix counts once."""
+    """Count trainable and total parameters of each tower; a tied matrix counts once."""
     trainable: dict[str, int] = {}
     total: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if ".original_module." in name:  # of a projector that trains beside adapters: its copy is read
+        if ".original_module." in name:  # of a projector that trains next to adapters: its copy is read
             continue
         tower = tower_of(name)
         count = parameter_count(parameter)
@@ -126,31 +126,31 @@ def parameter_table(model: nn.Module) -> str:
 
 
 def parameter_count(parameter: nn.Parameter) -> int:
-    """Weights in a parameter: in four bits two of them share a byte; under ZeRO-3 this process holds a part of them."""
+    """Count the weights of a parameter: two share a byte in four bits, and under ZeRO-3 a process holds a shard."""
     if (state := getattr(parameter, "quant_state", None)) is not None:
         return math.prod(state.shape)
     return getattr(parameter, "ds_numel", parameter.numel())
 
 
 def keep_trained_weights_in_fp32(model: nn.Module) -> None:
-    """Cast every weight that trains to fp32: in bf16 most small updates would be rounded away."""
+    """Cast trained weights to fp32: in bf16 most small updates would be rounded away."""
     for parameter in model.parameters():
-        # DeepSpeed keeps masters in fp32 of what it holds in bf16, and weights that are divided can't be cast here.
+        # DeepSpeed keeps fp32 masters itself, and sharded weights can't be cast here
         if parameter.requires_grad and parameter.dtype != torch.float32 and not hasattr(parameter, "ds_numel"):
             parameter.data = parameter.data.float()
 
 
 def adapters_of(model: nn.Module) -> list[Any]:
-    """The layers of a model that have adapters; none of one that trains with all its weights."""
+    """Return the layers of a model that have adapters."""
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
 @contextmanager
 def under_autocast(layers: Iterable[Any]) -> Iterator[None]:
-    """Let layers with adapters read their input as it is, where autocast rounds it for them.
+    """Turn off the cast of inputs to fp32 in layers with adapters, inside this block under autocast.
 
-    PEFT casts it to fp32 first, the adapters' own precision, and autocast back to half precision: the same numbers, and
-    a quarter of a step's time on a CPU.
+    PEFT casts inputs to the adapters' fp32, and autocast casts them back: the same numbers, for a quarter of a step's
+    time on a CPU.
 
     Args:
         layers: From `adapters_of`.
@@ -176,26 +176,26 @@ def add_adapters(
     targets: str,
     whole: Sequence[str] = (),
 ) -> PeftModel:
-    """Wrap a model so that only LoRA adapters and the new tokens' rows train, both in fp32, and modules as a whole.
+    """Wrap a model so that LoRA adapters and the new tokens' rows train, both in fp32, and whole modules.
 
-    Reflection tokens are read *and* written, so the rows of the input embedding and of the output head train. A tied
-    model has one matrix; its rows stay tied. Peft takes that from the names: the list form of
-    `trainable_token_indices` would leave the head of an untied model frozen without a word.
+    Reflection tokens are read *and* written, so the rows of the input embedding and of the output head train; those of
+    a tied model stay tied.
 
     Args:
         model: The base model, with the tokens added.
-        token_ids: The new tokens' rows; none where a scheme has no tokens.
+        token_ids: Rows of the new tokens; none for a scheme without tokens.
         rank: r of the adapters.
-        alpha: The adapters are scaled by alpha / r.
-        dropout: Before the adapters.
+        alpha: Adapters are scaled by alpha / r.
+        dropout: Dropout before the adapters.
         targets: Regular expression over whole module names.
-        whole: Names of modules that train with all their weights, which are saved with the adapters.
+        whole: Modules that train with all their weights, which are saved with the adapters.
 
     Raises:
-        UserError: `targets` matches no linear module, one outside of the language model, what holds no matrix, or a
-            matrix whose rows of new tokens train.
+        UserError: `targets` matches no linear module, a module outside of the language model or without a matrix, or
+            a matrix whose rows of new tokens train.
     """
     rows = sorted(token_ids)
+    # by name: the list form of `trainable_token_indices` would leave the head of an untied model frozen
     names = [_name_of(model, model.get_input_embeddings()), _name_of(model, model.get_output_embeddings())]
     _check_targets(model, targets, names if rows else ())
     config = LoraConfig(
@@ -226,12 +226,12 @@ def _check_targets(model: nn.Module, targets: str, with_new_rows: Collection[str
         )
     if not_matrices := [n for n in matched if not isinstance(model.get_submodule(n), (nn.Linear, nn.Embedding))]:
         raise UserError(
-            f"`lora_targets` {targets!r} also matches modules that are no matrices, e.g. {_examples(not_matrices)}; "
+            f"`lora_targets` {targets!r} also matches modules without a matrix, e.g. {_examples(not_matrices)}; "
             f"narrow it, e.g. by `{_NARROW}`"
         )
     if twice := [name for name in matched if name in with_new_rows]:
         raise UserError(
-            f"`lora_targets` {targets!r} also matches {' and '.join(twice)}, of which the new tokens' rows train by "
+            f"`lora_targets` {targets!r} also matches {' and '.join(twice)}, whose rows of new tokens train by "
             f"themselves; leave it out, e.g. by `{_NARROW}`"
         )
 

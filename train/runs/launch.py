@@ -96,7 +96,7 @@ def sharding(environment: Mapping[str, str]) -> str:
 
 
 def division(environment: Mapping[str, str], processes: int) -> Division:
-    """Return how the launch divides a run among its processes, and what it offloads to the CPU's memory."""
+    """Return the division of a run among its processes, and its offloading to the CPU's memory."""
     kind = sharding(environment)
     if kind == "fsdp":
         everything = _is_true(environment, "FSDP_OFFLOAD_PARAMS")

@@ -36,7 +36,7 @@ _SAMPLE = 64
 _LONG_RUN = 4
 """Repetitions from which a token (an image's placeholder) is shown once, with its count."""
 _SAMPLE_ROWS = 4096
-"""Rows of the embedding table of which the spread is measured."""
+"""Rows of the embedding table whose spread is measured."""
 _SLOW = 5.0
 """Seconds from which a batch isn't timed a second time."""
 

@@ -1,4 +1,4 @@
-"""The settings of `estimate.py`."""
+"""Settings of `estimate.py`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from reflectune.train.settings.sft import SftConfig
 
 
 class EstimateConfig(SftConfig):
-    """A run's settings, and the machine that it is estimated for."""
+    """Settings of a run, and of the machine that it is estimated for."""
 
     processes: int = setting(1, "devices that train together", gt=0)
-    sharding: Literal["", "zero2", "zero3", "fsdp"] = setting("", "what divides the model")
+    sharding: Literal["", "zero2", "zero3", "fsdp"] = setting("", "sharding of the model")
     offload: bool = setting(False, "keep weights and optimiser states in the CPU's memory")
-    device_gib: float | None = setting(None, "memory of a device, to say whether it fits", gt=0)
+    device_gib: float | None = setting(None, "memory of a device in GiB, for a verdict", gt=0)
     image_tokens: int | None = setting(
         None, "tokens of a picture; if unset LLaVA's own number, or of Qwen `max_pixels` (1 MP if that is 0)", gt=0
     )
     branches: int | None = setting(
-        None, "passages or prompts of a long question; what the recipes' data has if unset", gt=0
+        None, "passages or prompts of a long question; those of the recipes' data if unset", gt=0
     )
-    branch_tokens: int = setting(250, "tokens of one, with what is asked and answered", gt=0)
-    branch_supervised: int = setting(20, "tokens of one that are supervised", gt=0)
+    branch_tokens: int = setting(250, "tokens of a branch, with its question and answer", gt=0)
+    branch_supervised: int = setting(20, "supervised tokens of a branch", gt=0)
 
     def needed_problems(self) -> Iterator[str]:
         """Yield nothing: data, model and output need not be there."""

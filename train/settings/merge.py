@@ -60,7 +60,7 @@ class MergeConfig(PartsSettings):
 
     @property
     def folder(self) -> Path:
-        """The adapter's folder; UserError if there is no shipped one of this name."""
+        """The adapter's folder; UserError for an unknown shipped name."""
         return shipped_folder(self.checkpoint) or Path(self.checkpoint)
 
     @cross_check

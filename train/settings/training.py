@@ -29,7 +29,7 @@ class OptimisationConfig(Settings):
     per_device_train_batch_size: int = setting(8, "questions, each with all its passages", ge=1, hashed=False)
     gradient_accumulation_steps: int = setting(1, "batches per optimiser step", ge=1, hashed=False)
     group_by_length: bool = setting(True, "batch questions of similar length")
-    max_tokens: int | None = setting(None, "most tokens from image to answer; what the model can take if unset", ge=1)
+    max_tokens: int | None = setting(None, "most tokens from image to answer; the model's own limit if unset", ge=1)
     seed: Seed = setting(0, "seed of new token rows, data order and dropout")
 
 

@@ -102,7 +102,7 @@ def test_what_transformers_loads_computes_what_the_three_parts_do(
 
 def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Callable[..., MergeConfig]) -> None:
     config = parts()
-    said = merged(config)
+    printed = merged(config)
     model = LlavaForConditionalGeneration.from_pretrained(config.output)
     vicuna = LlamaForCausalLM.from_pretrained(config.language)
     tokenizer = AutoProcessor.from_pretrained(config.output).tokenizer
@@ -117,7 +117,7 @@ def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Cal
         torch.testing.assert_close(matrix[known:], language_rows.mean(0).expand(matrix.shape[0] - known, -1))
     assert tokenizer.convert_tokens_to_ids("<image>") == model.config.image_token_id >= known
     assert tokenizer.pad_token == "<pad>"
-    assert "written to" in said
+    assert "written to" in printed
 
 
 def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[..., MergeConfig]) -> None:
@@ -166,7 +166,7 @@ TEXTS_ALONE = (
 def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_of_fewer_tokens(
     parts: Callable[..., MergeConfig],
 ) -> None:
-    """As pocket's language model is: tables tied, a chat template for texts alone, padded with the end of a turn."""
+    """Pocket's language model has tied tables, a chat template for texts alone, and pads with the end of a turn."""
     config = parts(projector="", image_size=32)
     vicuna = LlamaForCausalLM.from_pretrained(config.language)
     vicuna.config.tie_word_embeddings = True
@@ -177,9 +177,9 @@ def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_o
     tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEXTS_ALONE
     tokenizer.save_pretrained(config.language)
 
-    said = merged(config)
+    printed = merged(config)
 
-    assert said.endswith("4 tokens a picture; its projector is untrained")
+    assert printed.endswith("4 tokens a picture; its projector is untrained")
     loaded = load(config.output, scheme="mr2ag")
     prompt = loaded.renderer.prefix("When?", picture(96, 32))
     assert prompt.ids.count(loaded.renderer.image_token_id) == 4
@@ -276,7 +276,7 @@ def test_numbers_of_an_image_processor_that_compute_nothing_are_named(parts: Cal
         merged(config)
 
 
-def test_every_problem_of_the_config_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     argv = ["--language", "./nowhere", "--projector", "gone.bin", "--output", str(tmp_path / "full")]

@@ -31,7 +31,7 @@ CASES = [
 
 @torch.no_grad()
 def logits(loaded: Loaded, model: torch.nn.Module) -> Tensor:
-    """What a model says of a picture, a question and both gates, read plainly."""
+    """Compute a model's logits of a picture, a question and both gates, without our engine."""
     rendered = loaded.renderer.prefix("When was it founded?", Image.new("RGB", (64, 64), "green"))
     ids = torch.tensor([[*rendered.ids, *loaded.renderer.token_ids.values(), 20]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}
@@ -41,7 +41,7 @@ def logits(loaded: Loaded, model: torch.nn.Module) -> Tensor:
 
 
 def adapter(base: Path, folder: Path) -> tuple[Loaded, Tensor]:
-    """Write an adapter whose every weight has moved; what it says before it is written."""
+    """Write an adapter whose every weight has moved, and return its logits before it is written."""
     loaded = load(str(base), scheme="mr2ag", seed=5)
     ids = loaded.renderer.token_ids.values()
     model = add_adapters(loaded.model, ids, rank=4, alpha=8, dropout=0.0, targets=SftConfig().lora_targets).eval()
@@ -109,7 +109,7 @@ def test_the_precision_is_the_bases_own_unless_asked_for(base_model: Callable[..
     assert {parameter.dtype for parameter in plain.parameters()} == {torch.float16}
 
 
-def test_what_cannot_be_merged_is_said_at_once(tmp_path: Path) -> None:
+def test_what_cannot_be_merged_is_reported_at_once(tmp_path: Path) -> None:
     MR2AG.save(tmp_path)
 
     with pytest.raises(UserError) as caught:

@@ -24,7 +24,7 @@ from reflectune.train.settings.sft import SftConfig
 
 @dataclass
 class Hub:
-    """What a server was sent."""
+    """The requests that a server received."""
 
     url: str = ""
     is_private: bool = False
@@ -49,8 +49,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             if path == "/api/validate-yaml":
                 return self.reply({"errors": [], "warnings": []})
             if path == "/api/models/owner/name/preupload/main":
-                wanted = [{"path": f["path"], "uploadMode": "regular"} for f in json.loads(body)["files"]]
-                return self.reply({"files": [{**f, "shouldIgnore": False} for f in wanted]})
+                expected = [{"path": f["path"], "uploadMode": "regular"} for f in json.loads(body)["files"]]
+                return self.reply({"files": [{**f, "shouldIgnore": False} for f in expected]})
             assert path == "/api/models/owner/name/commit/main", path
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
@@ -125,7 +125,7 @@ def test_a_finished_checkpoint_is_uploaded_with_all_that_loads_it(
     assert load(str(tmp_path / "downloaded")).fingerprint == load(run.output_dir).fingerprint
 
 
-def test_a_failed_upload_says_how_to_go_on_and_the_same_command_uploads(
+def test_a_failed_upload_names_a_command_and_the_same_training_uploads(
     hub: Hub, config: Callable[..., SftConfig]
 ) -> None:
     run = config(push_to_hub="owner/name", hub_private=False)

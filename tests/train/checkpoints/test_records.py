@@ -99,14 +99,14 @@ def cut(path: Path) -> None:
 
 
 def zero(path: Path) -> None:
-    """As a crash of the machine may leave a file: as long as it was, and empty."""
+    """Fill a file with zeros, as a crash of the machine may leave it."""
     path.write_bytes(bytes(path.stat().st_size))
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    f"{name} {how.__name__}": (name, how)
+    f"{name} {spoil.__name__}": (name, spoil)
     for name in ("model.safetensors", "optimizer.pt", "trainer_state.json", RECORD)
-    for how in (cut, zero)
+    for spoil in (cut, zero)
 }
 DAMAGES |= {f"{name} gone": (name, Path.unlink) for name in ("model.safetensors", "optimizer.pt", "trainer_state.json")}
 
@@ -118,16 +118,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_one_line(tmp_path: Path, damag
         checkpoint(tmp_path, step)
     spoil(tmp_path / "checkpoint-10" / name)
     for _ in range(2):
-        said: list[str] = []
-        assert last_whole_checkpoint(tmp_path, SETTINGS, say=said.append) == tmp_path / "checkpoint-9"
-        (line,) = said
+        printed: list[str] = []
+        assert last_whole_checkpoint(tmp_path, SETTINGS, say=printed.append) == tmp_path / "checkpoint-9"
+        (line,) = printed
         assert line.startswith(f"{tmp_path}/checkpoint-10: {name} ")
         assert line.endswith(f": resuming from the checkpoint before, {tmp_path}/checkpoint-9")
         assert "\n" not in line
 
     spoil(tmp_path / "checkpoint-9" / name)
     spoil(tmp_path / "checkpoint-5" / name)
-    with pytest.raises(UserError, match=rf"checkpoint-5: {name} .*; there is no whole checkpoint before it") as caught:
+    with pytest.raises(UserError, match=rf"checkpoint-5: {name} .*; no whole checkpoint is left") as caught:
         last_whole_checkpoint(tmp_path, SETTINGS)
     assert "\n" not in str(caught.value)
 
@@ -136,13 +136,13 @@ def test_a_damaged_checkpoint_is_discarded_by_the_process_that_saves(tmp_path: P
     for step in (5, 9, 10):
         checkpoint(tmp_path, step)
     cut(tmp_path / "checkpoint-10/optimizer.pt")
-    said: list[str] = []
+    printed: list[str] = []
 
-    assert last_whole_checkpoint(tmp_path, SETTINGS, discard=True, say=said.append) == tmp_path / "checkpoint-9"
-    assert len(said) == 1
+    assert last_whole_checkpoint(tmp_path, SETTINGS, discard=True, say=printed.append) == tmp_path / "checkpoint-9"
+    assert len(printed) == 1
     assert not (tmp_path / "checkpoint-10" / RECORD).exists()
-    assert last_whole_checkpoint(tmp_path, SETTINGS, say=said.append) == tmp_path / "checkpoint-9"
-    assert len(said) == 1
+    assert last_whole_checkpoint(tmp_path, SETTINGS, say=printed.append) == tmp_path / "checkpoint-9"
+    assert len(printed) == 1
 
     mark_whole(checkpoint(tmp_path, 11), SETTINGS, 11)
     keep_newest(tmp_path, 2)

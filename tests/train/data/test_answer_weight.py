@@ -42,8 +42,8 @@ def test_the_loss_is_the_weighted_sum_of_both_parts_means(loaded: Loaded, answer
     summed, weight = loss_terms(loaded.model, collate([weighed], loaded.model))
 
     ids = tree.branches[0].ids
-    decoded = [loaded.renderer.decode(ids[place:]).replace(" ", "") for place in range(len(ids))]
-    border = max(place for place, rest in enumerate(decoded) if ANSWER_MARK in rest)
+    decoded = [loaded.renderer.decode(ids[index:]).replace(" ", "") for index in range(len(ids))]
+    border = max(index for index, rest in enumerate(decoded) if ANSWER_MARK in rest)
     batch = collate([tree], loaded.model)
     targets = batch.pop("labels")[0, 1:]
     del batch["weights"]

@@ -162,7 +162,7 @@ def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
 def test_a_plain_example_reads_the_leading_documents_that_its_context_holds(
     base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
 ) -> None:
-    """What naive RAG reads of a long article at inference is what it is tuned on."""
+    """Naive RAG reads the same part of a long article in tuning and in inference."""
     plain = load(str(base_model()), scheme="plain").renderer
     image, question = examples[0].image, examples[0].question
     documents = tuple(Passage("a", 0, i, "A title", "", "", "some words of a long article") for i in range(40))

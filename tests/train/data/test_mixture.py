@@ -1,4 +1,4 @@
-"""Several data sets with weights: read from YAML and the command line, drawn anew each epoch, resumed exactly."""
+"""Several data sets with weights: read from YAML and the command line, drawn again each epoch, resumed exactly."""
 
 import dataclasses
 import json
@@ -84,14 +84,14 @@ def test_a_single_data_set_is_read_in_the_order_it_always_was() -> None:
 
 def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path, tmp_path: Path) -> None:
     pictures = str(data_folder / "images")
-    wanted = {str(data_folder): 1, str(data_folder / "train.parquet"): {"weight": 0.5, "image_root": pictures}}
+    requested = {str(data_folder): 1, str(data_folder / "train.parquet"): {"weight": 0.5, "image_root": pictures}}
     (tmp_path / "sft.yaml").write_text(
         f"output_dir: out\ntrain_data:\n  {data_folder}: 1\n"
         f"  {data_folder}/train.parquet: {{weight: 0.5, image_root: {pictures}}}\n"
     )
 
     by_file = parse_config(SftConfig, argv=["--config", str(tmp_path / "sft.yaml")])
-    by_flag = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(wanted)])
+    by_flag = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(requested)])
     alone = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", str(data_folder)])
 
     expected = [
@@ -155,10 +155,10 @@ def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
     }
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight.model_copy(update={"dry_run": True}))
-    said = capsys.readouterr().out
-    assert f"0.5 x {data_folder}/train.parquet: 24 questions, 12 reads an epoch" in said
-    assert f"2 x {other_folder}/train.parquet: 10 questions, 20 reads an epoch" in said
-    assert "steps: 12" in said
+    printed = capsys.readouterr().out
+    assert f"0.5 x {data_folder}/train.parquet: 24 questions, 12 reads an epoch" in printed
+    assert f"2 x {other_folder}/train.parquet: 10 questions, 20 reads an epoch" in printed
+    assert "steps: 12" in printed
 
     fine_tune(straight)
     interrupted(resumed, 10)

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 def prepared(
     tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]
 ) -> Callable[..., tuple[nn.Module, dict[str, Tensor], Forecast]]:
-    """A model that is ready to train, its largest batch of four questions, and what is foretold of it."""
+    """A model that is ready to train, its largest batch of four questions, and its forecast."""
 
     def build(
         family: Family, vocabulary: int | None = None, **changes: Any
@@ -136,7 +136,7 @@ def test_so_they_do_without_the_vision_tower_and_with_dropout(
 def test_so_they_do_where_trees_have_a_dense_mask(
     prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on accelerators: one mask for all layers."""
+    """Accelerators have one mask for all layers."""
     for module in (tree_mask, forecasting):
         monkeypatch.setattr(module, "has_backward", lambda *kind: False)
     model, batch, predicted = prepared("llava", freeze_vision=True)

@@ -84,5 +84,5 @@ def test_patches_of_pictures_of_each_layout() -> None:
     ("seconds", "words"),
     [(0.2, "under 1 s"), (59, "59 s"), (60, "1 min"), (12_000, "3 h 20 min"), (3600 * 49, "2 d 1 h")],
 )
-def test_a_duration_is_said_in_two_units(seconds: float, words: str) -> None:
+def test_a_duration_is_reported_in_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words

@@ -18,7 +18,7 @@ RECIPE = ROOT / "configs/recipes/llava15/mr2ag_full.yaml"
 SHAPES = ROOT / "configs/architectures"
 
 
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), *arguments])
     estimate.estimate.main()
     return capsys.readouterr().out
@@ -27,8 +27,8 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
 def test_a_recipe_is_estimated_without_its_weights(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    divided = said(capsys, monkeypatch, "--processes", "8", "--sharding", "zero3", "--device_gib", "80")
-    alone = said(capsys, monkeypatch, "--device_gib", "80")
+    divided = printed(capsys, monkeypatch, "--processes", "8", "--sharding", "zero3", "--device_gib", "80")
+    alone = printed(capsys, monkeypatch, "--device_gib", "80")
 
     assert "6,759,919,616 of 7,063,427,072 weights train" in divided
     assert re.search(r"moments +6\.3 GiB .* one part of 8", divided)
@@ -41,21 +41,21 @@ def test_a_folders_own_config_decides_the_shapes(
 ) -> None:
     model = base_model("qwen2_vl")
 
-    assert f"{model}, full: " in said(
+    assert f"{model}, full: " in printed(
         capsys, monkeypatch, "--model", str(model), "--image_fit", "processor", "--image_tokens", "16"
     )
 
 
 def test_a_wrong_value_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit):
-        said(capsys, monkeypatch, "--processes", "0")
+        printed(capsys, monkeypatch, "--processes", "0")
     assert "`processes` must be above 0" in capsys.readouterr().err
 
 
 def test_a_model_without_shapes_is_refused(
     base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for model, told in (
+    for model, message in (
         ("nobody/has-this-model", "error: no model nobody/has-this-model"),
         ("checkpoints/another", "error: no model checkpoints/another"),
         (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} is not a folder, and no name of a model on the Hub"),
@@ -68,7 +68,7 @@ def test_a_model_without_shapes_is_refused(
         captured = capsys.readouterr()
         lines = captured.err.removeprefix("error: the config has problems:\n").splitlines()
         assert len(lines) == 1
-        assert lines[0].startswith(told)
+        assert lines[0].startswith(message)
         assert not captured.out
 
 
@@ -77,8 +77,8 @@ def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
 ) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "reflectune.json").write_text('{"base_model": "miniature/llava", "seed": 0}')
-    miniature = said(capsys, monkeypatch, "--model", "miniature/llava").split(", full: ")[1]
-    adapter = said(capsys, monkeypatch, "--model", str(tmp_path)).split(", full: ")[1]
+    miniature = printed(capsys, monkeypatch, "--model", "miniature/llava").split(", full: ")[1]
+    adapter = printed(capsys, monkeypatch, "--model", str(tmp_path)).split(", full: ")[1]
     assert miniature == adapter
     assert "7,063,427,072" not in miniature
 
@@ -135,4 +135,4 @@ def test_cached_features_are_counted_and_refused_where_they_can_not_be(
         forecast_from_shapes(frozen.model_copy(update={"train_towers": ["projector"]}), qwen)
     with pytest.raises(UserError, match="this is a qwen3_vl"):
         forecast_from_shapes(frozen, SHAPES / "qwen3_vl_4b.json")
-    assert "features: 2.2 MiB a picture on the disk" in said(capsys, monkeypatch, "--cache_features", "anywhere")
+    assert "features: 2.2 MiB a picture on the disk" in printed(capsys, monkeypatch, "--cache_features", "anywhere")

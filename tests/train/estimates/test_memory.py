@@ -67,7 +67,7 @@ def test_what_zero_1_and_fsdp_divide() -> None:
     assert fsdp["gathered"] == 2 * (BILLION + 2 * 2 * 10**8)
 
 
-def test_offloading_leaves_what_is_whole_for_a_moment() -> None:
+def test_offloading_leaves_gathered_weights_and_activations() -> None:
     bytes_by_name = held(FULL, "zero3", 8, offloads_optimizer=True, offloads_weights=True)
 
     assert set(bytes_by_name) == {"gathered", "buffers"}
@@ -99,11 +99,11 @@ def test_zero_3_never_holds_more_of_a_small_model_than_the_whole() -> None:
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}, Division("fsdp", 4, True, True)),
     ],
 )
-def test_what_is_divided_is_what_the_launcher_was_told(environment: dict[str, str], expected: Division) -> None:
+def test_the_kind_of_sharding_is_the_launchers(environment: dict[str, str], expected: Division) -> None:
     assert division(environment, 4) == expected
 
 
-def test_deepspeeds_own_file_says_what_is_offloaded(tmp_path: Path) -> None:
+def test_deepspeeds_own_file_says_if_weights_are_offloaded(tmp_path: Path) -> None:
     file = tmp_path / "zero.json"
     file.write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}')
     environment = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}

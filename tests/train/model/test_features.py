@@ -104,7 +104,7 @@ def test_loss_and_gradients_are_those_of_the_uncached_run(
         torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_stage_2_reads_features_before_a_projector_that_trains_beside_adapters(
+def test_stage_2_reads_features_before_a_projector_that_trains_next_to_adapters(
     captions: Callable[..., SftConfig],
 ) -> None:
     run = captions(method="lora", train_towers=["projector", "language_model"])
@@ -154,7 +154,7 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     assert_equal_weights(captions("straight").output_dir, captions("resumed").output_dir)
 
 
-def test_a_run_may_go_on_without_its_cache(
+def test_a_run_may_resume_without_its_cache(
     captions: Callable[..., SftConfig], interrupted: Callable[..., None], losses: Callable[..., list[float]]
 ) -> None:
     fine_tune(captions("straight"))
@@ -183,7 +183,7 @@ def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_do
     assert len(passes) == 6
 
 
-def test_a_changed_picture_is_read_anew(
+def test_a_changed_picture_is_read_again(
     captions: Callable[..., SftConfig], passes: list[int], data_folder: Path
 ) -> None:
     fine_tune(captions("one", max_steps=1))
@@ -244,16 +244,16 @@ def test_kept_in_half_precision_they_take_half_the_room_and_the_run_records_it(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "printed"),
     [
         ({"train_towers": []}, "`cache_features` needs a vision tower that stays as it is, and it trains"),
         ({"cache_features": "", "cache_dtype": "float16"}, "`cache_dtype` needs `cache_features`"),
     ],
 )
 def test_settings_that_can_not_be_are_refused(
-    captions: Callable[..., SftConfig], changes: dict[str, Any], said: str
+    captions: Callable[..., SftConfig], changes: dict[str, Any], printed: str
 ) -> None:
-    assert any(said in issue for issue in captions(**changes).problems())
+    assert any(printed in issue for issue in captions(**changes).problems())
     assert captions(train_towers=[], freeze_vision=True).problems() == []
 
 

@@ -18,7 +18,7 @@ CASES = [("llava", False), ("llava", True), ("qwen2_vl", True), ("qwen2_vl", Fal
 
 
 def tiny(family: Family, tie: bool) -> PreTrainedModel:
-    """A model with 320 rows in its table, of which those from 300 on stand for new and for padding rows."""
+    """A model with 320 rows in its table; those from 300 on are of new tokens and padding."""
     tokenizer = train_tokenizer(TEXTS, 300, family)
     return build_model(family, tokenizer, size="test", vocab_size=320, tie_word_embeddings=tie)
 
@@ -28,7 +28,7 @@ def adapted(model: PreTrainedModel) -> PeftModel:
 
 
 def step(model: torch.nn.Module) -> None:
-    """One optimiser step of a loss that reads and writes the new tokens."""
+    """Take an optimiser step of a loss that reads and writes the new tokens."""
     ids = torch.tensor([[20, 300, 21, 301, 302, 22, 303, 23]])
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
     model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
@@ -110,7 +110,7 @@ def test_targets_beyond_the_language_model_are_refused() -> None:
 )
 def test_matrices_whose_new_rows_train_are_refused(targets: str, named: str) -> None:
     """PEFT fails over them with a TypeError. Without new tokens they may have adapters."""
-    with pytest.raises(UserError, match=rf"also matches {named}, of which the new tokens' rows train by themselves"):
+    with pytest.raises(UserError, match=rf"also matches {named}, whose rows of new tokens train by themselves"):
         add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=targets)
 
     layers = adapters_of(add_adapters(tiny("llava", False), (), rank=4, alpha=8, dropout=0.0, targets=targets))
@@ -118,7 +118,7 @@ def test_matrices_whose_new_rows_train_are_refused(targets: str, named: str) -> 
 
 
 def test_targets_that_are_no_matrices_are_refused() -> None:
-    with pytest.raises(UserError, match=r"modules that are no matrices, e\.g\. model\.language_model, .*; narrow it"):
+    with pytest.raises(UserError, match=r"modules without a matrix, e\.g\. model\.language_model, .*; narrow it"):
         add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*language_model.*")
     adapted_model = add_adapters(
         tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*language_model.*_proj"
@@ -154,6 +154,6 @@ def test_under_autocast_the_same_loss_and_gradients_come_without_casts(family: F
         found = read()
     assert all(layer.cast_input_dtype_enabled for layer in layers)
     assert len(found) == len(expected) > 1
-    for got, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0.02, atol=1e-4)
+    for got, requested in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, requested, rtol=0.02, atol=1e-4)
     assert torch.equal(found[0], expected[0])

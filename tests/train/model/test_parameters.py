@@ -56,7 +56,7 @@ def test_a_frozen_vision_tower_leaves_the_projector_training(family: Family) -> 
 
 
 @pytest.mark.parametrize(("feature_layer", "frozen"), [(-1, 0), (-2, 1), (1, 1)])
-def test_what_is_never_read_is_what_gets_no_gradient(feature_layer: int, frozen: int) -> None:
+def test_layers_that_are_never_read_get_no_gradient(feature_layer: int, frozen: int) -> None:
     model = tiny("llava")
     config: Any = model.config
     config.vision_feature_layer = feature_layer

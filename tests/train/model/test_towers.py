@@ -1,4 +1,4 @@
-"""Which towers train: LLaVA's stage 1 (the projector alone) and stage 2 (the projector beside adapters)."""
+"""Towers that train: LLaVA's stage 1 (the projector alone) and stage 2 (the projector and adapters)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parameters_are_counted_once_where_the_projector_trains_beside_adapters(
+def test_parameters_are_counted_once_where_the_projector_trains_next_to_adapters(
     captions: Callable[..., SftConfig], family: Family
 ) -> None:
     run = captions(family=family, **STAGE_2)
@@ -183,7 +183,7 @@ def test_the_projectors_modules_are_named_whole(base_model: Callable[..., Path])
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "printed"),
     [
         ({"train_towers": ["merger"]}, "`train_towers` may name vision_tower, projector, language_model; found merger"),
         ({"train_towers": ["projector", "projector"]}, "should name each part once"),
@@ -195,9 +195,9 @@ def test_the_projectors_modules_are_named_whole(base_model: Callable[..., Path])
         ({"projector_learning_rate": 1e-3, "train_towers": ["projector"]}, "set `learning_rate`"),
     ],
 )
-def test_a_choice_of_towers_that_can_not_be_is_said_once(
-    captions: Callable[..., SftConfig], changes: dict[str, Any], said: str
+def test_a_choice_of_towers_that_can_not_be_is_reported_once(
+    captions: Callable[..., SftConfig], changes: dict[str, Any], printed: str
 ) -> None:
-    (issue,) = [issue for issue in captions(**{"scheme": "plain", **changes}).problems() if said in issue]
+    (issue,) = [issue for issue in captions(**{"scheme": "plain", **changes}).problems() if printed in issue]
 
     assert issue

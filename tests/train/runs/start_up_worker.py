@@ -29,7 +29,7 @@ _EVERY = 0.001
 
 
 def anonymous() -> int:
-    """Bytes of this process's memory that are no file's: those of a mapped file are shared with other processes."""
+    """Return the bytes of this process's memory without mapped files, which are shared with other processes."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024

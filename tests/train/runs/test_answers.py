@@ -33,7 +33,7 @@ OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]
 
 
 def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) -> str:
-    """What transformers' own greedy `generate` says after the reflection token; the answers themselves aren't read."""
+    """Decode greedily after the reflection token by transformers' own `generate`."""
     image = load_image(example.image, root=root)
     prefix = loaded.renderer.prefix(example.question, image)
     gold = [branch for branch in example.branches if branch.relevant][:1]
@@ -57,10 +57,10 @@ def generated(loaded: Loaded, model: Any, ids: list[int], vision: Any) -> str:
     return loaded.renderer.strip(loaded.renderer.decode([token for token in out[0][len(ids) :] if token not in ends]))
 
 
-def with_answers(examples: list[ReflectionExample], said: list[str]) -> list[ReflectionExample]:
-    """Every other question's answer becomes what the model says; the others' something else."""
+def with_answers(examples: list[ReflectionExample], printed: list[str]) -> list[ReflectionExample]:
+    """Replace every other question's answer by the model's, and the others by something else."""
     changed = []
-    for number, (example, text) in enumerate(zip(examples, said, strict=True)):
+    for number, (example, text) in enumerate(zip(examples, printed, strict=True)):
         answer = text if number % 2 else "something else"
         branches = tuple(dataclasses.replace(b, answer=answer if b.relevant else "") for b in example.branches)
         changed.append(dataclasses.replace(example, answer="" if branches else answer, branches=branches))
@@ -86,8 +86,8 @@ def test_an_answer_is_what_plain_greedy_generation_says(
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += 0.05 * torch.randn_like(parameter)
-    said = [plainly(loaded, model, example, root) for example in some]
-    changed = with_answers(some, said)
+    printed = [plainly(loaded, model, example, root) for example in some]
+    changed = with_answers(some, printed)
 
     reader = AnswerReader(loaded, changed, root, count=8, seed=0, batch_size=3)
     right = {example.id: verdict for example, verdict in zip(reader.sample, reader.read(0, 1), strict=True)}
@@ -108,9 +108,9 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
         image = load_image(example.image, root=root)
         prefix = loaded.renderer.question_prefix(example.question, image)
         ids = [*prefix.ids, *PromptScheme.of(loaded.renderer).prompt_branch(loaded.renderer, "vqa", passages)]
-        said = generated(loaded, loaded.model, ids, prefix.vision)
+        printed = generated(loaded, loaded.model, ids, prefix.vision)
         branches = (PromptedBranch("ret", role="retrieve"),)
-        branches += (PromptedBranch("vqa", passages, reply=said if number % 2 else "something else"),)
+        branches += (PromptedBranch("vqa", passages, reply=printed if number % 2 else "something else"),)
         prompted.append(PromptedExample(example.id, example.image, example.question, branches))
     silent = PromptedExample("x", "red.png", "?", (PromptedBranch("ret", role="retrieve"),))
 
@@ -215,7 +215,7 @@ def test_settings_that_do_not_go_together_are_problems(
 
 
 @pytest.mark.parametrize(
-    ("said", "answer", "right"),
+    ("printed", "answer", "right"),
     [
         ("red&&blue", "red&&blue", True),
         ("blue, red", "red&&blue", True),
@@ -225,7 +225,7 @@ def test_settings_that_do_not_go_together_are_problems(
         ("the", "a&&the", False),
     ],
 )
-def test_a_list_is_right_where_an_evaluation_says_so(said: str, answer: str, right: bool) -> None:
+def test_a_list_is_right_where_an_evaluation_says_so(printed: str, answer: str, right: bool) -> None:
     plain: Any = SimpleNamespace(strip=str)
-    generation: Any = SimpleNamespace(text=said)
+    generation: Any = SimpleNamespace(text=printed)
     assert is_right(plain, generation, answer) is right

@@ -1,4 +1,4 @@
-"""A run that fails in the middle names what it died on, and says what to change where memory ran out."""
+"""A run that fails names its batch, and says which settings to change if memory ran out."""
 
 import functools
 import re
@@ -65,23 +65,23 @@ def test_out_of_memory_says_what_to_change_and_by_how_much(
     with pytest.raises(UserError) as raised:
         fine_tune(config())
 
-    said = str(raised.value)
-    assert re.search(r"out of memory at step 3, on the examples [kv]\d+(, [kv]\d+){3} \([\d,]+ tokens\)", said)
-    sizes = re.search(r"`per_device_train_batch_size` 4 → (\d) with `gradient_accumulation_steps` 1 → (\d)", said)
+    printed = str(raised.value)
+    assert re.search(r"out of memory at step 3, on the examples [kv]\d+(, [kv]\d+){3} \([\d,]+ tokens\)", printed)
+    sizes = re.search(r"`per_device_train_batch_size` 4 → (\d) with `gradient_accumulation_steps` 1 → (\d)", printed)
     assert sizes
     assert int(sizes[1]) * int(sizes[2]) == 4
     for way in ("`gradient_checkpointing: true`", "`method: lora`", "configs/accelerate/zero3.yaml on 8 GPUs"):
-        match = re.search(rf"{re.escape(way)}.*: about ([\d.]+) MiB", said)
+        match = re.search(rf"{re.escape(way)}.*: about ([\d.]+) MiB", printed)
         assert match, way
-        assert float(match[1]) < float(re.search(r"takes about ([\d.]+) MiB", said)[1])  # type: ignore[index]
+        assert float(match[1]) < float(re.search(r"takes about ([\d.]+) MiB", printed)[1])  # type: ignore[index]
     assert [folder.name for folder in checkpoint_folders(config().output_dir)] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize(("dropout", "resumes"), [(0.0, True), (0.1, False)])
-def test_out_of_memory_says_whether_a_smaller_batch_goes_on_from_the_checkpoint(
+def test_out_of_memory_says_whether_a_smaller_batch_resumes_from_the_checkpoint(
     config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, dropout: float, resumes: bool
 ) -> None:
-    """With dropout the division of the global batch is fixed. What is said is then done."""
+    """With dropout the division of the global batch is fixed. The advice is then followed."""
     run = functools.partial(config, method="lora", lora_dropout=dropout, max_steps=3)
     with monkeypatch.context() as patched:
         failing(device_is_full, 3, patched)
@@ -99,7 +99,7 @@ def test_out_of_memory_says_whether_a_smaller_batch_goes_on_from_the_checkpoint(
     assert Path(smaller.output_dir, RECORD).is_file()
 
 
-def test_out_of_memory_between_batches_is_told_of_what_is_not_the_batch(
+def test_out_of_memory_between_batches_gives_advice_but_on_the_batch(
     config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: device_is_full())
@@ -110,7 +110,7 @@ def test_out_of_memory_between_batches_is_told_of_what_is_not_the_batch(
     assert "per_device_train_batch_size" not in str(raised.value)
 
 
-def test_adapters_are_told_of_four_bits_and_one_question_of_no_smaller_batch(
+def test_adapters_are_advised_of_four_bits_and_one_question_of_no_smaller_batch(
     config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(device_is_full, 1, monkeypatch)
@@ -171,7 +171,7 @@ def test_a_picture_that_the_processor_refuses_is_named(config: Callable[..., Sft
         fine_tune(config("qwen2_vl", max_steps=None, epochs=1))
 
 
-def test_what_is_not_about_memory_is_not_taken_for_it() -> None:
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("shapes differ"))

@@ -62,7 +62,7 @@ def test_a_launch_of_one_process_instead_of_several_is_refused(environment: dict
         refuse_bad_launch(SftConfig(), environment)
 
 
-def test_what_is_divided_is_what_the_launcher_was_told(tmp_path: Path) -> None:
+def test_the_kind_of_sharding_is_the_launchers(tmp_path: Path) -> None:
     deepspeed_file = tmp_path / "deepspeed.json"
     deepspeed_file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
     by_file = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(deepspeed_file)}
@@ -125,7 +125,7 @@ def test_a_gpu_that_is_asked_for_must_be_there_and_in_use(monkeypatch: pytest.Mo
         refuse_bad_launch(SftConfig(device="cuda"), {"ACCELERATE_USE_CPU": "true"})
 
 
-def test_a_run_goes_on_whether_its_gpu_was_named_or_found() -> None:
+def test_a_run_resumes_whether_its_gpu_was_named_or_found() -> None:
     assert SftConfig(device="cuda").hashed() == SftConfig().hashed()
 
 
@@ -205,7 +205,7 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("there", "elsewhere", "told"),
+    ("there", "elsewhere", "message"),
     [
         ({"checkpoint-3": 3}, {"checkpoint-3": 3}, ""),
         ({}, {}, ""),
@@ -215,8 +215,8 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
     ],
     ids=["same", "new", "none elsewhere", "another run's", "finished here alone"],
 )
-def test_processes_that_find_different_checkpoints_are_told_to_share_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, int], elsewhere: dict[str, int], told: str
+def test_processes_that_find_different_checkpoints_must_share_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, int], elsewhere: dict[str, int], message: str
 ) -> None:
     for disk, steps in (("there", there), ("elsewhere", elsewhere)):
         for folder, step in steps.items():
@@ -226,10 +226,10 @@ def test_processes_that_find_different_checkpoints_are_told_to_share_a_disk(
     monkeypatch.setattr("reflectune.train.runs.launch.gather_object", lambda own: [*own, view])
     args: Any = SimpleNamespace(world_size=2)
 
-    if not told:
+    if not message:
         refuse_unshared(str(tmp_path / "there"), args)
         return
-    with pytest.raises(UserError, match=f"{told}.*`output_dir` must lie on a file system that all machines"):
+    with pytest.raises(UserError, match=f"{message}.*`output_dir` must lie on a file system that all machines"):
         refuse_unshared(str(tmp_path / "there"), args)
     args.world_size = 1
     refuse_unshared(str(tmp_path / "there"), args)
@@ -309,12 +309,12 @@ def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp
 
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize(
-    ("device", "processes", "told"), [("cuda:0", 1, True), ("cuda:0", 4, False), ("cpu", 1, False)]
+    ("device", "processes", "message"), [("cuda:0", 1, True), ("cuda:0", 4, False), ("cpu", 1, False)]
 )
-def test_it_says_which_gpu_it_uses_and_how_to_use_all(device: str, processes: int, told: bool) -> None:
+def test_it_says_which_gpu_it_uses_and_how_to_use_all(device: str, processes: int, message: bool) -> None:
     args: Any = SimpleNamespace(device=torch.device(device), world_size=processes)
 
     line = idle_gpus(args)
 
-    assert line.startswith("one process uses one GPU: cuda:0 of 4") == told
-    assert ("configs/accelerate/multi_gpu.yaml" in line) == told
+    assert line.startswith("one process uses one GPU: cuda:0 of 4") == message
+    assert ("configs/accelerate/multi_gpu.yaml" in line) == message

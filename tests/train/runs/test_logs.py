@@ -1,4 +1,4 @@
-"""What a run leaves for those who watch it: `log.jsonl`, TensorBoard, wandb and trackio, read back; and no network."""
+"""Logs of a run, read back: `log.jsonl`, TensorBoard, wandb and trackio, without a network."""
 
 import json
 import sqlite3
@@ -84,11 +84,11 @@ def test_the_progress_line_shows_eta_and_tokens_per_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     interrupted(config(), 5)
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     monkeypatch.setattr(progress, "SECONDS", 1e-6)
     fine_tune(config())
 
-    assert "/8 [" not in said  # a log has no line before 30 seconds
+    assert "/8 [" not in printed  # a log has no line before 30 seconds
     lines = capsys.readouterr().err.splitlines()
     with_speed = [line for line in lines if "tokens/s" in line]
     assert "4/8" in next(line for line in lines if "/8 [" in line)  # and not 1/8: the ETA is of what is left

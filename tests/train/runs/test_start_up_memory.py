@@ -1,4 +1,4 @@
-"""What a process of a launch holds in memory before its first step: its own part, and of what is mapped nothing."""
+"""Memory of a process before its first step: its own shard, and nothing of mapped files."""
 
 import importlib
 import json
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("start_up_worker.py")
 ROWS, WIDTH = 4000, 768
 BESIDE = 48 * 2**20
-"""Bytes for what is whole for a while, one layer at a time, and for modules that are imported on the way."""
+"""Bytes of one whole layer at a time, and of modules that are imported on the way."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
 def notes(
     tmp_path: Path, data_folder: Path, base: tuple[Path, int], start_launch: Callable[..., Any]
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Starts a training, on two processes if it is to be divided, and returns what each noted."""
+    """Starts a training, on two processes if it is sharded, and returns their notes."""
 
     def start(name: str, *more: str) -> list[dict[str, Any]]:
         content = yaml.safe_load((ROOT / f"configs/accelerate/{name}.yaml").read_text())
@@ -49,7 +49,7 @@ def notes(
 def test_under_fsdp_a_process_never_holds_more_than_its_part(
     notes: Callable[..., list[dict[str, Any]]], base: tuple[Path, int]
 ) -> None:
-    """Half of the weights in float32; beside it the vocabulary's matrices, which new tokens get rows in."""
+    """Half of the weights in float32, and the vocabulary's matrices, which new tokens get rows in."""
     whole, vocabulary = 4 * base[1], 4 * 2 * ROWS * WIDTH
     for note in notes("fsdp2"):
         assert note["dtypes"] == ["torch.float32"]

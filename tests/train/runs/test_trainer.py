@@ -158,6 +158,6 @@ def test_weights_of_another_model_are_refused(
         other = prepare_model(load(str(base_model("llava")), scheme="mr2ag"), config)
     saved.save_pretrained(str(tmp_path / "checkpoint"))
 
-    said = "does not hold this model's weights; differing: " if method == "full" else "class doesn't know, e.g. "
-    with pytest.raises(UserError, match=rf"{re.escape(said)}\S*lm_head"):
+    message = "does not hold this model's weights; differing: " if method == "full" else "class doesn't know, e.g. "
+    with pytest.raises(UserError, match=rf"{re.escape(message)}\S*lm_head"):
         load_weights(other, tmp_path / "checkpoint")

@@ -66,7 +66,7 @@ class AnswerGrpoConfig(MetricConfig, TrainingConfig):
 
     @cross_check
     def reward_problems(self) -> Iterator[str]:
-        """Yield a problem if there is no reward."""
+        """Yield a problem if both rewards are 0."""
         if not self.accuracy_reward and not self.format_reward:
             yield "`accuracy_reward` and `format_reward` are both 0: nothing would be learned"
 

@@ -1,17 +1,16 @@
-"""The objective of gates: their expected reward, exact over both outcomes, and the divergence from where they began.
+"""The objective of gates: their expected reward, exact over both outcomes, and the divergence from their start.
 
-GRPO (DeepSeekMath, arXiv 2402.03300) draws a group of completions for each question, and takes each one's reward, less
-the group's mean and over its standard deviation, as its advantage. A gate is one token with two outcomes. So the group
-is replaced by both outcomes, weighted by their probabilities: that is the limit of a group that grows without end, it
-costs two rewards a question, and its gradient has no variance. The divergence from the reference is exact as well.
+GRPO (DeepSeekMath, arXiv 2402.03300) draws a group of completions for each question. A completion's advantage is its
+reward less the group's mean, over the group's standard deviation. A gate is one token with two outcomes, so the group
+is replaced by both outcomes, weighted by their probabilities. That is the limit of an infinite group: it costs two
+rewards a question, and its gradient has no variance. The divergence from the reference is exact as well.
 
-A gate is given by its log-odds z, the logit of its positive token less that of its negative one: its probability in
-the softmax over both is the logistic function of z (equation 1 of mR²AG and what follows it; equation 4 of MMKB-RAG).
+A gate is given by its log-odds z, the logit of its positive token less that of its negative one. Its probability in
+the softmax over both is the logistic function of z (equation 1 of mR²AG; equation 4 of MMKB-RAG).
 
-The gradient of the expected reward vanishes where a gate is sure, be it right or wrong. That of Σ R log π, with rewards
-shifted so that the worse outcome's is 0, does not: reward-weighted regression (Peters & Schaal, ICML 2007), exact over
-both outcomes as well. Of questions that a gate can't tell apart it prefers the outcome whose expected reward is higher,
-as the expected reward itself does.
+The gradient of the expected reward vanishes where a gate is sure, even if it is wrong. That of Σ R log π, with the
+worse outcome's reward shifted to 0, does not: reward-weighted regression (Peters & Schaal, ICML 2007), here exact over
+both outcomes. Of questions that a gate can't tell apart it prefers the outcome with the higher expected reward, too.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ EPSILON = 1e-4
 def gate_losses(
     log_odds: Tensor, reference: Tensor, rewards: Tensor, *, beta: float, kind: PolicyLoss = "expected"
 ) -> Tensor:
-    """What is minimised, of each gate.
+    """Compute the loss of each gate.
 
-    - `expected`: -E_π[A] + β KL(π‖π_ref) with A = R - E_π[R]: the gradient of -E_π[R] + β KL. A gate that is sure
-      hardly moves: it is proportional to π(1 - π).
+    - `expected`: -E_π[A] + β KL(π‖π_ref) with A = R - E_π[R]: the gradient of -E_π[R] + β KL. It is proportional to
+      π(1 - π), so that a sure gate hardly moves.
     - `grpo`: the same with A divided by the standard deviation of R under π, as GRPO does: proportional to √(π(1 - π)),
       and to the sign of the rewards' difference, not to its size.
     - `regression`: -Σ_a (R_a - min R) log π_a + β KL(π‖π_ref): proportional to 1 - π of the better outcome.
 
-    Advantages are constants, so that the value of the first two is β KL alone: watch E_π[R].
+    Advantages are constants, so the value of the first two is β KL alone; E_π[R] shows progress.
 
     Args:
         log_odds: z of each gate, shape (gates,), with a gradient.
         reference: z of the reference, shape (gates,).
         rewards: Of the positive and of the negative outcome, shape (gates, 2).
         beta: Weight of the divergence.
-        kind: See above.
+        kind: The objective.
 
     Returns:
         Shape (gates,).
@@ -61,12 +60,12 @@ def gate_losses(
 
 
 def advantages(probabilities: Tensor, rewards: Tensor, *, scaled: bool) -> Tensor:
-    """How much better each outcome is than the policy's expectation; `scaled`: over the standard deviation under π.
+    """Compute the reward of each outcome less the policy's expectation; `scaled`: over the standard deviation under π.
 
     Args:
         probabilities: Of both outcomes, shape (gates, 2).
         rewards: Of both outcomes, shape (gates, 2).
-        scaled: See above.
+        scaled: Divide by the standard deviation.
 
     Returns:
         Shape (gates, 2).
@@ -79,17 +78,17 @@ def advantages(probabilities: Tensor, rewards: Tensor, *, scaled: bool) -> Tenso
 
 
 def expected_rewards(probabilities: Tensor, rewards: Tensor) -> Tensor:
-    """E_π[R] of each gate, from two tensors of shape (gates, 2): shape (gates,)."""
+    """Compute E_π[R] of each gate from two tensors of shape (gates, 2): shape (gates,)."""
     return (probabilities * rewards).sum(-1)
 
 
 def outcome_probabilities(log_odds: Tensor) -> Tensor:
-    """π of the positive and of the negative outcome, shape (gates, 2)."""
+    """Compute π of the positive and of the negative outcome, shape (gates, 2)."""
     return torch.stack([log_odds, -log_odds], -1).sigmoid()
 
 
 def divergence(log_odds: Tensor, reference: Tensor) -> Tensor:
-    """KL(π‖π_ref) in nats of each gate, exact over its two outcomes: shape (gates,)."""
+    """Compute KL(π‖π_ref) of each gate in nats, exact over its two outcomes: shape (gates,)."""
     both = torch.stack([log_odds, -log_odds], -1)
     before = torch.stack([reference, -reference], -1)
     return (both.sigmoid() * (F.logsigmoid(both) - F.logsigmoid(before))).sum(-1)

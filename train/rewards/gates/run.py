@@ -90,7 +90,7 @@ class GateTraining(Method):
         """Make the trainer of gates."""
         config = self._config
         examples = [
-            GateExample(question, tuple(each.passage for each in outcome.passages), outcome.anchor, config.hold)
+            GateExample(question, tuple(gate.passage for gate in outcome.passages), outcome.anchor, config.hold)
             for question, outcome in zip(self._questions, self._outcomes, strict=True)
         ]
         longest = loaded.model.config.get_text_config().max_position_embeddings

@@ -1,4 +1,4 @@
-"""Questions as the trainer of gates reads them: a branch for each gate, its rewards, and what is to stay as it is."""
+"""Examples of the trainer of gates: a branch for each gate, its rewards, and the outputs that are held."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GateExample:
     Attributes:
         question: The question.
         passages: These passages.
-        anchor: What else the checkpoint said behind this question.
-        hold: Weight of its staying so; 0 leaves it out.
+        anchor: The checkpoint's other outputs for this question.
+        hold: Weight of holding them; 0 leaves them out.
     """
 
     question: Question
@@ -45,24 +45,24 @@ class GateExample:
 
     @property
     def kind(self) -> str:
-        """What it asks for, in words: every batch has the same mixture of kinds."""
+        """Its kind; every batch has the same mixture of kinds."""
         names = {True: "knowledge-based", False: "visual", None: "of either kind"}
         return names[self.question.is_knowledge_based]
 
     @property
     def length(self) -> int:
-        """Characters to read, about."""
+        """Estimate of the characters to read."""
         held = [held_passage.passage for held_passage in self.anchor.passages] if self.hold else []
         texts = [text for p in (*self.passages, *held) for text in (p.title, p.lead, p.heading, p.text)]
         return len(self.question.text) + sum(map(len, texts))
 
 
 def gate_tree(example: GateExample, renderer: Renderer, image: Image.Image) -> Tree:
-    """Image and question as the prefix, and a branch a gate, read as in inference up to its positive token.
+    """Return image and question as the prefix, and a branch for each gate up to its positive token.
 
-    That token is supervised: where it is predicted, the gate is read. The retrieval gate comes first and weighs one;
-    the passages' relevance gates follow and weigh one together. Behind them stands what is held: further relevance
-    gates, which weigh `hold` together, and the words of replies, whose tokens weigh `hold` together.
+    That token is supervised: the gate is read where it is predicted. The retrieval gate comes first and weighs 1. The
+    passages' relevance gates follow and weigh 1 together. The outputs that are held come last: further relevance
+    gates, which weigh `hold` together, and the tokens of replies, which weigh `hold` together.
     """
     anchor = example.anchor if example.hold else NO_ANCHOR
     scheme, style = Scheme.of(renderer), example.question.answer_style
@@ -92,7 +92,7 @@ def gate_tree(example: GateExample, renderer: Renderer, image: Image.Image) -> T
 
 
 class GateExamples(EncodedExamples):
-    """Questions with their gates, encoded the first time they are asked for."""
+    """Questions with their gates, encoded at their first use."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class GateExamples(EncodedExamples):
         max_tokens: int,
         cache_bytes: int = 0,
     ) -> None:
-        gate_examples: Any = examples  # not of a training set, but with an id and an image as those have
+        gate_examples: Any = examples  # they have an id and an image, as training examples do
         super().__init__(gate_examples, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
 
     def _encode(self, example: Any, image: Image.Image) -> Tree:
@@ -112,10 +112,10 @@ class GateExamples(EncodedExamples):
 
 @dataclass(frozen=True)
 class Costs:
-    """What is taken off a reward.
+    """Costs that reduce rewards.
 
     Attributes:
-        retrieval: λ: for each passage that the loop read.
+        retrieval: λ, for each passage that the loop read.
         keeping: For a passage that the relevance gate keeps.
     """
 
@@ -125,11 +125,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Rewards:
-    """The gates of one question, the retrieval gate first: see `gate_tree`.
+    """Rewards of a question's gates, in the order of `gate_tree`.
 
     Attributes:
-        rewards: Of the positive and of the negative outcome of each gate.
-        log_odds: Of each gate, as it was measured.
+        rewards: Rewards of the positive and of the negative outcome of each gate.
+        log_odds: Measured log-odds of each gate.
     """
 
     rewards: tuple[tuple[float, float], ...]
@@ -137,10 +137,10 @@ class Rewards:
 
 
 def rewards_of(outcome: GateOutcome, costs: Costs) -> Rewards:
-    """The rewards of a question's gates.
+    """Compute the rewards of a question's gates.
 
-    Retrieving: the match of the loop's answer, less λ for each passage read; not retrieving: the match of the direct
-    answer. Keeping a passage: the match of its own answer, less the cost of keeping; not keeping it: 0.
+    Retrieving: score of the loop's answer, less λ for each passage read; not retrieving: score of the direct answer.
+    Keeping a passage: score of its own answer, less the cost of keeping; not keeping it: 0.
     """
     looked_up = outcome.retrieved - costs.retrieval * outcome.passages_read
     gates = [((looked_up, outcome.direct), outcome.log_odds)]

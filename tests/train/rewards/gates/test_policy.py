@@ -113,7 +113,7 @@ def test_of_questions_that_it_cannot_tell_apart_the_regression_prefers_the_bette
 
 
 def test_group_advantages_are_the_limit_of_a_large_drawn_group() -> None:
-    """What TRL computes of completions that were drawn: rewards less their mean, over their standard deviation."""
+    """TRL computes rewards of drawn completions less their mean, over their standard deviation."""
     generator = torch.Generator().manual_seed(0)
     probability, rewards = 0.2, torch.tensor([0.6, 1.0])
     drawn = rewards[(torch.rand(200_000, generator=generator) >= probability).long()]
@@ -154,7 +154,7 @@ def test_gates_that_are_sure_have_finite_losses(far: float) -> None:
 
 @pytest.mark.parametrize("kind", ["expected", "grpo", "regression"])
 def test_a_divergence_with_weight_holds_the_gate_near_the_reference(kind: PolicyLoss) -> None:
-    """Where the gradient ends: for `expected`, log-odds move by the rewards' difference over β."""
+    """The gradient ends there: for `expected`, log-odds move by the rewards' difference over β."""
     reached = {}
     for beta in (0.5, 5.0):
         log_odds = torch.tensor([0.4], requires_grad=True)
