@@ -1,1 +1,1 @@
-"""What every floor stands on: types, configs, errors, durable files. Imports nothing of the project."""
+"""Types, configs, errors and durable files. Imports nothing of the other folders."""

@@ -1,4 +1,4 @@
-"""Where a model runs, and whether its memory has run out."""
+"""Devices that models run on, and errors of their memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OUT_OF_MEMORY = (
     "cannot allocate memory",
     "defaultcpuallocator",
 )
-"""What allocators say in a plain RuntimeError, in small letters."""
+"""Messages of allocators in a plain RuntimeError, in lower case."""
 
 
 def find_device(name: str) -> torch.device:
-    """The device called `cpu`, `cuda`, `cuda:1`, …; `auto` is an accelerator if there is one, else the CPU.
+    """Return the device called `cpu`, `cuda`, `cuda:1`, …; `auto` is an accelerator if there is one, else the CPU.
 
     Raises:
-        UserError: There is no such device here.
+        UserError: This machine has no device of this name.
     """
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -36,7 +36,7 @@ def find_device(name: str) -> torch.device:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of an accelerator or of the CPU."""
+    """Return True if an error says that memory ran out, of an accelerator or of the CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)

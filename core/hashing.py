@@ -1,4 +1,4 @@
-"""Fingerprints: results are keyed by a hash of everything that determines them."""
+"""Hashes of values and files."""
 
 from __future__ import annotations
 
@@ -11,38 +11,30 @@ from typing import Any
 
 
 def fingerprint(value: Any) -> str:
-    """A 16-digit hex hash of a JSON-like value (dataclasses, tuples and paths included), equal for equal content."""
+    """Return a 16-digit hex hash of a JSON-like value; dataclasses, tuples, sets and paths are included."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, in pieces of 1 MiB."""
+    """Yield the bytes of a file in blocks of 1 MiB."""
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             yield block
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal digits, as downloads are published with."""
+    """Return the sha256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_of_blocks(blocks: Iterable[bytes]) -> str:
-    """As `sha256_of`, of bytes that come in pieces."""
-    digest = hashlib.sha256()
-    for block in blocks:
-        digest.update(block)
-    return digest.hexdigest()
-
-
 def file_fingerprint(*paths: str | Path, read: Callable[[Path], Iterable[bytes | memoryview]] = read_blocks) -> str:
-    """A 16-digit hex hash over the names and bytes of files, in the order given.
+    """Return a 16-digit hex hash of the names and bytes of files, in the order given.
 
     Args:
         paths: The files.
-        read: Gives the bytes of a file, all of them and in order; it may look at them on the way.
+        read: Yields all bytes of a file in order.
     """
     digest = hashlib.sha256()
     for path in map(Path, paths):

@@ -1,7 +1,7 @@
-"""HTML: one jinja2 environment that escapes every value, the frame of a page, and tables.
+"""HTML pages by jinja2, which escapes every value.
 
-Templates are `.html` files in the folder `templates/` beside the module that fills them. They are named by their path
-in the tree, e.g. `core/templates/table.html`; so each can import the others' macros.
+Templates lie in `templates/` next to the module that fills them, and are named by their path in the tree, e.g.
+`core/templates/table.html`, so that each can import the others' macros.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def render(template: str, **values: Any) -> Markup:
     """Fill a template.
 
     Args:
-        template: Its path, e.g. `core/templates/table.html`.
-        values: What it refers to. Text is escaped; what `render` returned stays as it is.
+        template: Path of the template, e.g. `core/templates/table.html`.
+        values: Variables of the template. Text is escaped; results of `render` are not.
 
     Raises:
-        jinja2.UndefinedError: The template refers to a value that is not given.
+        jinja2.UndefinedError: The template uses a variable that is not given.
     """
     return Markup(_environment().get_template(template).render(values))
 
 
 @dataclass(frozen=True)
 class Asset:
-    """A style sheet or script of ours, which stands in a page unescaped.
+    """A style sheet or script of ours, which is put into a page unescaped.
 
     Attributes:
-        text: Its content.
-        hash: What a Content-Security-Policy names it by, `sha256-…`.
+        text: Content.
+        hash: Hash for a Content-Security-Policy, `sha256-…`.
     """
 
     text: str
@@ -63,13 +63,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """What the macro `table` of `core/templates/table.html` shows.
+    """A table for the macro `table` of `core/templates/table.html`.
 
     Attributes:
-        head: The columns' names; empty for a table without a head.
-        rows: Each as long as `head`, if there is one; the first cell names the row.
+        head: Column names; empty for a table without a head.
+        rows: Cells of each row; the first names the row.
         caption: A sentence above the table, or "".
-        prose: Position of the column that holds sentences, if there is one.
+        prose: Index of the column that holds sentences, if there is one.
     """
 
     head: Sequence[str]

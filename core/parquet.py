@@ -1,4 +1,4 @@
-"""Parquet files: written whole with a checksum of every page, read with all that is wrong in one line that names it."""
+"""Parquet files, written atomically with a checksum of every page, which readers verify."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""What reading a damaged file raises: a changed bit is an OSError without a file."""
+"""Exceptions of reading a damaged file. A changed bit raises an OSError without a path."""
 WRITING = {"compression": "zstd", "write_page_checksum": True}
-"""How tables are written: a bit that changes on the disk is found when the page is read."""
+"""Options of writing: a bit that changes on the disk is found when its page is read."""
 
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
 def write_parquet(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:
-    """Write a table as one file, which appears whole or not at all."""
+    """Write a table as one file, atomically."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, row_group_size=row_group_size, **WRITING)
     write_atomically(path, buffer.getvalue())
@@ -32,14 +32,14 @@ def write_parquet(path: Path, table: pa.Table, row_group_size: int | None = None
 
 @contextmanager
 def open_parquet(path: Path, fix: str) -> Iterator[pq.ParquetFile]:
-    """A Parquet file, for reading within the block.
+    """Open a Parquet file for reading inside this block.
 
     Args:
         path: The file.
-        fix: What to do if it is damaged.
+        fix: Advice to the user if it is damaged.
 
     Raises:
-        UserError: It is not there or is damaged, which may show only when its rows are read.
+        UserError: It is missing or damaged, which may show only when its rows are read.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; {fix}")
@@ -47,27 +47,27 @@ def open_parquet(path: Path, fix: str) -> Iterator[pq.ParquetFile]:
         with open_checked(path) as file:
             yield file
     except UNREADABLE as error:
-        raise UserError(f"{path} is no readable Parquet file: {error}; {fix}") from error
+        raise UserError(f"{path} is not a readable Parquet file: {error}; {fix}") from error
 
 
 def open_checked(path: Path) -> pq.ParquetFile:
-    """A file whose pages are held against their checksums, where they have them; it raises `UNREADABLE`."""
+    """Open a file whose pages are compared with their checksums if they have them. May raise `UNREADABLE`."""
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 def stream_rows(
     file: pq.ParquetFile, columns: pa.Schema | None = None, batch_size: int = 256
 ) -> Iterator[dict[str, Any]]:
-    """The rows of an open file, in order: all that it says it has.
+    """Yield the rows of an open file in order.
 
     Args:
-        file: From `open_parquet`, in its block.
-        columns: Which to read, with the fields of those that are structures; None reads all.
-        batch_size: How many rows are in memory at a time.
+        file: File of `open_parquet`, inside its block.
+        columns: Columns to read, with the fields of structures; None reads all.
+        batch_size: Rows in memory at a time.
 
     Raises:
-        ArrowInvalid: A column or a field of one is not there, or fewer rows can be read, which a changed bit of a
-            page's header does without another error.
+        ArrowInvalid: A column or field is missing, or the file has fewer rows than it says: a changed bit in a page's
+            header raises no other error.
     """
     if columns is not None and (missing := list(_missing(columns, file.schema_arrow))):
         raise pa.ArrowInvalid(f"it has {', '.join(missing)}")
@@ -90,15 +90,15 @@ def _dicts(maps: pa.MapArray) -> Iterator[dict[str, Any] | None]:
         yield dict(zip(keys[start:end], values[start:end], strict=True)) if is_valid.as_py() else None
 
 
-def _missing(wanted: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, of: str = "") -> Iterator[str]:
-    """What a file lacks: columns, fields of structures (`evidence.section`), and columns not of lists or texts."""
-    for field in wanted:
+def _missing(expected: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, of: str = "") -> Iterator[str]:
+    """Name the columns and fields (`evidence.section`) that a file lacks, or that are not lists or texts."""
+    for field in expected:
         name = f"{of}{field.name}"
-        place = held.get_field_index(field.name) if isinstance(held, pa.Schema | pa.StructType) else -1
-        if place < 0:
+        position = held.get_field_index(field.name) if isinstance(held, pa.Schema | pa.StructType) else -1
+        if position < 0:
             yield f"no column `{name}`"
             continue
-        kind, held_kind = field.type, held.field(place).type
+        kind, held_kind = field.type, held.field(position).type
         if pa.types.is_list(kind) and isinstance(held_kind, _LISTS):
             kind, held_kind = kind.value_type, held_kind.value_type
         if pa.types.is_null(held_kind):

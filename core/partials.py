@@ -1,6 +1,6 @@
-"""Files and folders that are written whole or not at all: under a partial name first, which a killed run leaves.
+"""Atomic writing of files and folders: under a partial name first, which a killed run leaves behind.
 
-A partial name is `.NAME.PID.partial`, or `.NAME.partial` where several processes write it together, beside NAME.
+The partial name is `.NAME.PID.partial`, or `.NAME.partial` if several processes write it together, in NAME's folder.
 """
 
 from __future__ import annotations
@@ -17,31 +17,22 @@ from reflectune.core.locking import hidden_sibling, is_held
 
 _ENDING, _LOCK = ".partial", ".lock"
 
-DOWNLOADING: Final = (".part", ".crdownload", ".aria2", ".tmp", ".incomplete", ".download")
-"""What browsers, aria2, the Hub's client and others put after the name of what is being downloaded."""
-
 
 def partial_path(path: str | Path, *, common: bool = False) -> Path:
-    """Where a file or folder is written before it takes its place.
+    """Return the path to write a file or folder at before it is renamed.
 
     Args:
-        path: Its place.
-        common: Whether several processes write it together; else each has its own.
+        path: The final path.
+        common: True if several processes write it together; else each has its own.
     """
     return hidden_sibling(Path(path), "partial" if common else f"{os.getpid()}.partial")
 
 
-def half_downloaded(path: Path) -> Path | None:
-    """What a downloader left of a file that it hasn't finished; None if nothing."""
-    left = (path.with_name(path.name + ending) for ending in DOWNLOADING)
-    return next((each for each in left if each.exists()), None)
-
-
 @contextlib.contextmanager
 def writing(path: str | Path) -> Iterator[Path]:
-    """A path to write a file or folder at, which takes its place when the block ends well; else it is deleted.
+    """Yield a path to write a file or folder at. It is renamed to `path` when the block succeeds, else deleted.
 
-    A reader sees the old file or the new one, never a part. A folder takes the place of nothing or of an empty one.
+    A reader sees the old file or the new one, never a part. A folder can replace an empty one only.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,10 +46,10 @@ def writing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(folder: str | Path) -> Iterator[Path]:
-    """A new, empty folder to write in, which takes the folder's place when the block ends well.
+    """Yield a new, empty folder, which replaces `folder` when the block succeeds.
 
-    After an error, or a kill, what was there before is there still. Leftovers of a killed process are deleted at the
-    next call. To be called by a process that holds the folder (see `reflectune.core.locking`).
+    After an error or a kill the old folder is still there. The next call deletes leftovers of a killed process. To be
+    called by a process that holds the folder (see `reflectune.core.locking`).
     """
     folder = Path(folder)
     partial, old = partial_path(folder, common=True), hidden_sibling(folder, "old")
@@ -80,17 +71,17 @@ def replacing(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def remove_partials(place: str | Path) -> None:
-    """Delete what killed runs left beside a file or folder and within it. To be called by a process that holds it.
+def remove_partials(path: str | Path) -> None:
+    """Delete partial files that killed runs left next to a file or folder, and in it.
 
-    Partial files below a folder stay if another process holds the lock beside them.
+    To be called by a process that holds it. Partial files in the folder stay if another process locks them.
     """
-    place = Path(place)
-    partial_name = re.compile(re.escape(hidden_sibling(place, "").name) + r"(\d+\.)?partial")
-    for name in os.listdir(place.parent) if place.parent.is_dir() else ():
+    path = Path(path)
+    partial_name = re.compile(re.escape(hidden_sibling(path, "").name) + r"(\d+\.)?partial")
+    for name in os.listdir(path.parent) if path.parent.is_dir() else ():
         if partial_name.fullmatch(name):
-            _remove(place.parent / name)
-    for folder, folders, files in os.walk(place):
+            _remove(path.parent / name)
+    for folder, folders, files in os.walk(path):
         held = _held_names(Path(folder), files)
         for name in [*folders, *files]:
             if name.startswith(".") and name.endswith(_ENDING) and not held & _names_of(name):
@@ -99,13 +90,13 @@ def remove_partials(place: str | Path) -> None:
 
 
 def _held_names(folder: Path, files: Collection[str]) -> set[str]:
-    """What in a folder another process holds."""
+    """Return the names in a folder that other processes lock."""
     locks = [name for name in files if name.startswith(".") and name.endswith(_LOCK)]
     return {name[1 : -len(_LOCK)] for name in locks if is_held(folder / name)}
 
 
 def _names_of(partial: str) -> set[str]:
-    """What a partial name may be of: `.a.1.partial` is of `a`, by process 1, or of `a.1`."""
+    """Return the possible names of a partial file: `.a.1.partial` is `a`, by process 1, or `a.1`."""
     whole = partial[1 : -len(_ENDING)]
     stem, _, pid = whole.rpartition(".")
     return {whole, stem} if pid.isdigit() else {whole}

@@ -1,4 +1,4 @@
-"""Bad rows: the error that says what is wrong with one, and the list of those that were left out, counted by reason."""
+"""Bad rows of data: their error, and the list of rows that were left out, counted by reason."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _PARTICULARS = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^()]*\)|/\S+|-?\d[\d.,
 
 
 class BadRow(Exception):
-    """What is wrong with one row.
+    """An error of one row.
 
-    `str(error)` is one line: "FILE:LINE: id X: field `f`: what was found; the fix".
+    `str(error)` is one line: "FILE:LINE: id X: field `f`: problem; fix".
 
     Args:
         file: The source file.
         line: Line from 1; in a file without lines (a JSON array or dict, Parquet) the record's number from 1.
         row_id: The row's id, "" if it has none.
-        field: The field, "" if the row as a whole is wrong.
-        problem: What was found.
-        fix: What to do.
+        field: The field, "" for the row as a whole.
+        problem: The value that was found.
+        fix: Advice to the user.
     """
 
     def __init__(self, file: str | Path, line: int, row_id: str, field: str, problem: str, fix: str) -> None:
@@ -45,11 +45,11 @@ class BadRow(Exception):
 
 
 Reject = Callable[[BadRow], None]
-"""What to do with a bad row: raise it as a `UserError`, or note it; if it returns, the reader takes the next row."""
+"""A handler of bad rows: raises a `UserError`, or notes the row and returns; then the reader takes the next one."""
 
 
 def stop(error: BadRow) -> None:
-    """The default `Reject`: the first bad row ends the run.
+    """End the run at the first bad row: the default `Reject`.
 
     Raises:
         UserError: Always.
@@ -58,7 +58,7 @@ def stop(error: BadRow) -> None:
 
 
 class MissingImage(BadRow):
-    """A row whose image is not there; told apart so that image coverage can be counted."""
+    """A row whose image is missing; a class of its own, so that image coverage can be counted."""
 
 
 class UnreadableImage(BadRow):
@@ -69,7 +69,7 @@ class Rejected:
     """The rows left out of a run; a `Reject` for the readers.
 
     Args:
-        folder: Where `rejected.jsonl` is written; None: rows are counted only, and the first few kept.
+        folder: Folder for `rejected.jsonl`; None: rows are counted, and the first few kept.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -96,11 +96,11 @@ class Rejected:
 
     @property
     def count(self) -> int:
-        """How many rows were left out."""
+        """The number of rows left out."""
         return sum(self.reasons.values())
 
     def close(self) -> None:
-        """Finish the file; one without rows is taken away."""
+        """Close the file, and delete it if it has no rows."""
         if self._file is not None and self._path is not None:
             self._file.close()
             if not self.count:
@@ -108,7 +108,7 @@ class Rejected:
 
 
 def reason(error: BadRow) -> str:
-    """What is wrong without the particulars of the row, so that equal cases are counted together."""
+    """Return the problem without the row's values, so that equal problems are counted together."""
     if isinstance(error, MissingImage):
         return "image missing"
     if isinstance(error, UnreadableImage):
@@ -118,7 +118,7 @@ def reason(error: BadRow) -> str:
 
 
 def as_json(error: BadRow) -> dict[str, Any]:
-    """A bad row as it is listed; `from_json` reads it back."""
+    """Return a bad row as a JSON object; `from_json` reads it."""
     return {
         "kind": type(error).__name__,
         "file": error.file,
@@ -131,7 +131,7 @@ def as_json(error: BadRow) -> dict[str, Any]:
 
 
 def from_json(row: dict[str, Any]) -> BadRow:
-    """The bad row that `as_json` was given."""
+    """Return the bad row that `as_json` wrote."""
     kind = _KINDS.get(row["kind"], BadRow)
     return kind(row["file"], row["line"], row["id"], row["field"], row["problem"], row["fix"])
 

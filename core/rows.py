@@ -1,4 +1,4 @@
-"""Rows of Parquet and JSON as dataclasses, and back: a type's fields are written once, in the dataclass."""
+"""Rows of Parquet and JSON from dataclasses, and back."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from reflectune.core.ahead import ahead
+from reflectune.retrieval.indexes.ahead import ahead
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase

@@ -1,4 +1,4 @@
-"""Work that threads do ahead of whoever takes its results: reading and preparing pictures while a model computes."""
+"""Threads that prepare the next batches, such as decoded pictures, while a model computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 Joined = TypeVar("Joined")
 
 _BATCHES = 3
-"""Batches in work or ready, beside the one that was taken last."""
+"""Batches in work or ready, in addition to the one that was yielded last."""
 
 
 def ahead(
@@ -23,16 +23,16 @@ def ahead(
     *,
     workers: int,
 ) -> Generator[Joined, None, None]:
-    """Yield what is made of each batch of items, in the batches' order, with any number of threads.
+    """Apply `make` to the items and `join` to the batches in threads, and yield the results in order.
 
-    Pillow and numpy let other threads run while they work on pixels, so that several pictures are decoded at a time;
-    an error is raised where its batch would come. When the iterator is closed, what hasn't begun is dropped.
+    Pillow and numpy release Python's lock while they work on pixels, so that several pictures are decoded at a time.
+    An error is raised in its batch's place. Closing the iterator drops batches that haven't begun.
 
     Args:
-        batches: The items.
-        make: What is made of an item, in a thread.
-        join: What is made of a batch of those, in a thread too.
-        workers: How many threads; 0: none, each batch is made when it is asked for.
+        batches: Batches of items.
+        make: Function of an item.
+        join: Function of a batch of `make`'s results.
+        workers: Number of threads; 0: each batch is made when it is requested.
     """
     if not workers:
         for batch in batches:
@@ -43,8 +43,8 @@ def ahead(
 
     def begin(batch: Sequence[Item]) -> Future[Joined]:
         made = [pool.submit(make, item) for item in batch]
-        # all of `made` have begun when a thread gets to this, so that it never waits for what waits for a thread
-        return pool.submit(lambda: join([one.result() for one in made]))
+        # when a thread gets to this all of `made` have begun, so that it can't wait for a task that waits for a thread
+        return pool.submit(lambda: join([future.result() for future in made]))
 
     try:
         running.extend(begin(batch) for batch in islice(left, _BATCHES))
