@@ -1,4 +1,4 @@
-"""Files that survive `kill -9`: whole-file writes that are atomic, and row logs that resume."""
+"""Files that survive `kill -9`: atomic writes, JSON records, and row logs that resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """Read a JSON file that `what` (e.g. "the index's manifest") should be in.
+    """Read a JSON file.
+
+    Args:
+        path: The file.
+        what: Its content for errors, e.g. "the index's manifest".
 
     Raises:
         UserError: The file is missing, or is not JSON in UTF-8.
@@ -46,10 +50,10 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
 
     Args:
         line: The line.
-        where: What to call it: its file and place.
+        where: Its file and position, for errors.
 
     Raises:
-        UserError: It is not JSON in UTF-8, or no object.
+        UserError: It is not JSON in UTF-8, or not an object.
     """
     try:
         row = json.loads(line)
@@ -61,7 +65,12 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
-    """As `read_json`, of a file that holds an object. Keys that it has must have these types; it may lack them.
+    """Read a JSON file that holds an object.
+
+    Args:
+        path: The file.
+        what: Its content for errors.
+        **types: Types of keys. A key may be missing.
 
     Raises:
         UserError: As `read_json`; or it holds something else, or a key has a value of another type, or a text with a
@@ -69,7 +78,7 @@ def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
     """
     record = read_json(path, what)
     if not isinstance(record, dict):
-        raise UserError(f"{what} is damaged: {path} holds no object, but {type(record).__name__}; make it again")
+        raise UserError(f"{what} is damaged: {path} holds {type(record).__name__}, not an object; make it again")
     for key, kind in types.items():
         value = record.get(key)
         if key in record and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -84,10 +93,10 @@ class InUse(UserError):
 
 
 class RowLog:
-    """Rows appended to a JSONL file as they are finished; a row cut off by a crash is dropped when it is reopened.
+    """Rows appended to a JSONL file as they are finished. A row cut off by a crash is dropped when it is reopened.
 
-    The first line is a header with the fingerprint of everything that determines the rows. Opening a log that was
-    written under another fingerprint is an error rather than a mixture, and so is opening one that another run writes.
+    The first line is a header with the fingerprint of everything that determines the rows. Opening a log with a
+    different fingerprint is an error, and so is opening one that another run writes.
 
     Example:
         >>> with RowLog("traces.jsonl", fingerprint="8f3a…") as log:
@@ -108,30 +117,30 @@ class RowLog:
             )
         self._lock = lock
         self._file = self.path.open("ab")
-        keep = 0
+        end_of_rows = 0
         try:
             for _, end, row in scan_rows(self.path, fingerprint):
                 self.done.add(row["id"])
-                keep = end
+                end_of_rows = end
         except BaseException:
             self.close()
             raise
-        self._file.truncate(keep)
-        if keep == 0:
+        self._file.truncate(end_of_rows)
+        if end_of_rows == 0:
             self._write(self._header)
 
     def append(self, row_id: str, row: dict[str, Any], *, sync: bool = True) -> None:
-        """Append one finished row; with `sync` it is on the disk when this returns, else a power cut may take it."""
+        """Append a finished row. With `sync` it is on the disk when this returns; else a power cut may take it."""
         self._write({"id": row_id, **row}, sync)
         self.done.add(row_id)
 
     @property
     def size(self) -> int:
-        """Bytes of the file, header and all."""
+        """Bytes of the file with its header."""
         return os.fstat(self._file.fileno()).st_size
 
     def clear(self) -> None:
-        """Drop the rows, once they are kept elsewhere; `done` still names them."""
+        """Drop the rows, once they are stored elsewhere; `done` still names them."""
         self._file.truncate(0)
         self._write(self._header)
 
@@ -142,7 +151,7 @@ class RowLog:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file, and let other runs have it. Rows are on the disk already."""
+        """Close the file, and release it for other runs."""
         self._file.close()
         self._lock.release()
 
@@ -156,16 +165,16 @@ class RowLog:
 
 
 def read_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[dict[str, Any]]:
-    """The whole rows of a `RowLog`, in the order of writing, without its header.
+    """Yield the complete rows of a `RowLog`, in the order of writing, without its header.
 
     Raises:
-        UserError: A fingerprint is given, and the log was written under another one.
+        UserError: A fingerprint is given, and the log has a different one.
     """
     return (row for _, _, row in scan_rows(path, fingerprint))
 
 
 def scan_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """As `read_rows`, each row with the bytes of the file at which it begins and ends.
+    """Yield the rows of `read_rows`, each after the bytes at which it begins and ends.
 
     Raises:
         UserError: As `read_rows`; or a row is damaged.

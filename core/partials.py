@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
 
 from reflectune.core.locking import hidden_sibling, is_held
 

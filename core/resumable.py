@@ -1,23 +1,19 @@
-"""Long work over rows that have ids: shared out among processes, gone on with after `kill -9`, merged at the end."""
+"""Long work over rows with ids: divided among processes, resumed after `kill -9`, merged at the end."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from reflectune.core.durable import RowLog, read_rows, scan_rows, write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.progress import progress_bar
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -26,66 +22,11 @@ _ID: Final = attrgetter("id")
 
 
 @dataclass(frozen=True)
-class Processes:
-    """The processes of a launch, seen from one: its number, how many there are, and how to wait for all of them."""
-
-    index: int = 0
-    count: int = 1
-    wait: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def main_process_first(self) -> Iterator[None]:
-        """What the first process does before the others do it, too."""
-        if self.index:
-            self.wait()
-        yield
-        if not self.index:
-            self.wait()
-
-
-ALONE: Final = Processes()
-"""One process, which waits for nobody."""
-
-
-_PATIENCE: Final = timedelta(days=30)
-"""How long a process waits for the others: the first may finish hours before the last."""
-
-
-def launch_state() -> PartialState:
-    """The launch that this process belongs to; it joins the first time, to wait for the others as long as it takes."""
-    import torch  # slow to import, as what follows
-    from accelerate import PartialState
-
-    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
-
-
-def launch_processes() -> Processes:
-    """The processes of the launch that this one belongs to."""
-    state = launch_state()
-    return Processes(state.process_index, state.num_processes, state.wait_for_everyone)
-
-
-def launch_device(device: str) -> str:
-    """A device as a config has it; `auto` is this process's in its launch."""
-    return str(launch_state().device) if device == "auto" else device
-
-
-def join_launch(device: str) -> tuple[Processes, str]:
-    """The processes of the launch that this one belongs to, and this one's device.
-
-    Args:
-        device: As a config has it; `auto` is this process's accelerator in a launch of several, and stays otherwise.
-    """
-    processes = launch_processes()
-    return processes, launch_device(device) if processes.count > 1 else device
-
-
-@dataclass(frozen=True)
 class Logs:
-    """Where finished rows are appended until they are merged: a `RowLog` for each process.
+    """Logs of finished rows until they are merged: a `RowLog` for each process.
 
     Attributes:
-        folder: Where they are.
+        folder: Their folder.
         pattern: Their file name; `*` stands for a process's number.
         fingerprint: Hash of everything that determines a row.
     """
@@ -95,15 +36,15 @@ class Logs:
     fingerprint: str
 
     def open(self, process: int = 0) -> RowLog:
-        """The log of one process, to append to."""
+        """Open the log of a process, to append to."""
         return RowLog(self.folder / self.pattern.replace("*", str(process)), self.fingerprint)
 
     def paths(self) -> list[Path]:
-        """The logs that are there."""
+        """Return the existing logs."""
         return sorted(self.folder.glob(self.pattern))
 
     def places(self) -> dict[str, tuple[Path, int]]:
-        """By the id of each row that is finished: its log, and the byte that it begins at.
+        """Return the log of each finished row and its first byte, by the row's id.
 
         Raises:
             UserError: A log was written under another fingerprint.
@@ -113,7 +54,7 @@ class Logs:
         }
 
     def rows(self, ids: Iterable[str] | None = None) -> Iterator[Row]:
-        """The rows of these ids, in this order; all, sorted by id, if None. Memory holds places, not rows."""
+        """Yield the rows of these ids, in this order; all, sorted by id, if None. Memory holds places, not rows."""
         places = self.places()
         for path, begin in map(places.__getitem__, sorted(places) if ids is None else ids):
             with path.open("rb") as file:
@@ -121,7 +62,7 @@ class Logs:
                 yield json.loads(file.readline())
 
     def remove(self) -> None:
-        """Delete the logs, once their rows are kept elsewhere."""
+        """Delete the logs, once their rows are stored elsewhere."""
         for path in self.paths():
             path.unlink()
 
@@ -138,21 +79,21 @@ def run_batches(
     desc: str = "",
     unit: str = "question",
 ) -> None:
-    """Make the rows that are missing, in all processes; then the first process merges them.
+    """Compute the missing rows in all processes; then the first process merges them.
 
-    Process i mod n runs batch i. A batch is always run whole, with the same items, however often the run was cut off:
-    so the rows are the same for any number of processes.
+    Process i mod n runs batch i. A batch is always run whole, with the same items, however often the run was
+    interrupted, so that the rows are the same for any number of processes.
 
     Args:
-        batches: What to make rows of.
-        work: Makes a batch's rows, each with its id; they are logged as they come. Not called for a finished batch.
-        logs: Where to.
-        done: Ids of all rows that are finished, in `logs` or elsewhere, when the run begins.
-        merge: What the first process does when all are through.
-        processes: Of the launch.
-        key: An item's id.
-        desc: What the progress bar is called.
-        unit: What it counts.
+        batches: The items, in batches.
+        work: Yields a batch's rows with their ids; they are logged as they come. Not called for a finished batch.
+        logs: Logs of the rows.
+        done: Ids of all finished rows, in `logs` or elsewhere, when the run begins.
+        merge: Called by the first process when all have finished.
+        processes: Processes of the launch.
+        key: Returns an item's id.
+        desc: Label of the progress bar.
+        unit: Unit of the progress bar.
 
     Raises:
         UserError: Another run appends to the same logs, or they are of other settings.
@@ -182,18 +123,18 @@ def run_to_file(
     batch_size: int,
     processes: Processes = ALONE,
 ) -> tuple[dict[str, Row], int]:
-    """Make a row of every item that has none yet (see `run_batches`), and merge all into one JSONL file, sorted by id.
+    """Compute the rows of items that have none (see `run_batches`), and merge all into one JSONL file, sorted by id.
 
     Args:
-        path: The file; the processes' logs lie in `parts` beside it until they are merged.
-        items: In order of their ids (`item.id`), which must be unique.
-        work: Makes a batch's rows.
+        path: The file. The processes' logs lie in `parts` in its folder until they are merged.
+        items: Items in order of their ids (`item.id`), which must be unique.
+        work: Yields a batch's rows.
         fingerprint: Hash of everything that determines a row.
         batch_size: Items in a batch.
-        processes: Of the launch.
+        processes: Processes of the launch.
 
     Returns:
-        All rows of the file, by id; and how many items had none.
+        All rows of the file by id, and the number of items that had none.
 
     Raises:
         UserError: Two items share an id, or the file or a log is of other settings.
@@ -210,8 +151,7 @@ def run_to_file(
         rows = {**_read(path, fingerprint), **{row["id"]: row for row in logs.rows()}}
         if missing := [row_id for row_id in ids if row_id not in rows]:
             raise RuntimeError(f"{path}: no row of {len(missing)} items, the first being {missing[0]}")
-        lines = [{"fingerprint": fingerprint}, *(rows[row_id] for row_id in sorted(rows))]
-        write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        _write(path, fingerprint, [rows[row_id] for row_id in sorted(rows)])
         logs.remove()
         if not any(logs.folder.iterdir()):
             logs.folder.rmdir()
@@ -222,7 +162,7 @@ def run_to_file(
 
 
 def unique_ids(items: Iterable[Any]) -> list[str]:
-    """The ids of items (`item.id`) that are in order of them.
+    """Return the ids of items (`item.id`), which are sorted by them.
 
     Raises:
         UserError: Two items share an id.
@@ -235,23 +175,22 @@ def unique_ids(items: Iterable[Any]) -> list[str]:
 
 
 def drop_rows(path: Path, fingerprint: str, unwanted: Callable[[Row], bool]) -> None:
-    """Take rows out of a file of `run_to_file` and the logs beside it, so that they are made again.
+    """Remove rows from a file of `run_to_file` and from its logs, so that they are computed again.
 
     Args:
-        path: The file; it need not be there.
+        path: The file, which may be missing.
         fingerprint: Hash of everything that determines a row.
-        unwanted: Which rows.
+        unwanted: Returns True for rows to remove.
 
     Raises:
         UserError: The file or a log is of other settings.
     """
     logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
-    for each in filter(Path.exists, (path, *logs.paths())):
-        rows = list(read_rows(each, fingerprint))
-        kept = [row for row in rows if not unwanted(row)]
-        if len(kept) < len(rows):
-            lines = [{"fingerprint": fingerprint}, *kept]
-            write_atomically(each, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    for file in filter(Path.exists, (path, *logs.paths())):
+        rows = list(read_rows(file, fingerprint))
+        remaining = [row for row in rows if not unwanted(row)]
+        if len(remaining) < len(rows):
+            _write(file, fingerprint, remaining)
 
 
 def run_chunks(
@@ -263,15 +202,15 @@ def run_chunks(
     processes: Processes = ALONE,
     desc: str = "questions",
 ) -> Iterator[Row]:
-    """Make one row of every `size` items, each in one of the processes; yield the rows in order when all are made.
+    """Compute one row for every `size` items, divided among the processes; yield all rows in order.
 
     Args:
-        items: In the same order whenever the run is gone on with, and in all processes.
-        size: Items that a row stands for.
-        make: Makes a row.
-        logs: Where to; the caller deletes them when it has kept the rows.
-        processes: Of the launch.
-        desc: What the progress bar is called.
+        items: Items in the same order in all processes and whenever the run is resumed.
+        size: Items of a row.
+        make: Computes a row.
+        logs: Logs of the rows, which the caller deletes once it has stored them.
+        processes: Processes of the launch.
+        desc: Label of the progress bar.
     """
     starts = range(0, len(items), size)
 
@@ -284,6 +223,11 @@ def run_chunks(
     return logs.rows(map(str, starts))
 
 
+def _write(path: Path, fingerprint: str, rows: Iterable[Row]) -> None:
+    lines = ({"fingerprint": fingerprint}, *rows)
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
 def _read(path: Path, fingerprint: str) -> dict[str, Row]:
-    """The whole rows of a merged file, by id; none if there is no file."""
+    """Return the rows of a merged file by id, if it exists."""
     return {row["id"]: row for row in read_rows(path, fingerprint)} if path.exists() else {}

@@ -24,12 +24,11 @@ _COLUMNS: Mapping[type, pa.DataType] = {
 
 @functools.cache
 def schema_of(kind: type) -> pa.Schema:
-    """The columns of a Parquet file of a dataclass: one a field, in order.
+    """Return the columns of a dataclass in a Parquet file: one for each field, in order.
 
     Raises:
-        TypeError: A field has a type that is no column: one of str, bool, int, float, `Literal` of strings, a
-            dataclass, a tuple of one of them (`tuple[X, ...]`), a mapping from str to one of them, or one of them or
-            None.
+        TypeError: A field has another type than str, bool, int, float, `Literal` of strings, a dataclass, a tuple of
+            one of them (`tuple[X, ...]`), a mapping from str to one of them, or one of them or None.
 
     Example:
         >>> @dataclasses.dataclass
@@ -44,21 +43,21 @@ def schema_of(kind: type) -> pa.Schema:
 
 
 def to_row(value: Any) -> dict[str, Any]:
-    """A dataclass as plain values, for JSON and Parquet."""
+    """Return a dataclass as plain values, for JSON and Parquet."""
     row: dict[str, Any] = _adapter(type(value)).dump_python(value)  # type: ignore[arg-type]  # a type is hashable
     return row
 
 
 def from_row(kind: type[Value], row: Mapping[str, Any]) -> Value:
-    """A dataclass from the plain values that `to_row` made; keys that it has no field for are left out.
+    """Return a dataclass of the plain values of `to_row`. Unknown keys are ignored.
 
     Raises:
-        ValueError: A field is missing that has no default, or has a value of another type; all are named.
+        ValueError: A field without a default is missing, or has a value of another type; all are named.
     """
     try:
         value: Value = _adapter(kind).validate_python(row)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
-        problems = [f"`{'.'.join(map(str, each['loc']))}`: {each['msg'].lower()}" for each in error.errors()]
+        problems = [f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}" for problem in error.errors()]
         raise ValueError("; ".join(problems)) from None
     return value
 
@@ -81,5 +80,5 @@ def _column(hint: Any) -> pa.DataType:
     if origin is Mapping and inner[0] is str:
         return pa.map_(pa.string(), _column(inner[1]))
     if origin in (Union, types.UnionType) and len(inner) == 2 and type(None) in inner:
-        return _column(next(each for each in inner if each is not type(None)))
-    raise TypeError(f"{hint} is no column; see `schema_of`")
+        return _column(next(option for option in inner if option is not type(None)))
+    raise TypeError(f"{hint} can't be a column; see `schema_of`")

@@ -76,7 +76,7 @@ def run(config: IndexConfig) -> int:
     Raises:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
-    from reflectune.core.resumable import join_launch  # slow to import, as what follows: after the config is right
+    from reflectune.core.launching import join_launch  # slow to import, as what follows: after the config is right
     from reflectune.formats.dataset import Dataset
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder

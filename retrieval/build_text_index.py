@@ -81,8 +81,8 @@ def read_questions(path: str) -> list[str]:
 def build_text_index(config: TextIndexConfig) -> None:
     """Index the passages of a knowledge base by their text."""
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
+    from reflectune.core.launching import join_launch
     from reflectune.core.progress import progress_bar
-    from reflectune.core.resumable import join_launch
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
     from reflectune.retrieval.encoders.text_encoder import TextEncoder

@@ -13,7 +13,8 @@ from PIL import Image
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.resumable import ALONE, Logs, Processes, Row, join_launch, run_chunks
+from reflectune.core.launching import ALONE, Processes, join_launch
+from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from reflectune.core.resumable import launch_device, launch_processes, run_batches
+from reflectune.core.launching import launch_device, launch_processes
+from reflectune.core.resumable import run_batches
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.config import (

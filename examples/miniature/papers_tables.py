@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reflectune.core.command import command
-from reflectune.core.resumable import launch_state
+from reflectune.core.launching import launch_state
 from reflectune.examples.miniature.tables.config import TablesConfig
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import launch_device
+from reflectune.core.launching import launch_device
 from reflectune.formats.dataset import image_roots
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ModelRole, ReadingConfig

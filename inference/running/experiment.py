@@ -15,7 +15,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.resumable import launch_device, launch_processes, launch_state
+from reflectune.core.launching import launch_device, launch_processes, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase

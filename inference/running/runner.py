@@ -11,8 +11,9 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Row, launch_processes
+from reflectune.core.resumable import Row
 from reflectune.core.types import Question
 from reflectune.formats.dataset import image_roots
 from reflectune.inference.operators.trajectory import TrajectoryPipeline

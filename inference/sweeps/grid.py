@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 
 from PIL import Image
 
-from reflectune.core.resumable import launch_processes, run_to_file
+from reflectune.core.launching import launch_processes
+from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
 from reflectune.inference.running.runner import open_questions
 from reflectune.inference.scoring.scores import TraceScorer

@@ -8,7 +8,7 @@ from typing import Any
 from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import fingerprint
-from reflectune.core.resumable import launch_state
+from reflectune.core.launching import launch_state
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.reading.collaborators import require_models
 from reflectune.inference.running.experiment import select

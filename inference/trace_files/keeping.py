@@ -10,7 +10,8 @@ from typing import Final, Literal
 import numpy as np
 
 from reflectune.core.durable import read_rows
-from reflectune.core.resumable import Processes, Row, drop_rows, run_batches, unique_ids
+from reflectune.core.launching import Processes
+from reflectune.core.resumable import Row, drop_rows, run_batches, unique_ids
 from reflectune.core.types import Question
 from reflectune.inference.trace import Trace, from_row
 from reflectune.inference.trace_files.columns import TraceColumns

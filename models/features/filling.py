@@ -11,9 +11,9 @@ from torch import Tensor
 
 from reflectune.core.hashing import fingerprint
 from reflectune.core.images import load_image
+from reflectune.core.launching import Processes
 from reflectune.core.paths import Roots
 from reflectune.core.progress import progress_bar
-from reflectune.core.resumable import Processes
 from reflectune.models.features.cache import FeatureCache, picture_key
 from reflectune.models.features.config import CacheDtype
 from reflectune.models.features.tower import move_tower, read_features, read_picture, tower_fingerprint

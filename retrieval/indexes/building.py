@@ -16,6 +16,7 @@ import numpy.typing as npt
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import (
     REJECTED,
@@ -28,7 +29,6 @@ from reflectune.core.rejected import (
     from_json,
     stop,
 )
-from reflectune.core.resumable import ALONE, Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text

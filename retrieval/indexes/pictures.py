@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from reflectune.retrieval.indexes.ahead import ahead
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, PreparingEncoder, Vectors, no_vectors
+from reflectune.retrieval.indexes.ahead import ahead
 
 
 class Place(NamedTuple):

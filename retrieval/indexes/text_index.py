@@ -17,7 +17,7 @@ import numpy.typing as npt
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.resumable import ALONE, Processes
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Cut, Lead, sentences, split_passages

@@ -9,8 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.progress import duration
-from reflectune.core.resumable import ALONE, Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text

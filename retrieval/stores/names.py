@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from reflectune.core.config import setting
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import Processes
+from reflectune.core.launching import Processes
 from reflectune.core.secrets import is_url, redacted, secrets_in
 from reflectune.core.values import checked_by
 

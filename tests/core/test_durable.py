@@ -86,8 +86,8 @@ def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_pat
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("3", "holds no object, but int"),
-        ("[]", "holds no object, but list"),
+        ("3", "holds int, not an object"),
+        ("[]", "holds list, not an object"),
         ('{"name": ["a"]}', "`name` is list, not str"),
         ('{"rows": true}', "`rows` is bool, not int"),
         ('{"rows": null}', "`rows` is NoneType, not int"),

@@ -120,7 +120,7 @@ from torch import distributed
 
 from reflectune.core.entry_point import entry_point
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import join_launch
+from reflectune.core.launching import join_launch
 
 
 @entry_point

@@ -54,7 +54,7 @@ def test_damage_that_shows_when_rows_are_read_is_told_like_the_other(whole: byte
     path.write_bytes(whole[:40] + bytes(60) + whole[100:])
     with open_parquet(path, "") as file:
         assert file.metadata.num_rows == len(ROWS)  # its end, where the schema is, is whole
-    with pytest.raises(UserError, match=r"rows\.parquet is no readable Parquet file: .*; build it again"):
+    with pytest.raises(UserError, match=r"rows\.parquet is not a readable Parquet file: .*; build it again"):
         rows_of(path)
 
 

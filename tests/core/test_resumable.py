@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import Logs, Processes, Row, run_batches, run_chunks, run_to_file
+from reflectune.core.launching import Processes
+from reflectune.core.resumable import Logs, Row, run_batches, run_chunks, run_to_file
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.resumable import ALONE
+from reflectune.core.launching import ALONE
 from reflectune.inference import show_trace
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.inference.trace_files.keeping import TraceStore

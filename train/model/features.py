@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from accelerate import PartialState
 from transformers import TrainingArguments
 
+from reflectune.core.launching import Processes
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Processes
 from reflectune.models.features.config import FeatureKeys
 from reflectune.models.features.filling import Picture, fill, open_cache, use_cache
 from reflectune.models.features.tower import refuse_features

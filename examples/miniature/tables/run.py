@@ -12,7 +12,7 @@ from typing import Any
 from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.resumable import launch_state
+from reflectune.core.launching import launch_state
 from reflectune.examples.miniature.tables import mmkb, mr2ag
 from reflectune.examples.miniature.tables.claims import measure
 from reflectune.examples.miniature.tables.config import TablesConfig

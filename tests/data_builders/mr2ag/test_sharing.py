@@ -15,7 +15,7 @@ from PIL import Image
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import write_json
-from reflectune.core.resumable import ALONE, Processes
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag import run as reflection_run

@@ -61,7 +61,7 @@ def test_only_the_greedy_answer_counts_or_only_the_drawn_ones() -> None:
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 no")
     pq.write_table(pa.table({"question_id": ["q"]}), tmp_path / "other.parquet")
-    damages = {"none": "is missing", "damaged": "no readable Parquet file", "other": "it has no column `replies`"}
+    damages = {"none": "is missing", "damaged": "not a readable Parquet file", "other": "it has no column `replies`"}
     for name, message in damages.items():
         with pytest.raises(UserError, match=f"(?s){message}") as caught:
             list(stream_probe_file(tmp_path / f"{name}.parquet"))

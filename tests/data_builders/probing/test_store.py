@@ -132,7 +132,7 @@ def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
     seal(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
     part.write_bytes(b"no")
-    with pytest.raises(UserError, match="no readable Parquet file"):
+    with pytest.raises(UserError, match="not a readable Parquet file"):
         answered(tmp_path)
     part.unlink()
     with pytest.raises(UserError, match="is missing"):

@@ -11,7 +11,7 @@ import pytest
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import Processes
+from reflectune.core.launching import Processes
 from reflectune.formats.dataset import write_questions
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running import experiment

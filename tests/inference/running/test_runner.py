@@ -130,7 +130,7 @@ import torch
 from torch import distributed
 
 from reflectune.core.entry_point import entry_point
-from reflectune.core.resumable import launch_processes
+from reflectune.core.launching import launch_processes
 
 
 @entry_point

@@ -14,7 +14,8 @@ import pytest
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import ALONE, Processes, Row
+from reflectune.core.launching import ALONE, Processes
+from reflectune.core.resumable import Row
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.document_choice import MctTrace

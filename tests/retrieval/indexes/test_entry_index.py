@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import Processes
+from reflectune.core.launching import Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.encoders.encoder import load_encoder

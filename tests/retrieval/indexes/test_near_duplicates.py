@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import Processes
+from reflectune.core.launching import Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.build_index import IndexConfig, run

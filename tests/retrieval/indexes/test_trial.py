@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from reflectune.core.resumable import Processes
+from reflectune.core.launching import Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.build_text_index import build_text_index
