@@ -41,7 +41,7 @@ def test_columns_follow_the_fields():
 
 
 def test_a_field_that_is_no_column_is_an_error():
-    with pytest.raises(TypeError, match="can.t be a column"):
+    with pytest.raises(TypeError, match=r"can.t be a column"):
         schema_of(Odd)
 
 
