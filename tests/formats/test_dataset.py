@@ -98,7 +98,7 @@ def test_images_start_at_the_manifests_root(in_parts: Path, root: str, expected:
 
 
 def test_a_manifest_may_say_where_the_knowledge_base_is(tmp_path: Path) -> None:
-    """What a conversion wrote about it, under `knowledge`, says nothing of where."""
+    """`knowledge` holds a conversion's counts, not a path."""
     write_knowledge_base(tmp_path / "other", [Entry("a", "A")], name="kb")
     write_json(tmp_path / "data/dataset.json", {"fingerprint": "f", "knowledge": {"entries": 1}})
     assert Dataset(tmp_path / "data").knowledge_folder == tmp_path / "data/knowledge"
@@ -110,7 +110,7 @@ def test_a_manifest_may_say_where_the_knowledge_base_is(tmp_path: Path) -> None:
 
 
 def damaged(tmp_path: Path, **change: Any) -> Path:
-    """A data set of two questions, the second with other values; written past the checks of who writes one."""
+    """A data set of two questions, the second with other values, written without the writer's checks."""
     path = write_questions(tmp_path, "train", [Question(each, "a.jpg", "What is it?", split="train") for each in "ab"])
     table = pq.read_table(path)
     rows = table.to_pylist()
@@ -153,7 +153,7 @@ def test_a_split_that_was_built_with_questions_and_has_none_is_refused(tmp_path:
         read_questions(tmp_path, "val")
 
 
-def test_a_file_beside_the_questions_is_the_one_that_was_built(tmp_path: Path) -> None:
+def test_a_companion_file_has_the_hash_of_the_manifest(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
     path.write_text("{}")
     manifest = {"files": {"probes.jsonl": file_fingerprint(path)}}

@@ -19,7 +19,7 @@ from reflectune.formats.knowledge_base import (
 )
 
 
-def test_what_is_written_is_read(kb, entries) -> None:
+def test_written_entries_are_read(kb, entries) -> None:
     again = KnowledgeBase(kb.folder)
     assert list(again) == entries
     assert [again.get(entry.id) for entry in reversed(entries)] == entries[::-1]
@@ -87,7 +87,7 @@ def test_the_first_entries_have_the_fingerprint_of_a_knowledge_base_of_their_own
         assert kb.fingerprint_of(count) == first.fingerprint
 
 
-def test_ids_with_equal_hashes_are_told_apart(tmp_path, monkeypatch) -> None:
+def test_ids_with_equal_hashes_are_distinguished(tmp_path, monkeypatch) -> None:
     kb = write_knowledge_base(tmp_path / "kb", [Entry(f"e{n}", f"Title {n}") for n in range(300)], name="many")
     monkeypatch.setattr("builtins.hash", lambda name: 7)
     assert [kb.get(f"e{n}").title for n in (0, 128, 299)] == ["Title 0", "Title 128", "Title 299"]

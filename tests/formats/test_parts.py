@@ -42,14 +42,14 @@ def test_parts_are_about_equal() -> None:
 
 
 @pytest.mark.parametrize("value", ["0/2", "3/2", "1/0", "half", "1", "1/2/3", "-1/2", "1/2 ", "١/٢"])
-def test_what_names_no_part_is_refused(value: str) -> None:
+def test_an_invalid_name_of_a_part_is_refused(value: str) -> None:
     assert f"found `{value}`" in part_problem(value)
     assert any("`part` must be like 1/2" in problem for problem in find_problems(QuestionSettings, {"part": value}))
     with pytest.raises(ValueError, match="a part must be like 1/2"):
         is_in_part(Question("q", "i.png", "What?"), value)
 
 
-def test_what_a_model_is_tuned_on_and_what_it_is_probed_with_have_no_entity_in_common(tmp_path: Path) -> None:
+def test_two_parts_have_no_entity_in_common(tmp_path: Path) -> None:
     questions = [
         Question(f"q{i}", f"{i % 30}.png", "What?", ("x",), requires_retrieval=i % 3 > 0, entity_ids=(f"e{i % 30}",))
         for i in range(90)

@@ -1,4 +1,4 @@
-"""One rule for what a question must be."""
+"""The rules of a valid question."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_kind_of_answer_and_a_question_without_any_are_fine(kind: Any) -> 
         ({"range": (None, 2.0)}, "range", "is None to 2.0"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_field(change: dict[str, Any], field: str, found: str) -> None:
+def test_the_problem_is_named_with_its_field(change: dict[str, Any], field: str, found: str) -> None:
     for problem in (malformed(replace(GOOD, **change)), unusable(replace(GOOD, **change))):
         assert problem is not None
         assert problem[:2] == (field, found)
@@ -54,7 +54,7 @@ def test_a_range_that_descends_is_fine_since_infoseeks_files_have_some() -> None
         ({"split": "x" * 300}, "split", "has 300 letters"),
     ],
 )
-def test_what_can_be_read_but_should_not_be_written_is_named_too(
+def test_a_readable_question_that_should_not_be_written_is_named(
     change: dict[str, Any], field: str, found: str
 ) -> None:
     problem = unusable(replace(GOOD, **change))

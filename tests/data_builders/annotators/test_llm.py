@@ -26,7 +26,7 @@ def test_the_prompt_is_the_papers_with_the_case_filled_in() -> None:
     )
 
 
-def test_braces_in_a_paragraph_stay_what_they_are() -> None:
+def test_braces_in_a_paragraph_are_kept() -> None:
     tricky = Passage("e1", 0, 0, "", "", "", "{answer} {question} {x}")
 
     assert "Retrieved document: {answer} {question} {x}.\n" in conversation((QUESTION, tricky))[0]["content"]

@@ -1,4 +1,4 @@
-"""Which numbers of a text answer a question."""
+"""Numbers of a text that answer a question."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_a_number_needs_the_unit_in_any_spelling(text: str, found: str) -> None:
         ("It was founded in 1872, and has 1,900 rooms.", "1900"),
     ],
 )
-def test_without_a_unit_a_year_is_no_number(text: str, found: str) -> None:
+def test_without_a_unit_a_year_does_not_count(text: str, found: str) -> None:
     assert number_in_range(text, (1800, 2000), Unit()) == found
 
 
-def test_without_a_unit_a_day_is_no_number() -> None:
+def test_without_a_unit_a_day_does_not_count() -> None:
     assert number_in_range("It fell on 4 May, and on May 5.", (3, 6), Unit()) == ""
     assert number_in_range("It fell on 4 May and had 5 legs.", (3, 6), Unit()) == "5"
 

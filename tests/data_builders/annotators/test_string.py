@@ -89,7 +89,7 @@ BRITAIN = question("United Kingdom", "gb", "UK")
         (INDIA, "It came by ship, INDeed."),
     ],
 )
-def test_a_word_that_reads_as_a_country_code_is_no_evidence(asked: Question, text: str) -> None:
+def test_a_word_like_a_country_code_is_not_evidence(asked: Question, text: str) -> None:
     assert not annotate_by_string(asked, passage(text)).relevant
     assert not states_a_part(asked, passage(text))
 
@@ -118,7 +118,7 @@ def test_a_short_name_is_found_as_it_is_written() -> None:
     assert not annotate_by_string(mao, passage("The mao is a shrub.")).relevant
 
 
-def test_what_is_short_and_no_code_is_found_as_ever() -> None:
+def test_a_short_answer_that_is_not_a_code_is_found() -> None:
     assert annotate_by_string(question("US"), passage("sold by us")).answer == "US"  # the first answer is no alias
     assert annotate_by_string(question("India", "IN", "republic of india"), passage("The Republic of India")).relevant
     assert annotate_by_string(question("oak wood", "4x4"), passage("a 4x4 car")).relevant
@@ -182,8 +182,8 @@ def test_points_and_accents_do_not() -> None:
 
 
 @pytest.mark.parametrize("answers", [("no",), ("No.",), ("yes", "yes, it is")])
-def test_yes_and_no_are_told_by_no_words(answers: tuple[str, ...]) -> None:
-    """A "no" that stands in a passage ("There is no record of it") says nothing of the question."""
+def test_yes_and_no_are_not_searched(answers: tuple[str, ...]) -> None:
+    """A "no" that stands in a passage ("There is no record of it") doesn't answer the question."""
     asked = question(*answers)
     text = "There is no record of it. Yes, it is."
 
@@ -267,7 +267,9 @@ words = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=5), min_size=
 
 
 @given(before=words, answer=words, after=words)
-def test_any_run_of_words_occurs_in_what_contains_it(before: list[str], answer: list[str], after: list[str]) -> None:
+def test_any_run_of_words_occurs_in_a_text_that_contains_it(
+    before: list[str], answer: list[str], after: list[str]
+) -> None:
     text = " ".join([*before, *answer, *after]).upper() + "."
 
     assert annotate_by_string(question(" ".join(answer)), passage(text)).relevant
@@ -289,7 +291,7 @@ def test_the_parts_of_a_list_are_joined_in_one_way() -> None:
     assert canonical_answer(question("A && B")) == "A && B"  # no list: the characters are the answer's own
 
 
-def test_a_part_of_a_list_is_told_apart_from_the_whole() -> None:
+def test_a_part_of_a_list_is_distinguished_from_the_whole() -> None:
     films = question("Paper Moon && Silent Road", kind="multi_answer")
 
     assert states_a_part(films, passage("Paper Moon alone"))
@@ -297,5 +299,5 @@ def test_a_part_of_a_list_is_told_apart_from_the_whole() -> None:
     assert not annotate_by_string(films, passage("Paper Moon alone")).relevant
 
 
-def test_an_empty_list_is_no_answer() -> None:
+def test_an_empty_list_does_not_count_as_an_answer() -> None:
     assert not annotate_by_string(question("&&", " ", kind="multi_answer"), passage("It is old.")).relevant

@@ -91,7 +91,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_what_was_read_is_what_can_be_read(source: Path) -> None:
+def test_a_converted_data_set_is_read(source: Path) -> None:
     manifest, new = convert(config(source))
     assert new
     dataset = Dataset(source.parent / "out")
@@ -112,7 +112,7 @@ def test_what_was_read_is_what_can_be_read(source: Path) -> None:
     assert [Path(s["path"]).name for s in manifest["sources"]] == ["knowledge.jsonl", "questions.jsonl"]
 
 
-def test_the_manifest_says_what_the_data_set_is_scored_by(source: Path) -> None:
+def test_the_manifest_names_the_metric(source: Path) -> None:
     manifest, _ = convert(config(source))
     assert manifest["metric"] == Dataset(source.parent / "out").metric == "exact_match"
     other = convert(config(source, output=str(source.parent / "other"), metric="infoseek"))[0]
@@ -147,7 +147,7 @@ def test_a_check_says_which_questions_are_taken_as_knowledge_based(source: Path)
     assert convert(config(source))[0]["kinds"] == numbers["kinds"]
 
 
-def test_a_check_counts_what_has_no_answer_and_names_the_articles_that_are_missing(source: Path) -> None:
+def test_a_check_counts_questions_without_answers_and_names_missing_articles(source: Path) -> None:
     answered = [{"answers": ["x"]}, {"range": [1, 2]}, {}, {"entity_ids": ["e1", "Entry 2"]}]
     write(source / "questions.jsonl", [{**question(n), **more} for n, more in enumerate(answered)])
     numbers, _ = check(config(source))
@@ -166,7 +166,7 @@ def test_the_knowledge_bases_fingerprint_is_of_its_content_alone(source: Path) -
     assert Dataset(source.parent / "out").knowledge.fingerprint == written.fingerprint
 
 
-def test_two_processes_write_what_one_writes(source: Path) -> None:
+def test_two_processes_write_the_same_as_one(source: Path) -> None:
     convert(config(source, output=str(source.parent / "a" / "out")))
     convert(config(source, output=str(source.parent / "b" / "out"), workers=2))
     assert content(source.parent / "a" / "out") == content(source.parent / "b" / "out")
@@ -266,7 +266,7 @@ def fvqa_row(n: int, image: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("reader", "make"), [("own", own_row), ("fvqa", fvqa_row)])
-def test_images_that_a_set_holds_as_bytes_are_kept_beside_it(source: Path, reader: str, make: Any) -> None:
+def test_images_given_as_bytes_are_written_next_to_the_questions(source: Path, reader: str, make: Any) -> None:
     pictures = [(source / "images" / f"{name}.png").read_bytes() for name in ("blue", "red")]
     pq.write_table(pa.Table.from_pylist([make(n, pictures[n % 2]) for n in range(9)]), source / "q.parquet")
     wanted = config(source, questions=reader, splits={"train": "q.parquet"}, knowledge="", knowledge_source="")
@@ -356,8 +356,8 @@ def test_problems_are_found_before_anything_is_read(source: Path, values, proble
     assert any(problem in issue for issue in find_problems(ConvertConfig, dict(**{**good, **values})))
 
 
-def test_a_folder_of_several_splits_is_no_split(source: Path) -> None:
-    """A dataset's folder of the Hub holds them side by side: `test` would be trained on, or training data scored."""
+def test_a_folder_of_several_splits_is_refused(source: Path) -> None:
+    """A data set's folder on the Hub holds all splits: `test` would be trained on, or training data scored."""
     folder = source / "hub"
     folder.mkdir()
     for name in ("train-00000-of-00002", "train-00001-of-00002-0a1b", "mine"):
@@ -378,7 +378,7 @@ def test_a_folder_of_several_splits_is_no_split(source: Path) -> None:
         ("images/new", {"knowledge_source": "."}),
     ],
 )
-def test_the_output_can_not_be_mixed_with_what_is_read(source: Path, output: str, changes: dict[str, Any]) -> None:
+def test_the_output_can_not_be_mixed_with_the_sources(source: Path, output: str, changes: dict[str, Any]) -> None:
     asked = config(source).model_copy(update={"output": str(source / output), **changes})
     (problem,) = asked.problems()
     assert problem.startswith(f"`output`: {asked.output}")

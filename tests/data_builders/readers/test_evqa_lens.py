@@ -88,7 +88,7 @@ def test_a_damaged_file_is_an_error_that_names_the_row(folder: Path, row: tuple[
 def test_a_conversion_with_the_role_lens_writes_rankings_that_find_the_articles(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As evaluate searches: from the published file to the gold article, however either escapes its address."""
+    """The published file leads to the gold article, however either escapes its address."""
     for image, colour in zip(IMAGES[:3], ("red", "green", "blue"), strict=True):
         (folder / "images" / image).parent.mkdir(parents=True)
         Image.new("RGB", (32, 32), colour).save(folder / "images" / image, format="PNG")

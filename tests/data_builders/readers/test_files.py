@@ -93,7 +93,7 @@ def test_half_of_a_surrogate_pair_is_a_bad_row_and_a_whole_one_a_character(tmp_p
     "text", [r"\ud83e", r"x\ud83ey", r"\udd8a", r"\ud83e\u0041", r"\udd8a\ud83e", r"\ud83e\ud83e\udd8a"]
 )
 def test_half_of_a_surrogate_pair_in_an_array_is_a_bad_row(text: str, tmp_path: Path) -> None:
-    """The fast JSON parser makes `?` of it, or a character that nobody wrote, or fails."""
+    """The fast JSON parser replaces it by `?` or another character, or fails."""
     path, members = tmp_path / "rows.json", tmp_path / "members.json"
     path.write_text(f'[{{"q": "\\ud83e\\udd8a"}}, {{"q": "{text}"}}, {{"q": "c"}}]')
     members.write_text(f'{{"a": {{"q": "{text}"}}, "b": {{"q": "\\ud83e\\udd8a"}}}}')
@@ -104,7 +104,7 @@ def test_half_of_a_surrogate_pair_in_an_array_is_a_bad_row(text: str, tmp_path: 
     assert all("half of a surrogate pair" in str(error) for error in rejected)
 
 
-def test_a_file_without_an_array_is_told_whatever_its_texts_hold(tmp_path: Path) -> None:
+def test_a_file_without_an_array_is_an_error_whatever_its_texts_hold(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(r'{"note": "\udd8a"}')
     with pytest.raises(UserError, match="not a JSON array"):
@@ -153,7 +153,7 @@ def test_csv_records_know_the_line_they_begin_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_json_array, read_json_dict])
-def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path: Path, read) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path, read) -> None:
     path = tmp_path / "a.json"
     content = b'[{"a": "b"}]' if read is read_json_array else b'{"x": {"a": "b"}}'
     path.write_bytes(content)
@@ -232,7 +232,7 @@ def test_a_zip_of_several_files_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_meter_counts_what_was_read_from_the_disk(jsonl: Path) -> None:
+def test_the_meter_counts_the_bytes_read_from_the_disk(jsonl: Path) -> None:
     with count_bytes() as meter:
         list(read_jsonl(jsonl))
     assert meter.bytes == jsonl.stat().st_size

@@ -57,7 +57,7 @@ def test_one_way_of_sharding_leads_to_all_its_images(tmp_path: Path) -> None:
 
 
 def test_small_folders_are_not_searched_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Wiki6M's articles many have no image: a look-up asks for what was found last alone."""
+    """Many of Wiki6M's articles have no image: a look-up tries only the last sharding."""
     (tmp_path / "Q806").mkdir()
     (tmp_path / "Q806/Q8061.jpg").write_bytes(b"x")
     images, asked = ImageFolder(tmp_path), list[str]()
@@ -73,8 +73,8 @@ def test_small_folders_are_not_searched_file_by_file(tmp_path: Path, monkeypatch
     assert images.find("Q8061") == "Q806/Q8061.jpg"
 
 
-def test_a_process_that_is_sent_images_again_keeps_what_it_knows(tmp_path: Path) -> None:
-    """A conversion sends them with each of its thousands of batches; Wiki6M's folder takes half a minute to list."""
+def test_a_process_keeps_its_cache_when_it_receives_images_again(tmp_path: Path) -> None:
+    """A conversion sends them with each of thousands of batches; listing Wiki6M's folder takes half a minute."""
     sent = pickle.dumps(ImageFolder(tmp_path))
     assert pickle.loads(sent) is pickle.loads(sent)
     assert pickle.loads(sent) is not pickle.loads(pickle.dumps(ImageFolder(tmp_path, tmp_path)))
@@ -93,7 +93,7 @@ def test_files_are_passed_over_where_folders_are_listed(tmp_path: Path, monkeypa
 
 
 def test_fetched_pictures_are_not_looked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of E-VQA's pictures a million are not to be had, and those that are lie in 65,536 folders."""
+    """A million of E-VQA's pictures are gone, and the others lie in 65,536 folders."""
     for name in ("ab/cd/abcd.jpg", "fa/ce/face.jpg", "named/Facade.jpg", f"{ADDRESSES}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -121,7 +121,7 @@ def test_no_id_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
 
 
 def test_a_path_of_the_users_own_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
-    """Of two pictures `1.jpg` in two folders, either could be meant."""
+    """If two folders hold a `1.jpg`, the name alone is ambiguous."""
     for name in ("train/1.jpg", "val/2.png", "a.tif"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -139,7 +139,7 @@ def test_an_absolute_path_into_the_folder_is_to_be_given_from_there_on(tmp_path:
 
 
 @given(st.text(alphabet="ab./\\", max_size=12))
-def test_what_does_not_escape_stays_inside(path: str) -> None:
+def test_a_path_that_does_not_escape_stays_inside(path: str) -> None:
     if not escapes(path):
         whole = Path("/root/folder", path.replace("\\", "/")).resolve()
         assert Path("/root/folder") in (whole, *whole.parents)
@@ -166,7 +166,7 @@ def test_bytes_that_are_no_image_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", 3, {}, {"bytes": None}, b""])
-def test_what_is_neither_a_path_nor_bytes_is_refused(value: object) -> None:
+def test_a_value_that_is_neither_a_path_nor_bytes_is_refused(value: object) -> None:
     with pytest.raises(BadRow, match="not an image"):
         ImageFolder(None).keep(ROW, "image", value)
 

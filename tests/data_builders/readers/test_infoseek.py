@@ -101,7 +101,7 @@ def test_the_type_that_the_qtype_file_says_counts(folder: Path) -> None:
         ("Boeing 747", "string"), ("People's Republic of China", "string"),
     ],
 )  # fmt: skip
-def test_what_reads_as_a_time(answer: str, kind: str) -> None:
+def test_dates_and_years_are_times(answer: str, kind: str) -> None:
     assert derived_kind(answer) == kind
 
 

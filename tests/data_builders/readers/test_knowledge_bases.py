@@ -183,7 +183,7 @@ def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
 
 
 def test_m2krs_passages_are_of_one_split(tmp_path: Path) -> None:
-    """Its folders hold a file for each split, with much the same passages."""
+    """The folders hold a file for each split, with mostly the same passages."""
     for split in ("train", "test"):
         row = {"passage_id": "WikiWeb_2", "passage_content": "title: Oak content: A tree."}
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{split}_passages-00000-of-00001.parquet")
@@ -293,7 +293,7 @@ def test_a_bad_article_of_the_users_own_is_named(tmp_path: Path, change, problem
 
 
 def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
-    """A folder that somebody else packed may hold a link to any file of the user's."""
+    """A folder from someone else may hold a link to any file of the user."""
     (tmp_path / "diary.txt").write_text("the user's own words")
     articles = tmp_path / "articles"
     articles.mkdir()
@@ -314,7 +314,7 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
         list(own_folder_entries(articles))
 
 
-def test_an_article_s_picture_is_no_link_that_leads_out(tmp_path: Path) -> None:
+def test_a_link_that_leads_out_is_refused_as_an_article_s_picture(tmp_path: Path) -> None:
     (tmp_path / "private.jpg").write_bytes(b"x")
     articles = tmp_path / "articles"
     articles.mkdir()

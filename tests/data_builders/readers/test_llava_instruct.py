@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_off(folder: Path) -> None:
 
 
 def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_or_behind(folder: Path) -> None:
-    """Rows as `blip_laion_cc_sbu_558k.json` has them."""
+    """Rows of `blip_laion_cc_sbu_558k.json`."""
     image = "vg/VG_100K/2354786.jpg"
     rows = [
         {

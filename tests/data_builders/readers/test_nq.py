@@ -96,7 +96,7 @@ def read(path: Path, **options: Any) -> list[Question]:
 
 
 def original(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as the development set has it."""
+    """A row of the development set."""
     tokens = [token.replace("Td_", "Td ") for token in TOKENS]
     return {
         **{name: value for name, value in row.items() if name != "document_text"},
@@ -110,7 +110,7 @@ def original(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def hub(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as the Hub has it: lists of objects as objects of lists."""
+    """A row of the Hub: objects of lists instead of lists of objects."""
     codes = {"NONE": -1, "NO": 0, "YES": 1}
     sizes = {"start_byte": 0, "end_byte": 0}
     full, annotations = original(row), row["annotations"]

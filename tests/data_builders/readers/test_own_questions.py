@@ -64,7 +64,7 @@ def test_an_answer_type_that_is_said_is_taken(folder: Path) -> None:
     assert (told.answer_type, told.answer_style) == ("free_form", "free")
 
 
-def test_a_map_of_columns_and_what_to_carry_along(folder: Path) -> None:
+def test_a_map_of_columns_and_further_columns(folder: Path) -> None:
     row = {"uid": 7, "file": "images/1.png", "q": "Who?", "gold": "Ann", "topic": "people", "hops": 2}
     path = jsonl(folder / "q.jsonl", row)
     columns = {"id": "uid", "image": "file", "question": "q", "answers": "gold"}
@@ -136,14 +136,14 @@ def test_an_unknown_kind_of_file_is_refused(folder: Path) -> None:
         read(folder / "q.xlsx", folder)
 
 
-def test_what_is_in_brackets_and_no_list_is_an_answer(folder: Path) -> None:
+def test_an_answer_in_brackets_that_is_not_a_list_is_kept(folder: Path) -> None:
     answers = ["[sic]", "[Fe/H]", "the so-called [U]"]
     (question,) = read(jsonl(folder / "q.jsonl", {**ROWS[2], "answers": answers}), folder)
     assert question.answers == tuple(answers)
 
 
 def test_a_whole_number_has_no_fraction_however_a_table_stores_it(folder: Path) -> None:
-    """A column of whole numbers with one that is missing is a column of floats."""
+    """A column of whole numbers with a missing value is a column of floats."""
     table = {"id": [1, 2], "image": ["images/1.png"] * 2, "question": ["When?"] * 2}
     pq.write_table(pa.table({**table, "answers": [1990.0, 2.5], "entity_ids": [12.0, None]}), folder / "q.parquet")
     first, second = read(folder / "q.parquet", folder)
@@ -178,7 +178,7 @@ def test_numbers_are_taken_as_ids_and_answers(folder: Path) -> None:
         ("question", "Question", "field `question`: .* there is a column `Question`"),
     ],
 )
-def test_a_column_that_is_called_otherwise_is_told_and_never_passed_over(folder: Path, field, called, problem) -> None:
+def test_a_misnamed_column_is_an_error(folder: Path, field, called, problem) -> None:
     row = {"id": "c", "image": "images/1.png", "question": "What is it?", "answers": ["56 m"]}
     path = jsonl(folder / "q.jsonl", {called if name == field else name: value for name, value in row.items()})
     with pytest.raises(UserError, match=f"q.jsonl:1: id c: {problem}"):
@@ -187,7 +187,7 @@ def test_a_column_that_is_called_otherwise_is_told_and_never_passed_over(folder:
     assert question == Question("c", "images/1.png", "What is it?", ("56 m",), split="train")
 
 
-def test_a_column_carried_along_is_no_misspelt_field(folder: Path) -> None:
+def test_a_column_of_meta_is_not_a_misspelt_field(folder: Path) -> None:
     path = jsonl(folder / "q.jsonl", {**ROWS[2], "answer": "56 m"})
     (question,) = read(path, folder, meta=["answer"])
     assert (question.answers, question.meta) == ((), {"answer": "56 m"})
@@ -230,7 +230,7 @@ def test_captions_need_neither_ids_nor_columns_that_say_the_same_in_every_row(fo
         ({}, {"constants": {"answer_type": "essay"}}, "field `answer_type`"),
     ],
 )
-def test_what_a_file_says_itself_is_not_said_a_second_time(
+def test_a_constant_of_an_existing_column_is_refused(
     folder: Path, row: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:
     path = jsonl(folder / "captions.jsonl", {**CAPTION, **row})

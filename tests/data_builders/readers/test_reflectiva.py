@@ -48,7 +48,7 @@ def read(path: Path, images: Path, **options: object) -> list[Question]:
     return [question for question, _ in questions(path, split="train", images=ImageFolder(images), **options)]  # type: ignore[arg-type]
 
 
-def test_a_row_with_retrieval_gives_its_passage_and_what_is_said_of_it(tmp_path: Path, images: Path) -> None:
+def test_a_row_with_retrieval_gives_its_passage_and_verdict(tmp_path: Path, images: Path) -> None:
     other = {**INFOSEEK, "conversations": said(ASKED, "[Retrieval]", PASSAGE, "[No Relevant]")}
     path = write(tmp_path / "train_multiturn_llava_infoseek.json", INFOSEEK, other)
     first, second = read(path, images)

@@ -42,7 +42,7 @@ def test_an_error_of_either_kind_survives_the_way_between_processes() -> None:
     assert (sent, sent.file, sent.line, sent.id) == (row(a=1), "set.jsonl", 12, "q7")
 
 
-def test_stop_raises_what_a_user_reads() -> None:
+def test_stop_raises_a_user_error() -> None:
     with pytest.raises(UserError, match=r"set.jsonl:12: id q7: field `a`: is 3 \(int\); it should be text"):
         list(each([(12, row(a=3))], lambda r: text(r, "a"), stop))
 
@@ -54,7 +54,7 @@ def test_a_rejected_row_is_left_out_and_the_next_is_read() -> None:
     assert [error.field for error in rejected] == ["a"]
 
 
-def test_what_is_made_of_a_row_comes_with_its_place() -> None:
+def test_an_object_comes_with_the_file_and_line_of_its_row() -> None:
     given = [(n, SourceRow({"id": str(n)}, "f", n)) for n in (1, 2, 3)]
     assert list(placed(given, lambda r: r["id"], stop)) == [("1", ("f", 1)), ("2", ("f", 2)), ("3", ("f", 3))]
 
