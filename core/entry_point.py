@@ -38,7 +38,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         except UserError as error:
             status = _say(f"error: {error}", 2)
         except KeyboardInterrupt:
-            status = _say("stopped: what was finished is kept; run the same command again to go on", 130)
+            status = _say("stopped: finished work is kept; run the same command again to go on", 130)
         except OSError as error:
             if (problem := path_problem(error)) is None:
                 raise
@@ -57,8 +57,8 @@ def path_problem(error: OSError) -> str | None:
     if error.errno in DISK_FULL:
         written = os.fsdecode(path) if isinstance(path, (str, bytes)) else "the output folder"
         return (
-            f"no space left on the disk while writing {written}; free some and run the same command again: what was "
-            "finished is kept"
+            f"no space left on the disk while writing {written}; free some and run the same command again: "
+            "finished work is kept"
         )
     return f"{os.fsdecode(path)}: {error.strerror}" if isinstance(path, (str, bytes)) else None
 

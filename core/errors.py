@@ -9,7 +9,7 @@ DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. Its message says what was found, where, and what to do.
+    """A mistake that the user can fix. Its message names the place, the problem and the fix.
 
     A command prints it as `error: …` and exits with status 2, without a traceback.
     """

@@ -1,13 +1,13 @@
-"""Opening a picture, always in the same way: upright, 8 bits a channel, a bad one a clear error; and writing one whole.
+"""Open images, always in the same way: upright, 8 bits a channel. Write them atomically.
 
 No other module calls Pillow's `open`, so that training, indexing and inference see the same pixels of a file:
 
-- The orientation that its EXIF or XMP says is applied.
+- The orientation in EXIF or XMP is applied.
 - 16-bit grey is scaled from 0..65535 to 0..255.
-- Floats and 32-bit integers have no white of their own. Floats within 0..1 are scaled by 255. Whole numbers within
-  0..255 stay, within 0..65535 they are taken for 16 bits. All else is scaled from its lowest value to its highest.
-- Transparency is dropped and the colours below it stay, as the vision towers' training data was read.
-- CMYK, palettes, 1 bit and what else Pillow knows are converted as Pillow does. Of an animation the first frame counts.
+- Floats within 0..1 are scaled by 255. Whole floats and 32-bit integers within 0..255 stay, within 0..65535 they are
+  read as 16 bits. Other values are scaled from their minimum to their maximum.
+- Transparency is dropped and the colours below it stay, as in the vision towers' training data.
+- Other modes (CMYK, palettes, 1 bit …) are converted by Pillow. An animation's first frame counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 _PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
-"""What is read, as Pillow calls it. It also takes HDF5, GRIB and PostScript files for pictures, these by a program."""
+"""Formats that are read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -47,20 +47,20 @@ class BadImage(UserError):
     """An image that can't be used.
 
     Attributes:
-        problem: What was found, with the file's path.
-        fix: What to do.
-        is_missing: Whether there is no such file.
+        problem: The problem, with the file's path.
+        fix: Advice to the user.
+        is_missing: True if the file doesn't exist.
     """
 
     def __init__(self, problem: str, fix: str = "", *, is_missing: bool = False) -> None:
-        """A DataLoader makes it anew in another process, from its message alone: then there is no `fix`."""
+        """A DataLoader makes it again in another process, from its message alone: then there is no `fix`."""
         self.problem, self.fix, self.is_missing = problem, fix, is_missing
         super().__init__(f"{problem}; {fix}" if fix else problem)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a picture says of itself before it is decoded.
+    """An image's format and size, read without decoding it.
 
     Attributes:
         format: Pillow's name of the format in lower case, e.g. `jpeg`.
@@ -78,12 +78,12 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
 
     Args:
         path: The image, absolute or relative to `root`.
-        root: The folders that the data may lead into; relative paths start at the first. None: the path is the user's
-            own choice, not the data's, and may lead anywhere.
-        needed_by: Who asked, for the message, e.g. `question infoseek_val_00000012`.
+        root: The folders that the data may lead into; relative paths start at the first. None: the user chose the path,
+            and it may lead anywhere.
+        needed_by: The row that needs it, for errors, e.g. `question infoseek_val_00000012`.
 
     Raises:
-        BadImage: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
+        BadImage: The file is missing, truncated, not an image, or so large that decoding it would exhaust memory.
         UserError: The file leads out of `root`.
     """
     asker = f" (needed by {needed_by})" if needed_by else ""
@@ -97,15 +97,15 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
 
 
 def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, asker: str = "") -> Image.Image:
-    """Decode a picture whole and upright; see the module's description for what becomes of each mode.
+    """Decode an image upright, as the module's docstring describes.
 
     Args:
-        source: A file that is there, or a file's bytes.
-        mode: `RGBA` keeps its transparency.
-        asker: Put after the file's name in a message.
+        source: An existing file, or a file's bytes.
+        mode: `RGBA` keeps transparency.
+        asker: Text after the file's name in errors.
 
     Raises:
-        BadImage: It is no picture, damaged, holds NaN or infinite values, or is too large to decode safely.
+        BadImage: It is not an image, damaged, holds NaN or infinite values, or is too large to decode safely.
     """
     with _opened(source, asker) as image:
         try:
@@ -115,17 +115,17 @@ def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, as
 
 
 def read_header(source: Path | bytes) -> Header:
-    """What a picture says of itself, without decoding it.
+    """Read an image's format and size without decoding it.
 
     Raises:
-        BadImage: It begins like no picture that Pillow knows, or is too large to decode safely.
+        BadImage: It is not in a format that is read, or is too large to decode safely.
     """
     with _opened(source, whole=False) as image:
         return Header((image.format or "img").lower(), image.width, image.height)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image in memory as RGB, as `open_image` gives it; nothing but the pixels is kept.
+    """Convert an image in memory to RGB as `open_image` does. Only the pixels are kept.
 
     Raises:
         ValueError: It holds NaN or infinite values.
@@ -134,28 +134,23 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def pixel_hash(image: Image.Image) -> bytes:
-    """What tells pictures apart: a hash of their mode, size and pixels, 32 bytes."""
+    """Return a hash of an image's mode, size and pixels, 32 bytes."""
     return hashlib.sha256(f"{image.mode} {image.size} ".encode() + image.tobytes()).digest()
 
 
 def save_jpeg(image: Image.Image, path: Path) -> None:
-    """Write a picture as JPEG; it appears whole or not at all."""
+    """Write an image as JPEG, atomically."""
     with writing(path) as partial:
         image.save(partial, format="JPEG", quality=92)
 
 
 @contextmanager
 def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Iterator[Image.Image]:
-    """A picture that is open within, and decoded if `whole`.
-
-    Of a damaged file Pillow raises nearly anything, by format: RuntimeError (AVIF), AttributeError (SPIDER),
-    NotImplementedError (DDS). So all that its readers raise is about the file; what follows here is not in their reach.
-
-    Pillow gets a stream, not a path: of a path it maps an uncompressed TIFF into memory, with rows as long as those of
-    the turned picture, and skews it (13.0). Can go once `ImageFile.load` maps `_tile_size` there.
-    """
+    """Open an image inside this block, and decode it if `whole`."""
     with ExitStack() as stack:
         try:
+            # A stream: Pillow (13.0) maps a TIFF at a path into memory with rows of the turned image's length, and skews
+            # it. Can go once `ImageFile.load` maps `_tile_size` there.
             stream = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(source.open("rb"))
             image = stack.enter_context(Image.open(stream, formats=_PICTURES))
             if whole:
@@ -163,14 +158,14 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
         except Image.DecompressionBombError as error:
             problem = f"image too large to decode safely: {_name(source)}{asker}: {error}"
             raise BadImage(problem, "scale it down first") from error
-        except Exception as error:
+        except Exception as error:  # RuntimeError (AVIF), AttributeError (SPIDER), NotImplementedError (DDS) …
             raise _unreadable(source, asker, error) from error
         yield image
 
 
 def _unreadable(source: Path | bytes, asker: str, error: Exception) -> BadImage:
-    said = str(error) or type(error).__name__
-    return BadImage(f"image unreadable: {_name(source)}{asker}: {said}", "replace or remove the file")
+    reason = str(error) or type(error).__name__
+    return BadImage(f"image unreadable: {_name(source)}{asker}: {reason}", "replace or remove the file")
 
 
 def _name(source: Path | bytes) -> str:
@@ -180,7 +175,7 @@ def _name(source: Path | bytes) -> str:
 def _converted(image: Image.Image, mode: str) -> Image.Image:
     image = _eight_bits(_upright(image))
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-        # Pillow warns of a palette whose transparency is a table; by way of RGBA it has the same colours and doesn't.
+        # Pillow warns of a palette whose transparency is a table; through RGBA the colours are the same, without warning
         image = image.convert("RGBA")
     elif image.mode in ("La", "RGBa"):  # colours multiplied by their opacity
         image = image.convert("LA" if image.mode == "La" else "RGBA")
@@ -190,7 +185,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image as its orientation says; one whose EXIF can't be read is upright already, as for any viewer."""
+    """Apply the orientation. An image whose EXIF can't be read counts as upright, as in any viewer."""
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # Pillow's reader, given a damaged file
@@ -200,7 +195,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits as grey of 8; any other image as it is."""
+    """Convert grey of more than 8 bits to 8; return other images unchanged."""
     if image.mode.startswith("I;16"):
         return _grey(np.asarray(image), 0, 65535)
     if image.mode not in ("I", "F"):
@@ -215,18 +210,18 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return _grey(values, 0, 1)
     whole = image.mode == "I" or bool((values == np.round(values)).all())
     if whole and low >= 0 and high <= 65535:
-        is_deep = high > 255 or image.format in ("PNG", "PPM")  # Pillow gives 16 bits of these two formats as 32
+        is_deep = high > 255 or image.format in ("PNG", "PPM")  # Pillow reads 16 bits of these two formats as 32
         return _grey(values, 0, 65535 if is_deep else 255)
     return _grey(values, low, high)
 
 
 def _grey(values: npt.NDArray[Any], low: float, high: float) -> Image.Image:
-    """Grey of 8 bits: `low` is black, `high` white."""
+    """Scale to grey of 8 bits: `low` is black, `high` white."""
     scaled = (values.astype(np.float64) - low) * (255 / (high - low) if high > low else 0)
     return Image.fromarray(np.rint(scaled).astype(np.uint8))
 
 
 def _is_unsigned(image: Image.Image) -> bool:
-    """Whether 32-bit integers of a TIFF have no sign: Pillow gives them as if they had one."""
+    """Return True if 32-bit integers of a TIFF have no sign: Pillow reads them as if they had one."""
     tags = getattr(image, "tag_v2", None)
     return tags is not None and tags.get(_SAMPLE_FORMAT, (1,)) in ((1,), 1)

@@ -1,4 +1,4 @@
-"""What is wrong with weights that were loaded: tensors that are missing, unknown, of another shape, or not finite."""
+"""Checks of loaded weights: tensors that are missing, unknown, of a different shape, or not finite."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ UNLOADABLE: Final = (
     *(OSError, ValueError, RuntimeError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(AssertionError, ImportError, SafetensorError, StrictDataclassError),
 )
-"""What transformers and peft raise for a damaged or odd config, tokenizer or weights: they check little first."""
+"""Exceptions of transformers and peft for a damaged or odd config, tokenizer or weights."""
 
 _SHOWN: Final = 5
 _COMPUTED: Final = ("position_ids", "inv_freq")
-"""Ends of the names of buffers that older checkpoints hold and that a model computes."""
+"""Endings of buffers that older checkpoints hold and that a model computes."""
 _FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""safetensors' names of torch's dtypes that can hold NaN and are stored."""
+"""Names in safetensors of the stored dtypes that can hold NaN."""
 _PIECE: Final = 1 << 20
 _FIX: Final = "check or replace its files"
 
@@ -44,30 +44,30 @@ def check_names(
     may_have: Callable[[str], bool] = lambda key: False,
     fix: str = _FIX,
 ) -> None:
-    """Refuse a model of which some tensors were not loaded: transformers leaves these random and goes on.
+    """Refuse a model if some tensors were not loaded: transformers would leave them random.
 
     Args:
-        name: Of the model, for the message.
-        report: What `from_pretrained` returns for `output_loading_info`; call it with `ignore_mismatched_sizes`.
-        may_lack: Beginnings of the names of tensors that nobody will use and that may be missing.
-        may_have: Says of a name whether the file may hold it although the model's class doesn't know it.
-        fix: What to do.
+        name: The model's name, for the error.
+        report: `from_pretrained`'s `output_loading_info`, called with `ignore_mismatched_sizes`.
+        may_lack: Prefixes of unused tensors that may be missing.
+        may_have: Returns True for a name that the file may hold although the model's class doesn't know it.
+        fix: Advice to the user.
 
     Raises:
-        UserError: Names the first of them, and says how many there are.
+        UserError: Names the first tensors, and their number.
     """
     missing = [key for key in report["missing_keys"] if not key.startswith(tuple(may_lack))]
     unknown = [key for key in report["unexpected_keys"] if not key.endswith(_COMPUTED) and not may_have(key)]
     shapes = [
-        f"{key} ({_shape(held)}, not {_shape(wanted)})" for key, held, wanted in report.get("mismatched_keys", ())
+        f"{key} ({_shape(held)}, not {_shape(expected)})" for key, held, expected in report.get("mismatched_keys", ())
     ]
     wrong_shapes = {key for key, *_ in report.get("mismatched_keys", ())}
-    told: list[tuple[str, list[str]]] = [
+    found: list[tuple[str, list[str]]] = [
         ("lacks {} of its weights", [key for key in missing if key not in wrong_shapes]),
         ("has {} weights that its class doesn't know", unknown),
-        ("has {} weights of another shape than its config says", shapes),
+        ("has {} weights of a different shape than in its config", shapes),
     ]
-    problems = [f"{what.format(len(keys))}, e.g. {first_few(keys)}" for what, keys in told if keys]
+    problems = [f"{what.format(len(keys))}, e.g. {first_few(keys)}" for what, keys in found if keys]
     if problems:
         raise UserError(f"{name} {'; it '.join(problems)}; {fix}")
 
@@ -76,7 +76,7 @@ def check_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> None:
     """Refuse a model with NaN or infinite weights; each is read once.
 
     Raises:
-        UserError: Names the first of them, and says how many there are.
+        UserError: Names the first tensors, and their number.
     """
     _check_weights(name, list(_weights(model)), fix)
 
@@ -93,27 +93,27 @@ def _not_finite(name: str, bad: Collection[str], fix: str) -> str:
 
 @contextmanager
 def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator[None]:
-    """Run `check_finite` in a thread while the block runs; its error is raised at the block's end.
+    """Run `check_finite` in a thread while the block runs, and raise its error at the end.
 
     Raises:
         UserError: As `check_finite`.
     """
     with ThreadPoolExecutor(1) as pool:
-        # listed here, since what is done within may put other layers in the place of some
+        # listed here, since the block may replace layers
         outcome = pool.submit(_check_weights, name, list(_weights(model)), fix)
         yield
         outcome.result()
 
 
 class FiniteFiles:
-    """Looks for NaN and infinite values in safetensors while their bytes are read for another purpose.
+    """Checks safetensors for NaN and infinite values while their bytes are read for a hash.
 
-    A piece that was just read is in the processor's cache, and to look at it costs a fortieth of its hash; a pass over
-    the loaded model costs many times as much.
+    A block in the processor's cache is checked in a fortieth of its hash's time; a pass over the loaded model would take
+    many times as long.
 
     Args:
-        name: Of the model, for the message.
-        files: Those that the model is loaded from; others are read and not looked at.
+        name: The model's name, for the error.
+        files: Files that the model is loaded from; others are read without a check.
     """
 
     def __init__(self, name: str, files: Collection[Path]) -> None:
@@ -121,14 +121,14 @@ class FiniteFiles:
         self._bad: set[str] = set()
 
     def read(self, path: Path) -> Iterator[bytes | memoryview]:
-        """The bytes of a file, in order; each piece is overwritten by the next."""
+        """Yield the bytes of a file in order; each block is overwritten by the next."""
         return self._look(path) if path in self._files else read_blocks(path)
 
     def check(self, *, fix: str = _FIX) -> None:
-        """Say what was found.
+        """Refuse the model if values were found.
 
         Raises:
-            UserError: Names the first tensors with NaN or infinite values, and says how many there are.
+            UserError: Names the first tensors with NaN or infinite values, and their number.
         """
         if self._bad:
             raise UserError(_not_finite(self._name, self._bad, fix))
@@ -142,12 +142,12 @@ class FiniteFiles:
             header = file.read(int.from_bytes(size, "little"))
             yield size + header
             stored = [
-                (one["dtype"], *one["data_offsets"], name)
-                for name, one in json.loads(header).items()
+                (tensor["dtype"], *tensor["data_offsets"], name)
+                for name, tensor in json.loads(header).items()
                 if name != "__metadata__"
             ]
             in_order = sorted(stored, key=itemgetter(1, 2))
-            for kind, tensors in groupby(in_order, key=itemgetter(0)):  # many small ones are looked at together
+            for kind, tensors in groupby(in_order, key=itemgetter(0)):  # many small ones are checked together
                 places = [(begin, end, name) for _, begin, end, name in tensors]
                 dtype = getattr(torch, _FLOATS.get(kind, ""), None)
                 for start in range(places[0][0], places[-1][1], _PIECE):
@@ -161,12 +161,12 @@ class FiniteFiles:
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first names in order."""
+    """Join the first names in order."""
     return ", ".join(sorted(names)[:_SHOWN])
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A model's floating-point tensors; under ZeRO-3 this process's part of them, of 4-bit weights the scales."""
+    """Yield a model's floating-point tensors; under ZeRO-3 this process's part of them, for 4-bit weights the scales."""
     for key, weight in model.named_parameters():
         state = getattr(weight, "quant_state", None)
         if state is not None:
@@ -177,12 +177,12 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _not_finite_of(values: Tensor, start: int, places: Iterable[tuple[int, int, str]]) -> Iterator[str]:
-    """The tensors with NaN or infinite values in a piece of a file, which may hold a tensor whole or in part.
+    """Yield the tensors with NaN or infinite values in a block of a file.
 
     Args:
-        values: The piece.
-        start: Where it begins, in bytes.
-        places: Where each tensor begins and ends, and its name.
+        values: The block.
+        start: Its first byte.
+        places: First byte, end and name of each tensor.
     """
     size = values.element_size()
     for begin, end, name in places:
@@ -192,7 +192,7 @@ def _not_finite_of(values: Tensor, start: int, places: Iterable[tuple[int, int, 
 
 
 def _is_finite(weight: Tensor) -> bool:
-    """Whether all values are finite: their sum is not if one isn't, and is read four times as fast as each of them."""
+    """Return True if all values are finite. A test of their sum is four times as fast as one of each value."""
     if math.isfinite(weight.sum().item()):
         return True
     return bool(weight.isfinite().all())  # many large ones may have an infinite sum

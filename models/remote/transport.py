@@ -110,12 +110,12 @@ class Transport:
         else:
             model = " `llm_model`" if keys == "llm" else ""
             advice = f"check `{keys}_url`,{model} and the API key in the variable that `{keys}_key_variable` names"
-        return UserError(f"{self._endpoint.shown_url} answers {reply}; {advice}; what was answered before is kept")
+        return UserError(f"{self._endpoint.shown_url} answers {reply}; {advice}; replies that came are kept")
 
     def _failure(self, problem: str) -> UserError:
         return UserError(
             f"{self._endpoint.shown_url} failed {self._endpoint.retries + 1} times in a row, the last time: {problem}; "
-            "what was answered is kept: run the same command again to go on (a lower "
+            "replies that came are kept: run the same command again to go on (a lower "
             f"`{self._endpoint.keys}_concurrency` helps a busy server)"
         )
 

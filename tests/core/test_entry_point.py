@@ -26,7 +26,7 @@ def run(error: BaseException) -> None:
     ("error", "status", "said"),
     [
         (UserError("no such split"), 2, "error: no such split"),
-        (KeyboardInterrupt(), 130, "what was finished is kept"),
+        (KeyboardInterrupt(), 130, "finished work is kept"),
         (OSError(errno.ENOSPC, "full", "traces.jsonl"), errno.ENOSPC, "no space left on the disk"),
         (OSError(errno.EDQUOT, "full"), errno.ENOSPC, "while writing the output folder; free some"),
         (OSError(errno.EACCES, "Permission denied", "runs/out"), 2, "error: runs/out: Permission denied"),

@@ -573,7 +573,7 @@ def test_a_key_that_is_spent_in_the_middle_loses_nothing(
     with pytest.raises(UserError, match=message) as caught:
         reflection_run.run(run_config)
     assert "\n" not in str(caught.value)
-    assert "what was answered before is kept" in str(caught.value)
+    assert "replies that came are kept" in str(caught.value)
     is_good[0], server.answer = True, judge
     reflection_run.run(run_config)
     assert set(server.delivered.values()) == {1}

@@ -99,7 +99,7 @@ CHANGES = {
     ),
     "a tensor has another shape": (
         narrow,
-        r"has 1 weights of another shape than its config says, e\.g\. \S+ \(\d+ × \d+, not ",
+        r"has 1 weights of a different shape than in its config, e\.g\. \S+ \(\d+ × \d+, not ",
     ),
     "NaN": (
         lambda weights: put(weights, "down_proj.weight", torch.nan),
