@@ -61,7 +61,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ImageConversation:
     """A conversation about one image, which precedes the text of the first turn.
 
     Attributes:
@@ -98,7 +98,7 @@ class ConversationForm:
         return texts[part.name] if isinstance(part, Slot) else part
 
 
-def conversations(example: Any, scheme: Scheme, form: ConversationForm) -> Iterator[Conversation]:
+def conversations(example: Any, scheme: Scheme, form: ConversationForm) -> Iterator[ImageConversation]:
     """Yield the conversations of a training example.
 
     Args:
@@ -128,7 +128,7 @@ def conversations(example: Any, scheme: Scheme, form: ConversationForm) -> Itera
 
 def _without_retrieval(
     example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
-) -> Iterator[Conversation]:
+) -> Iterator[ImageConversation]:
     """Yield a question's gate, where it needs a row of its own, and its answer."""
     if not form.clean(example.answer):
         raise UserError("a question without retrieval needs an answer")
@@ -143,7 +143,7 @@ def _without_retrieval(
     yield _conversation(example, (*direct_turns, Turn("assistant", (ANSWER,))), {"answer": example.answer}, form)
 
 
-def _rounds(example: ReflectionExample, scheme: PassageScheme, form: ConversationForm) -> Iterator[Conversation]:
+def _rounds(example: ReflectionExample, scheme: PassageScheme, form: ConversationForm) -> Iterator[ImageConversation]:
     """Yield a free answer with its follow-up questions: one row, or one per round that ends with that round."""
     if any(not (form.clean(later.question) and form.clean(later.answer)) for later in example.follow_ups):
         raise UserError("a later round of the conversation lacks its question or its answer")
@@ -155,7 +155,7 @@ def _rounds(example: ReflectionExample, scheme: PassageScheme, form: Conversatio
 
 def _with_retrieval(
     example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
-) -> Iterator[Conversation]:
+) -> Iterator[ImageConversation]:
     """Yield a question's gate, where it needs a row of its own, and one row per passage."""
     if not example.branches:
         raise UserError("a question with retrieval needs a passage")
@@ -193,7 +193,7 @@ def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[
 
 def _conversation(
     example: TrainingExample, turns: Turns, texts: Mapping[str, str], form: ConversationForm
-) -> Conversation:
+) -> ImageConversation:
     question = form.clean(example.question)
     texts = {"question": question, **{name: form.clean(text) for name, text in texts.items()}}
     messages = []
@@ -203,7 +203,7 @@ def _conversation(
         text = "".join(form.part(part, texts) for part in turn.parts)
         supervised = turn.role == "assistant" and (form.masking != "last_turn" or position == len(turns) - 1)
         messages.append(Message(turn.role, text, supervised))
-    return Conversation(example.id, example.image, question, tuple(messages))
+    return ImageConversation(example.id, example.image, question, tuple(messages))
 
 
 class Neutraliser:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reflectune.core.html import ROOT
-from reflectune.data_builders.exporting.conversations import Conversation, Masking, Message
+from reflectune.data_builders.exporting.conversations import ImageConversation, Masking, Message
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.passages import PassageScheme
 
@@ -26,8 +26,8 @@ _TEMPLATES: Final = "data_builders/exporting/templates"
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Layout of one tool.
+class ExportLayout:
+    """ExportLayout of one tool.
 
     Attributes:
         masking: Which of the assistant's turns the tool can leave out of the loss.
@@ -56,28 +56,28 @@ class Layout:
 
 _PROMPT_AND_COMPLETION: Final = {name: name for name in ("id", "question", "prompt", "completion")}
 
-LAYOUTS: Final[Mapping[str, Layout]] = {
-    "trl": Layout(
+LAYOUTS: Final[Mapping[str, ExportLayout]] = {
+    "trl": ExportLayout(
         masking="last_turn",
         file="{split}.parquet",
         columns={**_PROMPT_AND_COMPLETION, "images": "image_structs"},
         companions=("README.md", "sft.yaml"),
     ),
-    "llamafactory": Layout(
+    "llamafactory": ExportLayout(
         masking="last_turn",
         file="{scheme}_{split}.jsonl",
         columns={"id": "id", "messages": "messages", "images": "images"},
         companions=("README.md", "dataset_info.json", "sft.yaml"),
         placeholder="<image>",
     ),
-    "ms-swift": Layout(
+    "ms-swift": ExportLayout(
         masking="per_turn",
         file="{split}.jsonl",
         columns={"messages": "messages", "images": "images"},
         companions=("README.md", "sft.sh"),
         placeholder="<image>",
     ),
-    "llava": Layout(
+    "llava": ExportLayout(
         masking="none",
         file="{split}.json",
         columns={"id": "id", "image": "image", "conversations": "messages"},
@@ -91,7 +91,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 }
 """Layouts by the name that `to` gives them."""
 
-_TRL_IMAGEFOLDER: Final = Layout(
+_TRL_IMAGEFOLDER: Final = ExportLayout(
     masking="last_turn",
     file="{split}/metadata.jsonl",
     columns={**_PROMPT_AND_COMPLETION, "images_file_names": "images"},  # `imagefolder` loads them as `images`
@@ -99,12 +99,12 @@ _TRL_IMAGEFOLDER: Final = Layout(
 )
 
 
-def find_layout(tool: str, images: ImageMode) -> Layout:
+def find_layout(tool: str, images: ImageMode) -> ExportLayout:
     """Return a tool's layout. With copied images TRL's is an `imagefolder`, which can be moved."""
     return _TRL_IMAGEFOLDER if (tool, images) == ("trl", "copy") else LAYOUTS[tool]
 
 
-def record(layout: Layout, conversation: Conversation, image: str) -> dict[str, Any]:
+def record(layout: ExportLayout, conversation: ImageConversation, image: str) -> dict[str, Any]:
     """Return a conversation as a row of the file.
 
     Args:
@@ -127,13 +127,13 @@ def record(layout: Layout, conversation: Conversation, image: str) -> dict[str, 
     return {column: contents[content] for column, content in layout.columns.items()}
 
 
-def _message(layout: Layout, message: Message) -> dict[str, Any]:
+def _message(layout: ExportLayout, message: Message) -> dict[str, Any]:
     is_reply = message.role == "assistant"
     fields: dict[str, Any] = {layout.role: layout.speakers[is_reply], layout.text: message.text}
     return {**fields, "loss": message.supervised} if is_reply and layout.masking == "per_turn" else fields
 
 
-def parquet_schema(layout: Layout) -> pa.Schema:
+def parquet_schema(layout: ExportLayout) -> pa.Schema:
     """Return the columns of a Parquet file, with the metadata by which `datasets` decodes `image_structs` as images."""
     from datasets import Features, Image, List, Value  # slow to import
 

@@ -16,7 +16,7 @@ from reflectune.data_builders.probing.records import Probe
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import write_reply
 
-Label = TypeVar("Label")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def take(labels: Labels, settings: LabelSettings) -> Labels:
     )
 
 
-def choose(labels: Sequence[Label], is_positive: Callable[[Label], bool], limits: LabelLimits) -> list[Label]:
+def choose(labels: Sequence[T], is_positive: Callable[[T], bool], limits: LabelLimits) -> list[T]:
     """Balance two kinds of labels and draw from them, keeping the order. The draw depends on order and seed only."""
     rng = random.Random(f"{limits.seed}")
     sides = [[i for i, label in enumerate(labels) if is_positive(label) is side] for side in (True, False)]

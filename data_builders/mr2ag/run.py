@@ -24,9 +24,8 @@ from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.cost import estimate
-from reflectune.data_builders.mr2ag.proofread import page_article
-from reflectune.data_builders.mr2ag.selection import image_roots, select_questions
-from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary
+from reflectune.data_builders.mr2ag.report import STATISTICS, page_article, statistics, summary
+from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roots, select_questions
 from reflectune.data_builders.proofreading.page import write_page
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import (
@@ -95,7 +94,7 @@ def build_split(
         if is_first:
             print(f"nothing to do: {output / split}.parquet is built")
         return
-    knowledge, visual = select_questions(dataset, config, config.seed)
+    knowledge, visual = select_questions(dataset, QuestionSettings.of(config), config.seed)
     builder = _builder(config, dataset, retriever, annotate or by_string)
     if config.without_image == "blank" and is_first:
         _write_blank(output)
@@ -119,7 +118,7 @@ def build_split(
     write_examples(output / f"{split}.parquet", built.examples, ReflectionExample)
     if config.proofread:
         page, title = output / f"proofread_{split}.html", f"{split} of {dataset.root.name}"
-        roots = image_roots(dataset, config, output)
+        roots = image_roots(dataset, QuestionSettings.of(config), output)
         write_page(page, built.examples, page_article, roots, title, count=config.proofread)
     _record(config, dataset, key, numbers)
     for log_path in output.glob(f".{split}.*.jsonl"):  # also those of abandoned builds
@@ -129,7 +128,7 @@ def build_split(
 
 def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) -> str:
     """Return the size of a build and its first example; for the annotator `llm`, the cost and the first request."""
-    knowledge, visual = select_questions(dataset, config, config.seed)
+    knowledge, visual = select_questions(dataset, QuestionSettings.of(config), config.seed)
     lines = [
         f"{config.split} of {dataset.root}: {len(knowledge):,} knowledge-based questions, "
         f"{len(visual):,} visual ones to draw from"
@@ -186,7 +185,7 @@ def _fingerprint(config: BuildConfig, dataset: Dataset) -> str:
 def _builder(config: BuildConfig, dataset: Dataset, retriever: Retriever | None, annotate: Annotator) -> ExampleBuilder:
     output = Path(config.output)
     blank = Path(os.path.relpath((output / "blank.png").resolve(), dataset.root.resolve())).as_posix()
-    roots = image_roots(dataset, config, output)
+    roots = image_roots(dataset, QuestionSettings.of(config), output)
     return ExampleBuilder(dataset, retriever, annotate, ExampleSettings.of(config), roots, blank)
 
 

@@ -69,20 +69,12 @@ def run(config: ProbeConfig) -> None:
         images=config.image_settings(),
         device_map=config.device_map,
     )
-    worker = ProbeWorker(
-        dataset,
-        _document_source(config, dataset, device),
-        loaded,
-        find_metric(metric, bem),
-        GenerationSettings.of(config),
-        WorkerSettings.of(config),
-    )
+    generation, batches = GenerationSettings.of(config), WorkerSettings.of(config)
+    source = _document_source(config, dataset, device)
+    worker = ProbeWorker(dataset, source, loaded, find_metric(metric, bem), generation, batches)
     if config.dry_run:
         if processes.index == 0:
-            print(
-                f"{len(questions):,} questions of {config.split} in {config.dataset}, each without and with up to "
-                f"{config.documents} documents, scored by {metric}"
-            )
+            print(f"{len(questions):,} questions of {config.split} in {config.dataset}, scored by {metric}")
             print(preview(worker, questions[:1]))
         return
     logs = begin(config.output, settings(config, dataset, loaded, metric, bem))

@@ -73,7 +73,7 @@ def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path]
     arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "reflectune.data_builders.export", *map(str, arguments)],
+        [sys.executable, "-m", "reflectune", "export", *map(str, arguments)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -16,8 +16,8 @@ from reflectune.data_builders.annotators.string import annotate_by_string, by_st
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
+from reflectune.data_builders.mr2ag.report import STATISTICS
 from reflectune.data_builders.mr2ag.run import build_split, preview
-from reflectune.data_builders.mr2ag.statistics import STATISTICS
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import write_knowledge_base

@@ -1,4 +1,4 @@
-"""Counts of a built split of reflection data, and the reasons why questions were left out."""
+"""Report a built split of reflection data: its statistics, and its examples on the page for proof-reading."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 from reflectune.core.types import Question
 from reflectune.data_builders.mr2ag.builder import BuiltExamples
+from reflectune.data_builders.proofreading.page import PageArticle, PageLabel
+from reflectune.models.schemes.examples import ReflectionExample
 
 STATISTICS = "statistics.json"
+NO_RETRIEVAL = "[No Retrieval]"
 
 
 def statistics(built: BuiltExamples, knowledge: Sequence[Question], visual_count: int) -> dict[str, Any]:
@@ -67,6 +70,29 @@ def summary(target: Path, numbers: dict[str, Any]) -> str:
     if numbers["bad_rows"]:
         lines.append(f"left out: {len(numbers['bad_rows']):,} bad rows, listed in {target.with_name(STATISTICS)}")
     return "\n".join(lines)
+
+
+def page_article(example: ReflectionExample) -> PageArticle:
+    """Return an example's article: its passages with evidence first, or its answers without retrieval."""
+    if example.retrieve:
+        answers = [branch.answer for branch in example.branches if branch.relevant]
+        labels = [
+            PageLabel("[Relevant]", "relevant", branch.answer, [branch.source], branch.passage)
+            if branch.relevant
+            else PageLabel("[Irrelevant]", "irrelevant", details=[branch.source], passage=branch.passage)
+            for branch in sorted(example.branches, key=lambda branch: not branch.relevant)
+        ]
+    else:
+        answers = [example.answer]
+        labels = [PageLabel(NO_RETRIEVAL, answer=example.answer)]
+        labels += [
+            PageLabel(NO_RETRIEVAL, answer=later.answer, details=[later.question], subject=f"round {number}")
+            for number, later in enumerate(example.follow_ups, start=2)
+        ]
+    style = "several answers, &&" if example.style == "list" else ""
+    return PageArticle(
+        example.id, example.image, example.question, [example.source, style], labels, answers or [example.answer]
+    )
 
 
 def _examples_by_type(built: BuiltExamples, knowledge: Sequence[Question]) -> dict[str, dict[str, int]]:
