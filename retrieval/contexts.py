@@ -1,4 +1,4 @@
-"""What is read of what was retrieved: whole articles or the best passages as a context, or one document at a time."""
+"""Contexts from retrieved entries: whole articles or the best passages, or one document at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CONTEXT_FORMS: tuple[ContextForm, ...] = ("article", "articles", "passages")
 
 @dataclass(frozen=True)
 class ContextBuilder:
-    """Makes the context of naive multimodal RAG from retrieved entries; training and inference share it.
+    """Build the context of naive multimodal RAG from retrieved entries, in training and inference.
 
     Attributes:
         knowledge: The entries.
         reranker: Orders passages by the question; only `passages` needs one.
-        top_n: Entries to read.
-        passages: Passages to read of them, for `passages`.
-        lead: What stands before each passage.
+        top_n: Number of entries to read.
+        passages: Number of their passages to read, for `passages`.
+        lead: Text before each passage.
     """
 
     knowledge: KnowledgeBase
@@ -74,13 +74,13 @@ class ContextBuilder:
 
 @dataclass(frozen=True)
 class Document:
-    """A passage to ask with.
+    """Passage to ask a model with.
 
     Attributes:
         passage: The passage.
         score: Its entry's S_ret, equation 3.
-        rank: Its place among the question's documents, 1 for the best.
-        cut: Whether sentences are missing at its end.
+        rank: Rank among the question's documents, from 1.
+        cut: True if sentences are missing at its end.
     """
 
     passage: Passage

@@ -1,1 +1,1 @@
-"""Image and text encoders: the catalogue of known checkpoints, how they are loaded, and what they make of inputs."""
+"""Image and text encoders: a catalogue of known checkpoints, loading, and encoding."""

@@ -1,4 +1,4 @@
-"""What an encoder of images and texts is, and what all of them share: unit vectors, and how a picture is made ready."""
+"""Interface of encoders of images and texts, with their shared parts: unit vectors and image preparation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reflectune.retrieval.encoders.checkpoints import Checkpoint
 
 Vectors = npt.NDArray[np.float32]
 Prepared = Mapping[str, Tensor]
-"""What a model reads of pictures, by name, each of shape (pictures, …)."""
+"""Model inputs of pictures by name, each of shape (pictures, …)."""
 
 
 class ImageTextEncoder(Protocol):
@@ -86,11 +86,11 @@ class PreparingEncoder(ImageTextEncoder, Protocol):
     precision: str
 
     def prepare(self, image: Image.Image) -> Any:
-        """What the model reads of a picture: resized, cut and normalised."""
+        """Return the model input of a picture: resized, cropped and normalized."""
         ...
 
     def join(self, prepared: Sequence[Any]) -> Any:
-        """One batch of some pictures, which are in the CPU's memory still."""
+        """Stack prepared pictures into one batch, in the CPU's memory."""
         ...
 
     def encode_prepared(self, joined: Any) -> Vectors:
@@ -99,18 +99,18 @@ class PreparingEncoder(ImageTextEncoder, Protocol):
 
 
 class PictureModel(ABC):
-    """A model of pictures whose image processor makes tensors of one shape of them.
+    """Picture encoder whose image processor returns tensors of one shape.
 
     Args:
-        name: The encoder's.
+        name: Name of the encoder.
         processor: Its image processor.
-        device: Where the model is.
-        dtype: Of its weights.
+        device: Device of the model.
+        dtype: Precision of the weights.
 
     Attributes:
-        name: The encoder's.
+        name: Name of the encoder.
         dimensions: Length of a vector.
-        precision: Of the weights, by name.
+        precision: Precision of the weights, by name.
     """
 
     dimensions: int
@@ -124,7 +124,7 @@ class PictureModel(ABC):
         """The model's vectors of a batch on its device, shape (n, dimensions), of any length."""
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """What the model reads of a picture, in fp32."""
+        """Return the model input of a picture in fp32."""
         return dict(self._processor(images=[resized(to_rgb(image), self._processor)], return_tensors="pt"))
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:

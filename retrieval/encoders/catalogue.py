@@ -1,7 +1,7 @@
-"""What the published encoders and rerankers hold that configs name, or that we suggest.
+"""Facts about published encoders and rerankers that configs name or that we suggest.
 
-Compiled from the repositories' file lists and model cards as search engines have them: the hub could not be reached
-from where this was written, so no file of theirs was opened. A repository that is not listed is simply tried.
+Compiled from the repositories' file lists and model cards; none of their files was opened. A repository that is not
+listed is simply tried.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class Published:
     """Facts about a repository.
 
     Attributes:
-        use: What it is for: `encoder` (images and titles), `embedding` or `cross_encoder` (rerankers).
-        weights: Format of its weights: `safetensors`; `pickle`: pytorch_model.bin alone, which needs `@commit`;
-            `own code`: they need code that the repository brings, which is never run.
-        licence: As its model card states it.
-        pixels: Side of the square that an image is made into; None for texts.
-        commit: Of a `pickle`: the commit to pin.
-        note: What else one has to know.
+        use: `encoder` (images and titles), `embedding` or `cross_encoder` (rerankers).
+        weights: Format of its weights: `safetensors`; `pickle`: pytorch_model.bin only, which needs `@commit`; `own
+            code`: needs the repository's code, which is never run.
+        licence: Licence by its model card.
+        pixels: Side of the square that an image is resized to; None for texts.
+        commit: Commit to pin, for `pickle`.
+        note: Anything else worth knowing.
     """
 
     use: Literal["encoder", "embedding", "cross_encoder"]

@@ -1,9 +1,9 @@
-"""Where a retrieval model's files are, and how its weights are read: safetensors, or pickles that hold tensors alone.
+"""Files and weights of retrieval models: safetensors, or pickles that hold tensors only.
 
 A model is named by `miniature/NAME` or `pocket/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
-Weights in safetensors format are taken if there are any. Older repositories have only `pytorch_model.bin`, a pickle: it
-is read with `weights_only=True`, which refuses everything but tensors, and from the hub only at a commit that the name
-says, so that nobody can exchange it later.
+Weights in safetensors format are preferred. Older repositories have only `pytorch_model.bin`, a pickle: it is read with
+`weights_only=True`, which refuses everything but tensors, and from the hub only at a commit in the name, so that nobody
+can exchange it later.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of one model.
+    """Files of one model.
 
     Attributes:
-        name: As it was asked for.
-        folder: Where the files are.
-        revision: The commit of the hub that they are of; "" for a folder, which its fingerprint tells apart.
-        pickled: Whether the weights are in `pytorch_model.bin` or its parts, and not in safetensors.
-        fingerprint: A hash of the files that decide what the model does.
+        name: Name as given by the user.
+        folder: Folder of the files.
+        revision: Commit on the hub; "" for a folder.
+        pickled: True if the weights are in `pytorch_model.bin` or its parts, not in safetensors.
+        fingerprint: Hash of the files that determine the model's output.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str) -> Checkpoint:
-    """Find a model's files; those of a hub id are downloaded, or taken from the cache.
+    """Find a model's files; those of a hub id are downloaded, or read from the cache.
 
     Args:
         name: `miniature/NAME`, `pocket/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
@@ -85,19 +85,19 @@ def find_checkpoint(name: str) -> Checkpoint:
 def load_weights(
     checkpoint: Checkpoint, kind: Any, *, dtype: torch.dtype, device: torch.device, unused: str = ""
 ) -> PreTrainedModel:
-    """Load a model for inference: no code of its authors', no weight left random.
+    """Load a model for inference, without its authors' code and without randomly initialized weights.
 
     Args:
-        checkpoint: Its files.
+        checkpoint: The model's files.
         kind: The auto class, e.g. `AutoModel`.
-        dtype: Of the weights.
-        device: Where to.
-        unused: The beginning of names of weights that nobody will use and that may therefore be missing.
+        dtype: Precision of the weights.
+        device: Device of the model.
+        unused: Prefix of weight names that are not used and may be missing.
 
     Raises:
-        UserError: The files are damaged, of another model or incomplete, have weights of another shape, NaN or infinite
-            ones, or more of a part than its class knows (other parts, such as a head, may be there unused); or they
-            hold something other than tensors.
+        UserError: The files are damaged, belong to a different model, or are incomplete; a weight has another shape or
+            isn't finite; a part has unknown weights (other parts, such as a head, are ignored); or a file holds
+            anything but tensors.
     """
     try:
         with without_load_report():

@@ -44,16 +44,15 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
     """Load an encoder.
 
     Args:
-        name: `miniature/clip`, a folder, or a hub id, e.g. `openai/clip-vit-large-patch14`, perhaps with a commit
-            (`owner/name@COMMIT`), which weights that are not in safetensors format need; `catalogue.py` has some. Or
-            `pocket/clip`, or a file of `fit_title_map`: an image tower, a text model and a map between them. Or
-            `gme:MODEL` or `vlm2vec:MODEL`: a multimodal language model that was trained to embed.
-        device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
-        dtype: Of the weights: `float32`, `bfloat16` or `float16`. Vectors of another one are another encoder's.
+        name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which weights in pickles
+            need; a shipped model, e.g. `miniature/clip`; or `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
+            that was trained to embed. `catalogue.py` has some.
+        device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
+        dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 
     Raises:
-        UserError: There is no such encoder, its files are damaged, unsafe or of another model, it does not encode both
-            images and texts, or there is no such device or dtype.
+        UserError: There is no such encoder, device or dtype; its files are damaged or unsafe; or it does not encode
+            both images and texts.
     """
     place, precision = find_device(device), as_dtype(dtype)
     if (embedder := embedder_of(name)) is not None:
@@ -115,7 +114,7 @@ class _TransformersEncoder(PictureModel):
 
 
 def _keeps_capitals(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer tells capitals from other letters."""
+    """Return True if a tokenizer distinguishes capitals."""
     return bool(tokenizer("A")["input_ids"] != tokenizer("a")["input_ids"])
 
 

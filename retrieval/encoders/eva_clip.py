@@ -38,27 +38,27 @@ from reflectune.retrieval.encoders.base import (
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, weight_files
 
 ARCHITECTURE: Final = "EvaCLIPModel"
-"""What its config.json calls it."""
+"""Architecture name in config.json."""
 _UNKNOWN: Final = ("use_rope", "use_swiglu_mlp", "use_sub_ln")
-"""Of EVA-02's towers, which are built otherwise."""
+"""Settings of EVA-02's towers, which have different layers."""
 PATCH_BIAS: Final = "vision_model.embeddings.patch_embedding.bias"
 PROJECTION_BIAS: Final = "visual_projection.bias"
 
 
 @dataclass(frozen=True)
 class Tower:
-    """The layers of one tower.
+    """Shape of a tower.
 
     Attributes:
-        width: Of a token's vector.
+        width: Length of a token's vector.
         inner: Width within a layer's MLP.
-        layers: How many.
-        heads: Of attention, in each layer.
-        eps: Of the norms.
-        activation: Of the MLP, as transformers calls it.
-        rms: Whether norms are RMS norms, without a bias and without subtracting the mean.
-        norm_behind: Whether the norms stand behind attention and MLP instead of before them.
-        biases: Whether the projections to queries, keys and values have biases.
+        layers: Number of layers.
+        heads: Attention heads of a layer.
+        eps: Epsilon of the norms.
+        activation: Activation of the MLP, by its transformers name.
+        rms: True for RMS norms, without bias and mean subtraction.
+        norm_behind: True if norms follow attention and MLP instead of preceding them.
+        biases: True if query, key and value projections have biases.
     """
 
     width: int
@@ -143,7 +143,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each beside a residual."""
+    """Attention and MLP, each with a residual connection."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -234,15 +234,16 @@ class TextTransformer(nn.Module):
 
 
 class EvaClip(nn.Module):
-    """Both towers and their projections into one space; parameters are named as the published ones.
+    """Both towers and their projections into one space; parameters have the published names.
 
     Args:
-        config: What config.json says.
-        biases: Which of `PATCH_BIAS` and `PROJECTION_BIAS` there are: 8B and 18B have neither, and no config says it.
+        config: Content of config.json.
+        biases: The biases present, of `PATCH_BIAS` and `PROJECTION_BIAS`: 8B and 18B have neither, and no config says
+            it.
 
     Raises:
-        KeyError: It lacks a size.
-        ValueError: It is of another kind.
+        KeyError: A size is missing.
+        ValueError: The config is of a different architecture.
     """
 
     def __init__(self, config: Mapping[str, Any], biases: Collection[str] = ()) -> None:
@@ -264,15 +265,15 @@ class EvaClip(nn.Module):
 
 
 class EvaClipEncoder(PictureModel):
-    """An EVA-CLIP by its published files.
+    """EVA-CLIP from its published files.
 
     Args:
-        checkpoint: Its files.
-        device: Where it runs.
-        dtype: Of the weights.
+        checkpoint: The model's files.
+        device: Device of the model.
+        dtype: Precision of the weights.
 
     Raises:
-        UserError: The files are damaged or of another model.
+        UserError: The files are damaged or belong to a different model.
     """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -303,7 +304,7 @@ class EvaClipEncoder(PictureModel):
 
 
 def is_eva_clip(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint's config.json names this architecture."""
+    """Return True if a checkpoint's config.json names this architecture."""
     config = read_json(checkpoint.folder / "config.json", "the encoder's config")
     names = config.get("architectures") if isinstance(config, dict) else None
     return isinstance(names, list) and ARCHITECTURE in names

@@ -41,13 +41,13 @@ _QWEN_IMAGE: Final = f"<|vision_start|>{IMAGE}<|vision_end|>"
 
 @dataclass(frozen=True)
 class Way:
-    """How a model was trained to embed.
+    """Embedding prompts of a model.
 
     Attributes:
-        image: The prompt of a picture.
-        text: The prompt of a text.
-        both: The prompt of a picture with a text.
-        images: How pictures are fitted.
+        image: Prompt of a picture.
+        text: Prompt of a text.
+        both: Prompt of a picture with a text.
+        images: Fitting of pictures.
     """
 
     image: Chunks
@@ -81,11 +81,11 @@ PUBLISHED: Final[Mapping[str, str]] = {
     "Alibaba-NLP/gme-Qwen2-VL-7B-Instruct": "gme",
     "TIGER-Lab/VLM2Vec-LLaVa-Next": "vlm2vec",
 }
-"""Repositories that need not be told how they embed: the ways by hub id."""
+"""Embedding prompts of published repositories, by hub id."""
 
 
 def embedder_of(name: str) -> tuple[str, str] | None:
-    """The way and the model that an encoder's name says, as `gme:FOLDER` does; None if it is no such encoder."""
+    """Return the prompts and the model of an encoder's name, such as `gme:FOLDER`; None for other encoders."""
     way, colon, model = name.partition(":")
     if colon and way in EMBEDDERS:
         return way, model
@@ -93,21 +93,21 @@ def embedder_of(name: str) -> tuple[str, str] | None:
 
 
 class LvlmEncoder:
-    """A multimodal language model whose last token's state stands for all that it read.
+    """Multimodal language model that embeds its input as the last token's state.
 
     Args:
-        name: As it was asked for.
-        way: How it was trained to embed, of `WAYS`.
-        model: The model's name.
-        device: Where it runs.
-        dtype: Of its weights.
+        name: Name as given by the user.
+        way: Embedding prompts, of `WAYS`.
+        model: Name of the model.
+        device: Device of the model.
+        dtype: Precision of the weights.
 
     Attributes:
-        name: As it was asked for.
-        revision: "": the files' content is in the fingerprint.
+        name: Name as given by the user.
+        revision: Always "": the fingerprint covers the files.
         dimensions: Length of a vector.
-        fingerprint: A hash of the model, of how it reads pictures and texts, and of its precision.
-        precision: Of its weights, by name.
+        fingerprint: Hash of the model, of its rendering of pictures and texts, and of its precision.
+        precision: Precision of the weights, by name.
 
     Raises:
         UserError: There is no such model, or it lacks a token of the prompts.
@@ -126,7 +126,7 @@ class LvlmEncoder:
         self.dimensions = int(loaded.model.config.get_text_config().hidden_size)
 
     def prepare(self, image: Image.Image) -> Rendered:
-        """What the model reads of a picture."""
+        """Return the model input of a picture."""
         return self._render(self._way.image, "", image)
 
     def join(self, prepared: Sequence[Rendered]) -> Sequence[Rendered]:

@@ -1,20 +1,18 @@
-"""How published text encoders read: prefixes, pooling, similarity and the longest text, as their model cards say.
+"""Presets of published text encoders by their model cards: prefixes, pooling, similarity and length.
 
-A preset is found by the encoder's name and stands in for the keys that a user leaves unset; what results stands in the
-index's manifest. The cards were read as search engines have them, since the hub could not be reached from where this
-was written; which card says what:
+A preset is found by the encoder's name and replaces unset keys; the index's manifest stores the result. The cards:
 
 - **E5** (intfloat/e5-base-v2): "query: " and "passage: " in front, the mean of the last layer's token vectors, 512
-  tokens. The instruct models put a task before the query and nothing before the passage: e5-mistral-7b-instruct takes
-  the last token and reads 4096, multilingual-e5-large-instruct takes the mean.
+  tokens. The instruct models put a task before the query and nothing before the passage: e5-mistral-7b-instruct uses
+  the last token and reads 4096, multilingual-e5-large-instruct uses the mean.
 - **BGE** (BAAI/bge-base-en-v1.5): one sentence before a short query, nothing before the passage, the first token.
   BAAI/bge-m3 has no prefixes and reads 8192 tokens.
-- **Contriever** (facebook/contriever): no prefixes, the mean, and the inner product of vectors as they are.
-- **GTE**: no prefixes. thenlper/gte-base takes the mean and reads 512 tokens, Alibaba-NLP/gte-modernbert-base takes the
+- **Contriever** (facebook/contriever): no prefixes, the mean, and the inner product of unscaled vectors.
+- **GTE**: no prefixes. thenlper/gte-base uses the mean and reads 512 tokens, Alibaba-NLP/gte-modernbert-base uses the
   first token and reads 8192.
-- **Qwen3-Embedding** (Qwen/Qwen3-Embedding-0.6B): a task before the query, without a space behind `Query:`; nothing
-  before the passage; the vector of the last token, which is the end token that the tokenizer itself puts there; 8192
-  tokens in its example. It pads on the left. We pad on the right and mask, which is the same for a causal model.
+- **Qwen3-Embedding** (Qwen/Qwen3-Embedding-0.6B): a task before the query, without a space after `Query:`; nothing
+  before the passage; the vector of the last token, which is the end token that the tokenizer adds; 8192 tokens. It pads
+  on the left. Padding on the right with a mask is equal for a causal model.
 - **SFR-Embedding-Mistral** (Salesforce): as E5-mistral.
 """
 
@@ -33,14 +31,14 @@ TASK: Final = "Given a web search query, retrieve relevant passages that answer 
 
 @dataclass(frozen=True)
 class Preset:
-    """How one encoder reads.
+    """Settings of one encoder.
 
     Attributes:
-        pooling: Of token vectors.
-        query_prefix: Put before each question.
-        passage_prefix: Put before each passage.
-        similarity: Of the vectors; for `cosine` they are scaled to length 1.
-        max_length: Tokens beyond which a text is cut.
+        pooling: Pooling of token vectors.
+        query_prefix: Text before each question.
+        passage_prefix: Text before each passage.
+        similarity: Similarity of vectors; for `cosine` they are scaled to length 1.
+        max_length: Tokens after which a text is truncated.
     """
 
     pooling: Literal["mean", "last", "cls"]
@@ -95,17 +93,17 @@ def text_settings(
     token_budget: int = TextSettings.token_budget,
     dtype: str = TextSettings.dtype,
 ) -> TextSettings:
-    """How an encoder reads: what is set here, else what its preset says, else the usual.
+    """Return an encoder's settings: arguments first, then its preset, then the defaults.
 
     Args:
-        name: The encoder's.
-        pooling: `auto` is unset; without a preset it stays, for the repository to declare.
-        similarity: `auto` is unset; usually `cosine`.
-        query_prefix: None is unset; usually none.
-        passage_prefix: None is unset; usually none.
-        max_length: None is unset; usually 512.
+        name: Name of the encoder.
+        pooling: `auto` is unset; without a preset the repository declares it.
+        similarity: `auto` is unset; `cosine` by default.
+        query_prefix: None is unset; empty by default.
+        passage_prefix: None is unset; empty by default.
+        max_length: None is unset; 512 by default.
         token_budget: Most tokens of a forward pass.
-        dtype: Of the weights.
+        dtype: Precision of the weights.
     """
     preset = find_preset(name)
     usual: Preset | TextSettings = preset or TextSettings()
@@ -121,7 +119,7 @@ def text_settings(
 
 
 def in_words(settings: TextSettings) -> str:
-    """How an encoder reads, to be printed."""
+    """Describe an encoder's settings in a line."""
     parts = [f"pooling {settings.pooling}", f"similarity {settings.similarity}", f"{settings.max_length:,} tokens"]
     prefixes = {"question": settings.query_prefix, "passage": settings.passage_prefix}
     parts += [f"{prefix!r} before each {what}" for what, prefix in prefixes.items() if prefix]

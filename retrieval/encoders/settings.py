@@ -1,4 +1,4 @@
-"""How a text model that retrieves reads: settings without the libraries that it runs on."""
+"""Settings of text models for retrieval, importable without their libraries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Similarity = Literal["cosine", "dot"]
 
 @dataclass(frozen=True)
 class TextSettings:
-    """How a bi-encoder or a cross-encoder reads.
+    """Settings of a bi-encoder or a cross-encoder.
 
     Attributes:
-        pooling: Of a bi-encoder's token vectors; `auto` takes what the repository declares.
-        similarity: Of a bi-encoder's vectors.
-        query_prefix: Put before each question, as the model card says.
-        passage_prefix: Put before each passage.
-        max_length: Tokens beyond which a text (a bi-encoder's) or a pair (a cross-encoder's) is cut.
-        token_budget: Most tokens of a forward pass, padding included; decides no score.
+        pooling: Pooling of a bi-encoder's token vectors; `auto` uses the repository's declaration.
+        similarity: Similarity of a bi-encoder's vectors.
+        query_prefix: Text before each question, by the model card.
+        passage_prefix: Text before each passage.
+        max_length: Tokens after which a text (bi-encoder) or a pair (cross-encoder) is truncated.
+        token_budget: Most tokens of a forward pass, padding included; scores don't depend on it.
         dtype: `float32`, `bfloat16` or `float16`.
     """
 

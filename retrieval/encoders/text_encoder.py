@@ -20,21 +20,21 @@ Vectors = npt.NDArray[np.float32]
 
 
 class TextEncoder:
-    """Turns texts into vectors whose inner product is their similarity.
+    """Encode texts as vectors whose inner product is their similarity.
 
     Args:
         checkpoint: The model's files.
         settings: Pooling, prefixes, lengths, dtype.
-        device: Where it runs.
-        remedy: What an error advises if the repository doesn't declare its pooling.
+        device: Device of the model.
+        remedy: Advice in an error if the repository doesn't declare its pooling.
 
     Attributes:
-        name: As it was asked for.
-        revision: The commit of the hub that its files are of; "" for a folder.
-        settings: With the pooling that is used.
+        name: Name as given by the user.
+        revision: Commit on the hub; "" for a folder.
+        settings: Settings with the pooling in use.
         dimensions: Length of a vector.
-        longest: Tokens beyond which a text is cut: what the settings say, or what the model reads if that is less.
-        fingerprint: A hash of its files and of what decides its vectors.
+        longest: Tokens after which a text is truncated: the setting, or the model's limit if that is less.
+        fingerprint: Hash of its files and of the settings that determine its vectors.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device, remedy: str) -> None:
@@ -55,7 +55,7 @@ class TextEncoder:
 
     @property
     def cut(self) -> int:
-        """How many of the texts that it has read were longer than it reads, and lost their ends."""
+        """Number of texts that were truncated so far."""
         return self._model.cut
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:

@@ -26,20 +26,20 @@ _POOLING_KEYS: dict[str, PoolingMode] = {
 
 
 class TextModel:
-    """A bi-encoder's model and tokenizer: texts in, one vector each out.
+    """Model and tokenizer of a bi-encoder: one vector a text.
 
     Args:
         checkpoint: The model's files.
-        device: Where it runs.
-        pooling: Of token vectors.
-        max_length: Tokens beyond which a text is cut.
+        device: Device of the model.
+        pooling: Pooling of token vectors.
+        max_length: Tokens after which a text is truncated.
         token_budget: Most tokens of a forward pass, padding included.
-        dtype: Of the weights.
+        dtype: Precision of the weights.
 
     Attributes:
         dimensions: Length of a vector.
-        longest: Tokens beyond which a text is cut: `max_length`, or what the model reads if that is less.
-        cut: How many of the texts that it has read were longer than it reads, and lost their ends.
+        longest: Tokens after which a text is truncated: `max_length`, or the model's limit if that is less.
+        cut: Number of texts that were truncated so far.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class TextModel:
 
 
 def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
-    """What a repository says of its pooling, in the file that sentence-transformers writes.
+    """Return the pooling that a repository declares in the file of sentence-transformers.
 
     Args:
         checkpoint: The model's files.
-        remedy: What an error advises, e.g. "set `reranker_pooling` to mean, last or cls".
+        remedy: Advice in an error, e.g. "set `reranker_pooling` to mean, last or cls".
 
     Raises:
-        UserError: It says nothing, or something else than mean, last and cls.
+        UserError: It declares none, or none of mean, last and cls.
     """
     path = checkpoint.folder / _POOLING_FILE
     if not path.is_file():
@@ -111,11 +111,11 @@ def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
 
 
 def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
-    """One vector per text, of shape (batch, d), whichever side is padded.
+    """Pool token vectors to one vector a text, of shape (batch, d); either side may be padded.
 
     Args:
         hidden: Shape (batch, tokens, d).
-        mask: 1 for a text's own tokens, shape (batch, tokens).
+        mask: 1 at a text's own tokens, shape (batch, tokens).
         pooling: `mean` of the text's tokens, its `last` one, or its first (`cls`).
     """
     if pooling == "mean":
@@ -127,7 +127,7 @@ def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
-    """Tokens of a text beyond which it is cut: what was asked for, or what the model can read if that is less."""
+    """Return the tokens after which a text is truncated: `max_length`, or the model's limit if that is less."""
     readable = getattr(model.config, "max_position_embeddings", None) or max_length
     return min(max_length, tokenizer.model_max_length, readable)
 
@@ -135,16 +135,16 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ma
 def token_batches(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding, token_budget: int
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Batches of similar length, longest first, none with more than `token_budget` tokens, padding included.
+    """Yield batches of similar length, longest first, of at most `token_budget` tokens, padding included.
 
     Args:
-        model: Which the inputs are for: they are put on its device.
-        tokenizer: Which pads them.
-        encoded: Token ids of every text, not padded. One text longer than the budget is a batch of its own.
+        model: The model; inputs are moved to its device.
+        tokenizer: The tokenizer, for padding.
+        encoded: Token ids of every text, not padded. A text longer than the budget is a batch of its own.
         token_budget: Most tokens of a batch.
 
     Yields:
-        Which texts are in the batch, and the model's inputs, each of shape (texts, tokens).
+        Indices of the batch's texts, and the model's inputs, each of shape (texts, tokens).
     """
     lengths = [len(ids) for ids in encoded["input_ids"]]
     order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
@@ -158,11 +158,11 @@ def token_batches(
 
 
 def scatter(parts: Sequence[tuple[list[int], Tensor]], count: int) -> Tensor:
-    """Rows of batches in the order of the texts, of shape (count, …).
+    """Return the rows of batches in the order of the texts, of shape (count, …).
 
     Args:
-        parts: Of each batch: which texts, and their rows.
-        count: How many texts there are.
+        parts: Indices of texts and their rows, for each batch.
+        count: Number of texts.
     """
     places: Any = torch.tensor([text for batch, _ in parts for text in batch], dtype=torch.long)
     rows = torch.cat([part for _, part in parts])

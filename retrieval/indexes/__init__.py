@@ -1,1 +1,1 @@
-"""Indexes: vectors of a knowledge base in a store, tied to what they are of, and how they are built."""
+"""Indexes: vectors of a knowledge base in a store with their manifest, and how they are built."""

@@ -58,7 +58,7 @@ from reflectune.retrieval.stores.opening import Choice
 _UNFINISHED = "unfinished"
 _SETTINGS = "settings.json"
 _BESIDE = ("owner", "titled", "rejected")
-"""Parts of a shard beside the vectors of each field."""
+"""Files of a shard next to the vectors of each field."""
 _ADVICE = "; `on_error: skip` leaves it out"
 
 OnError = Literal["stop", "skip"]
@@ -80,33 +80,32 @@ def build_index(
     workers: int = 0,
     processes: Processes = ALONE,
 ) -> Index:
-    """Build an index, or go on with one that was cut off; a finished one is taken as it is.
+    """Build an index, or resume one; a finished one is returned unchanged.
 
-    An index of an earlier version is converted, and nothing is encoded again. If the knowledge base has grown at its
-    end, the index is taken apart into its shards, and full shards are not encoded again. The index has the same bytes
-    whether it was built at once or grown, by one process or by all of a launch, with or without workers.
+    If the knowledge base has grown at its end, full shards are not encoded again. The index has the same bytes whether
+    it was built at once or grown, by one process or by all of a launch, with or without workers.
 
     Args:
-        kb: What to index.
-        encoder: What to encode images and titles with.
-        folder: Where to.
-        store: What the vectors are searched in: `auto`, `exact`, `faiss`, or a Milvus server's address.
+        kb: The knowledge base.
+        encoder: Encoder of images and titles.
+        folder: Folder of the index.
+        store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
         summaries: Encode each entry's summary too (`summary_text`), as a field of its own.
-        leave_out: Pictures that are not indexed; how many there are, and which list it was, stands in the manifest.
-        batch_size: Entries that are encoded together.
-        shard_rows: Entries whose vectors are put on the disk together: what a crash costs at most.
-        on_error: `stop` ends at the first bad image. `skip` leaves bad images out, and entries without a title, lists
+        leave_out: Pictures to exclude; the manifest stores their number and list.
+        batch_size: Entries to encode together.
+        shard_rows: Entries to write together; a crash loses at most these.
+        on_error: `stop` ends at the first bad image. `skip` leaves out bad images and entries without a title, lists
             them in `rejected.jsonl` and counts them in the manifest; an entry whose images are all bad is found by its
-            title, as one that never had any.
-        verify: Of a finished index, read large files whole when their checksums are compared.
+            title, as one without images.
+        verify: Read large files of a finished index whole when checksums are compared.
         progress: Show a progress bar.
-        workers: Threads that read pictures and make them ready ahead of the model; 0: none.
-        processes: Of the launch; all call this.
+        workers: Threads that read and prepare pictures ahead of the model; 0: none.
+        processes: Processes of the launch; all call this.
 
     Raises:
-        UserError: The folder holds an index of something else, of other fields or another store, or without other
-            pictures; or `on_error` is `stop` and an image is missing or bad, an entry has no title, or the folder's
-            index was built with `skip` and lacks some; or several processes would open a file of Milvus Lite.
+        UserError: The folder holds an index of different content, fields, store or excluded pictures; or `on_error` is
+            `stop` and an image is missing or bad, an entry has no title, or the folder's index was built with `skip`
+            and lacks some; or several processes would open a file of Milvus Lite.
     """
     folder = Path(folder)
     check_shareable(store, processes)
@@ -155,7 +154,7 @@ def build_index(
 
 @dataclass(frozen=True)
 class _Shards:
-    """Shards of encoded entries in a folder, and what they are made with; see `build_index`."""
+    """Shards of encoded entries in a folder, and the settings that they are made with; see `build_index`."""
 
     kb: KnowledgeBase
     encoder: ImageTextEncoder
@@ -169,7 +168,7 @@ class _Shards:
 
     @property
     def has_summaries(self) -> bool:
-        """Whether summaries are encoded."""
+        """True if summaries are encoded."""
         return "summary" in self.plan.fields
 
     def encode(self, processes: Processes, *, progress: bool) -> None:
@@ -279,7 +278,7 @@ def _shard_paths(folder: Path, number: int, fields: Iterable[str]) -> dict[str, 
 
 
 def _rejected_rows(folder: Path) -> list[BadRow]:
-    """What the finished shards of a folder left out, in the knowledge base's order."""
+    """Return the rows that the finished shards of a folder left out, in the knowledge base's order."""
     files = sorted(folder.glob("rejected-*.json"))
     return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
 
@@ -305,7 +304,7 @@ def _reject_image(kb: KnowledgeBase, place: Place, error: BadImage, reject: Reje
 
 
 def _has_title(kb: KnowledgeBase, position: int, entry: Entry, reject: Reject) -> bool:
-    """Whether an entry has the title that equation 3 compares images with; one without is left out."""
+    """Return True if an entry has the title that equation 3 compares images with; one without is rejected."""
     if has_title(entry):
         return True
     fix = "give it one: equation 3 compares images with titles" + _ADVICE

@@ -28,19 +28,19 @@ def checksums(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def check_files(folder: Path, recorded: Any, names: Collection[str], *, verify: bool) -> None:
-    """Refuse an index of which a file was swapped, cut or changed since it was built.
+    """Refuse an index with a file that was exchanged, truncated or changed since it was built.
 
-    A change within a large file that keeps its size is found for certain only with `verify`; the 64 chunks of 64 KiB
-    that are read otherwise begin at its first and end at its last byte, so that another index's file is found.
+    Without `verify`, 64 chunks of 64 KiB of a large file are read, its first and last bytes among them: that finds
+    another index's file, but not every change that keeps the size.
 
     Args:
-        folder: The index's.
-        recorded: What its manifest says, as `checksums` gives it.
-        names: Of the files that it must say something of.
-        verify: Read large files whole too.
+        folder: Folder of the index.
+        recorded: Checksums in its manifest, from `checksums`.
+        names: Files that must have a checksum.
+        verify: Read large files whole.
 
     Raises:
-        UserError: Names the file, and says what differs.
+        UserError: Names the file and the difference.
     """
     known = recorded if isinstance(recorded, Mapping) else {}
     if not all(isinstance(known.get(name), Mapping) for name in names):

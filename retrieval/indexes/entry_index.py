@@ -1,9 +1,8 @@
-"""An index of a knowledge base: vectors of every image and title in a store, tied to what they are of.
+"""Index of a knowledge base: vectors of every image and title in a store, with the entries that they belong to.
 
-A row of the store is an image of an entry beside the entry's title: the fields `image` and `title`, and `summary` if
-the index was built with summaries. What is searched for, and how much each field weighs, is a matter of the query. An
-entry without images has one row; in place of an image it has the mean of all images, whose similarity to a query is the
-average one.
+A row of the store is an image of an entry and the entry's title: the fields `image` and `title`, and `summary` if the
+index was built with summaries. Fields and weights are chosen by the query. An entry without images has one row, with
+the mean of all images in place of an image.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class Index:
     """A loaded index.
 
     Attributes:
-        manifest: What it was built from, and how many images were left out of it.
+        manifest: Record of its build, and of the images left out.
         entry_ids: Every entry that has a title, in the knowledge base's order.
-        owner: For each row of the store, the position of its entry in `entry_ids`; never decreasing, shape (rows,).
-        store: The vectors, of the fields `image` and `title`, and `summary` if it was built with summaries.
+        owner: Index in `entry_ids` of each row's entry; never decreasing, shape (rows,).
+        store: Vectors of the fields `image` and `title`, and `summary` if it was built with summaries.
     """
 
     manifest: dict[str, Any]
@@ -83,12 +82,12 @@ class _EntryIds(Sequence[str]):
 
 
 def left_out(index: Index) -> int:
-    """How many images and entries without a title were left out when it was built."""
+    """Return the number of images and entries without a title that were left out of the build."""
     return sum(index.manifest.get("left_out", {}).values())
 
 
 def recall_of(manifest: dict[str, Any]) -> str:
-    """What is known of an approximate search, to be printed; "" of an exact one."""
+    """Describe the measured recall of an approximate search; "" for an exact one."""
     if not (search := manifest.get("search")):
         return ""
     return f", looking into {search['cells']:,} cells: recall@{search['top']} {search['recall']:.3f} of an exact search"
@@ -191,10 +190,10 @@ def collection_of(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What an index was built from, by name, with whole numbers wherever something is counted.
+    """Read the manifest of an index, with integer counts.
 
     Raises:
-        UserError: It isn't there, or is no index's.
+        UserError: It is missing, or is not an index's manifest.
     """
     manifest = read_json(folder / MANIFEST, "the index's manifest")
     known = manifest if isinstance(manifest, dict) else {}
@@ -219,7 +218,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
-    """What vectors depend on."""
+    """Return the record of everything that vectors depend on."""
     return {
         "kb": kb.name,
         "kb_fingerprint": kb.fingerprint,
@@ -231,12 +230,12 @@ def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
 
 
 def open_encoder(name: str, index: str | Path, *, device: str) -> ImageTextEncoder:
-    """Load the encoder that an index was built with, in the precision that its manifest says.
+    """Load the encoder that an index was built with, in the precision of its manifest.
 
     Args:
-        name: The encoder's; `load_index` refuses another one than the index's.
-        index: The index's folder.
-        device: Where it runs.
+        name: Name of the encoder; `load_index` refuses a different one.
+        index: Folder of the index.
+        device: Device of the encoder.
 
     Raises:
         UserError: There is no such index or no such encoder.
@@ -258,7 +257,7 @@ def check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any
 
 
 def _are_below(numbers: npt.NDArray[np.integer], end: int) -> bool:
-    """Whether all are from 0 to less than `end`."""
+    """Return True if all numbers are from 0 to less than `end`."""
     return numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < end
 
 

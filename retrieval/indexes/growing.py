@@ -28,7 +28,7 @@ from reflectune.retrieval.stores.exact import ExactStore
 
 
 def starts_with(kb: KnowledgeBase, encoder: ImageTextEncoder, manifest: Mapping[str, Any]) -> bool:
-    """Whether a knowledge base begins with all entries of an index by the same encoder, and has more."""
+    """Return True if a knowledge base begins with all entries of an index by the same encoder, and has more."""
     entries = manifest.get("kb_entries", len(kb))
     return (
         0 < entries < len(kb)
@@ -83,7 +83,7 @@ def reopen_index(
 
 
 def _rejected(folder: Path, kb: KnowledgeBase) -> list[tuple[int, dict[str, Any]]]:
-    """What the index left out, each with its entry's position."""
+    """Return the rows that the index left out, each with its entry's position."""
     if not (folder / REJECTED).is_file():
         return []
     rows = [json.loads(line) for line in (folder / REJECTED).read_text(encoding="utf-8").splitlines()]

@@ -31,7 +31,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 
 BITS: Final = 64
-"""Of a hash: the signs of an 8 × 8 block of a picture's cosine transform."""
+"""Bits of a hash: signs of an 8 × 8 block of a picture's cosine transform."""
 HASHES: Final = "hashes.jsonl"
 LIST: Final = "near_duplicates.jsonl"
 
@@ -39,7 +39,7 @@ Hashes = npt.NDArray[np.uint8]
 """Shape (pictures, BITS / 8)."""
 
 _ENTRIES: Final = 256
-"""Entries whose pictures are hashed between two writes: what a crash costs at most."""
+"""Entries whose pictures are hashed between two writes; a crash loses at most these."""
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ def perceptual_hash(image: Image.Image) -> str:
 def find_near_duplicates(
     kb: KnowledgeBase, pictures: Sequence[str], image_roots: Roots, folder: Path, *, distance: int = 0
 ) -> tuple[list[NearDuplicate], dict[str, int]]:
-    """The pictures of a knowledge base that are as near to a test picture as `distance`, in the knowledge base's order.
+    """Find the pictures of a knowledge base within `distance` of a test picture, in the knowledge base's order.
 
-    The hashes of the knowledge base's pictures are kept in the folder, so that a run that was cut off goes on, and
-    other test pictures or another distance take no second reading.
+    Hashes are stored in the folder: a run resumes, and different test pictures or distances need no second reading.
 
     Args:
         kb: The knowledge base.
-        pictures: Paths of the test pictures, as the data set's questions have them.
-        image_roots: The folders that these may lead into; relative ones start at the first.
-        folder: Where hashes are kept.
+        pictures: Paths of the test pictures, as in the data set's questions.
+        image_roots: Folders that these may lie in; relative ones start at the first.
+        folder: Folder of the hashes.
         distance: Bits of 64 that may differ; 0: equal hashes, PMSR's rule.
 
     Returns:
-        The near-duplicates, and how many `pictures` of the knowledge base, `unreadable` ones of them, and
-        `test_pictures` there are.
+        The near-duplicates, and the numbers of `pictures` of the knowledge base, of `unreadable` ones among them, and
+        of
+        `test_pictures`.
 
     Raises:
         UserError: A test picture is bad, there is none, or the library is not installed.
@@ -190,7 +190,7 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
 
 
 def _hash_entries(kb: KnowledgeBase, folder: Path, pool: Executor) -> Logs:
-    """Hash the pictures that the log hasn't yet: a row for so many entries, of `[entry, image, hash or null]`."""
+    """Hash the pictures that the log lacks: a row for several entries, of `[entry, image, hash or null]`."""
     logs = Logs(folder, HASHES, fingerprint([kb.fingerprint, BITS, _ENTRIES]))
     hash_one = partial(_hash_of, root=(kb.image_root, kb.folder.parent))
 

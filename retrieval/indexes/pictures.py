@@ -18,7 +18,7 @@ from reflectune.retrieval.indexes.ahead import ahead
 
 
 class Place(NamedTuple):
-    """Where a picture is, and whose: its path, its entry's position in the knowledge base, and the entry."""
+    """Path of a picture, its entry's position in the knowledge base, and the entry."""
 
     path: Path
     position: int
@@ -27,12 +27,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """Some encoded pictures.
+    """Encoded pictures.
 
     Attributes:
-        vectors: Of the good ones, shape (good ones, dimensions).
-        owners: For each of them the position of its entry.
-        bad: The others, and what is wrong with each.
+        vectors: Vectors of the readable ones, shape (readable, dimensions).
+        owners: Position of each one's entry.
+        bad: The others, with their problems.
     """
 
     vectors: Vectors
@@ -50,12 +50,12 @@ class _Opened:
 
 
 def has_title(entry: Entry) -> bool:
-    """Whether an entry has a title; one without has no place in an index."""
+    """Return True if an entry has a title; one without is not indexed."""
     return bool(entry.title.strip())
 
 
 def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int) -> list[list[Place]]:
-    """The pictures of entries that have titles, in order, at most so many together."""
+    """Return the pictures of entries that have titles, in order, in groups of at most `most`."""
     places = [
         Place(path, position, entry)
         for position, entry in entries
@@ -68,12 +68,12 @@ def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int
 def encode_pictures(
     kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Iterable[Sequence[Place]], workers: int
 ) -> Generator[Pictures, None, None]:
-    """Encode batches of pictures, in their order; which vectors come does not depend on the number of workers.
+    """Encode batches of pictures in order; vectors don't depend on the number of workers.
 
     Args:
-        kb: Whose pictures they are.
-        encoder: Encodes them. What it can do apart from its model is done by the workers.
-        batches: Pictures that are encoded together, but for the bad ones.
+        kb: The knowledge base of the pictures.
+        encoder: The encoder. Work outside its model is done by the workers.
+        batches: Pictures to encode together, without the bad ones.
         workers: Threads; 0: none.
     """
     roots = (kb.image_root, kb.folder.parent)

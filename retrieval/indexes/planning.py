@@ -1,4 +1,4 @@
-"""What an index will be and take, before anything is encoded."""
+"""Size and needs of an index, before anything is encoded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from reflectune.retrieval.stores.opening import Choice, choose
 
 @dataclass(frozen=True)
 class Plan:
-    """An index to be.
+    """A planned index.
 
     Attributes:
-        rows: How many it has if nothing is left out: an image each, or an entry without any.
+        rows: Number of rows if nothing is left out: one an image, or an entry without any.
         fields: Dimensions of each field.
         choice: The store.
     """
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def building(self) -> int:
-        """Bytes that building it takes on the disk: the encoded shards, and what they become."""
+        """Bytes on the disk while it is built: encoded shards and the resulting index."""
         return self.disk + self.rows * sum(self.fields.values()) * np.dtype(self.choice.precision).itemsize
 
     @property
@@ -51,20 +51,20 @@ def fields_of(encoder: ImageTextEncoder, *, summaries: bool = False) -> dict[str
 
 
 def plan_index(kb: KnowledgeBase, encoder: ImageTextEncoder, store: str, *, summaries: bool = False) -> Plan:
-    """What an index of a knowledge base will be.
+    """Plan the index of a knowledge base.
 
     Args:
-        kb: What to index.
-        encoder: What to encode it with.
+        kb: The knowledge base.
+        encoder: The encoder.
         store: `auto`, `exact`, `faiss`, or a Milvus server's address.
-        summaries: Whether entries' summaries are a field.
+        summaries: Index entries' summaries as a field.
     """
     rows, fields = sum(max(count, 1) for count in kb.image_counts()), fields_of(encoder, summaries=summaries)
     return Plan(rows, fields, choose(store, rows, fields))
 
 
 def check_room(folder: Path, plan: Plan) -> None:
-    """Refuse to begin what the disk has no room for; what an unfinished build wrote counts as room.
+    """Refuse a build that the disk has no room for; files of an unfinished build count as room.
 
     Raises:
         UserError: There is too little.
@@ -90,7 +90,7 @@ def describe_plan(kb: KnowledgeBase, encoder: ImageTextEncoder, plan: Plan) -> l
 
 
 def describe_needs(plan: Plan) -> list[str]:
-    """Lines that say which store an index gets, and what it takes."""
+    """Return lines that describe the store and its needs."""
     taken = f"{size(plan.disk)} on the disk, {size(plan.building)} while it is built"
     shared = f"; {size(plan.memory)} of memory shared by all that search" if plan.choice.kind != "milvus" else ""
     return [f"searched by {plan.choice.kind}: {plan.choice.reason}", f"  {taken}{shared}"]

@@ -53,7 +53,7 @@ _KEPT: Final = 4096
 
 @dataclass(frozen=True)
 class Cutting:
-    """How articles are cut into passages; see `split_passages`."""
+    """Rule by which articles are split into passages; see `split_passages`."""
 
     cut: Cut = "paragraphs"
     size: int = 0
@@ -68,10 +68,10 @@ class TextIndex:
     """A loaded index of passages.
 
     Args:
-        manifest: What it was built from.
+        manifest: Record of its build.
         kb: The knowledge base.
-        counts: How many passages each entry has, shape (entries,).
-        store: The vectors, of the field `text`, a row a passage.
+        counts: Number of passages of each entry, shape (entries,).
+        store: Vectors of the field `text`, a row a passage.
     """
 
     def __init__(
@@ -104,24 +104,24 @@ def build_text_index(
     progress: Callable[[int], object] | None = None,
     processes: Processes = ALONE,
 ) -> TextIndex:
-    """Build an index, or go on with one that was cut off; a finished one is taken as it is.
+    """Build an index, or resume one; a finished one is returned unchanged.
 
     The processes of a launch share the shards, and end with the bytes of one process.
 
     Args:
-        kb: What to index.
-        encoder: What to encode passages with.
-        folder: Where to.
-        cutting: How articles are cut.
-        store: What the vectors are searched in: `auto`, `exact`, `faiss`, or a Milvus server's address.
-        shard_entries: Articles whose vectors are put on the disk together: what a crash costs at most.
-        questions: Like those that will be asked: an approximate search looks into as many cells as it needs to find
-            what an exact one finds for them. Without any, sentences of the passages stand for them.
-        progress: Is told of how many articles more the vectors are there, or left to the launch's other processes.
-        processes: Of the launch.
+        kb: The knowledge base.
+        encoder: Encoder of passages.
+        folder: Folder of the index.
+        cutting: Rule by which articles are split.
+        store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
+        shard_entries: Articles to write together; a crash loses at most these.
+        questions: Samples of queries: an approximate search is tuned to find their exact results. Without any,
+            sentences of the passages are used.
+        progress: Called with the number of further articles that are finished, or left to other processes.
+        processes: Processes of the launch.
 
     Raises:
-        UserError: The folder holds an index of something else or another store, nothing is there to index, or several
+        UserError: The folder holds an index of different content or store, there is nothing to index, or several
             processes would open a file of Milvus Lite.
     """
     folder = Path(folder)
