@@ -70,7 +70,7 @@ def find_checkpoint(name: str) -> Checkpoint:
         raise UserError(f"no model at {name}: there is no such folder")
     if pinned and not _COMMIT.fullmatch(revision):
         raise UserError(
-            f"{name}: `{revision}` is no commit of 40 hexadecimal digits; branches and tags can move, so take the "
+            f"{name}: `{revision}` is not a commit of 40 hexadecimal digits; branches and tags can move, so take the "
             f"commit's hash from https://huggingface.co/{repository}/commits/main"
         )
     folder = _download(name, repository, revision, _FILES)

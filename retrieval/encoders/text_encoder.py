@@ -71,7 +71,7 @@ class TextEncoder:
             return np.zeros((0, self.dimensions), dtype=np.float32)
         vectors = self._model.encode(texts)
         if not bool(vectors.isfinite().all()):
-            raise UserError(f"the encoder {self.name} computes vectors that are no numbers: its weights are damaged")
+            raise UserError(f"the encoder {self.name} computes vectors with NaN: its weights are damaged")
         if self.settings.similarity == "cosine":
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         return vectors.numpy()

@@ -145,7 +145,7 @@ def build_index(
     if on_error == "stop" and left_out(index):
         raise UserError(
             f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
-            f"listed in {REJECTED}; mend them and delete the folder to build it again, or set `on_error: skip`"
+            f"listed in {REJECTED}; fix them and delete the folder to build it again, or set `on_error: skip`"
         )
     if is_first:
         shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
@@ -280,7 +280,7 @@ def _shard_paths(folder: Path, number: int, fields: Iterable[str]) -> dict[str, 
 def _rejected_rows(folder: Path) -> list[BadRow]:
     """Return the rows that the finished shards of a folder left out, in the knowledge base's order."""
     files = sorted(folder.glob("rejected-*.json"))
-    return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
+    return [from_json(row) for path in files for row in read_json(path, "the unfinished index's rejected rows")]
 
 
 def _claim(shards: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:

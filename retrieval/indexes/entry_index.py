@@ -169,7 +169,7 @@ def files_of(choice: Choice, fields: Sequence[str]) -> list[str]:
 
 
 def has_summaries(manifest: Mapping[str, Any]) -> bool:
-    """Whether an index has entries' summaries as a field; one of an earlier version hasn't."""
+    """Return True if an index has entries' summaries as a field."""
     return "summary" in manifest.get("fields", {})
 
 
@@ -213,7 +213,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         or not all(type(each) is int and each >= 0 for each in counts)
         or not all(isinstance(t, str) for t in texts)
     ):
-        raise UserError(f"{folder / MANIFEST} is no index's manifest; {AGAIN}")
+        raise UserError(f"{folder / MANIFEST} is not an index's manifest; {AGAIN}")
     return known
 
 
@@ -272,5 +272,5 @@ def read_positions(path: Path) -> npt.NDArray[np.integer]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise UserError(f"{path} is no list of positions; {AGAIN}")
+        raise UserError(f"{path} is not a list of positions; {AGAIN}")
     return numbers

@@ -183,7 +183,7 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
         if row.entry not in kb or row.image not in kb.get(row.entry).images:
             raise UserError(
                 f"{path}:{number}: the knowledge base {kb.name} has no picture {row.image} of entry {row.entry}; the "
-                "list is of another one, so make it again"
+                "list is of a different one, so make it again"
             )
         pictures.add((row.entry, row.image))
     return Omission(frozenset(pictures), file_fingerprint(path))

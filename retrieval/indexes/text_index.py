@@ -178,10 +178,10 @@ def load_text_index(
 
 
 def read_text_manifest(folder: Path) -> dict[str, Any]:
-    """What an index of passages was built from.
+    """Read the manifest of an index of passages.
 
     Raises:
-        UserError: It isn't there, or is no such index's.
+        UserError: It is missing, or is not such an index's manifest.
     """
     known = read_json(folder / MANIFEST, "the manifest of the index of passages")
     known = known if isinstance(known, dict) else {}
@@ -195,12 +195,12 @@ def read_text_manifest(folder: Path) -> dict[str, Any]:
         and _fits(known.get("settings"), TextSettings)
     )
     if not fitting:
-        raise UserError(f"{folder / MANIFEST} is no manifest of an index of passages; {AGAIN}")
+        raise UserError(f"{folder / MANIFEST} is not a manifest of an index of passages; {AGAIN}")
     return known
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON object has the fields of a dataclass, and their types."""
+    """Return True if a JSON object has the fields of a dataclass, with their types."""
     defaults = dataclasses.asdict(kind())
     return isinstance(value, dict) and {name: type(each) for name, each in value.items()} == {
         name: type(each) for name, each in defaults.items()
@@ -208,7 +208,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[str, Any]:
-    """What vectors depend on; how articles are cut belongs to the knowledge base's side."""
+    """Return the record of everything that vectors depend on."""
     return {
         "kb": kb.name,
         "kb_fingerprint": fingerprint([kb.fingerprint, dataclasses.asdict(cutting)]),
@@ -234,8 +234,8 @@ def _claim(shards: Path, settings: dict[str, Any]) -> None:
         known = recorded if isinstance(recorded, dict) else {}
         other = [name for name, value in settings.items() if known.get(name) != value]
         raise UserError(
-            f"the unfinished index {shards.parent} was begun with another {', '.join(other)}; go on with what it was "
-            "begun with, or delete the folder to start again"
+            f"the unfinished index {shards.parent} was begun with another {', '.join(other)}; use the same "
+            "settings, or delete the folder to start again"
         )
 
 

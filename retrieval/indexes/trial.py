@@ -1,4 +1,4 @@
-"""How long encoding takes on this machine: the first pictures, titles or passages are encoded, and nothing is kept."""
+"""Speed of encoding on this machine, by a trial of the first pictures, titles or passages; nothing is stored."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_ti
 from reflectune.retrieval.indexes.text_index import Cutting
 
 _BATCHES = 3
-"""Of pictures; the first one warms up and isn't counted."""
+"""Batches of pictures in a trial; the first one warms up and isn't counted."""
 _PASSAGES = 256
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the work.
+    """Encoding work of one kind.
 
     Attributes:
-        what: Is encoded: `pictures`, `titles`, `summaries` or `passages`.
-        count: How many there are.
-        rate: How many a second one process encodes; 0 if there was none to try.
+        what: `pictures`, `titles`, `summaries` or `passages`.
+        count: Number of them.
+        rate: Number that one process encodes a second; 0 without any to try.
     """
 
     what: str
@@ -51,24 +51,24 @@ def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
         return ""
     seconds = sum(part.seconds for part in tried) / processes.count
     rates = ", ".join(f"{part.rate:,.1f} {part.what}/s" for part in tried)
-    told = f"{processes.count} processes" if processes.count > 1 else "one process"
+    launch = f"{processes.count} processes" if processes.count > 1 else "one process"
     each = " each" if processes.count > 1 else ""
-    return f"encoding takes about {duration(seconds)} on {told} of this kind: {rates}{each}, by a trial here"
+    return f"encoding takes about {duration(seconds)} on {launch} of this kind: {rates}{each}, by a trial here"
 
 
 def try_entries(
     kb: KnowledgeBase, encoder: ImageTextEncoder, *, batch_size: int, workers: int, summaries: bool = False
 ) -> list[Part]:
-    """How fast a knowledge base's pictures, titles and summaries are encoded, as `build_index` does it.
+    """Measure how fast a knowledge base's pictures, titles and summaries are encoded by `build_index`.
 
-    Pictures that can't be read are left out. The first batch warms up: pictures of the next ones are read meanwhile.
+    Unreadable pictures are left out. The first batch warms up, while the next pictures are read.
 
     Args:
-        kb: What would be indexed.
-        encoder: What with.
-        batch_size: Entries, and pictures, that are encoded together.
+        kb: The knowledge base.
+        encoder: The encoder.
+        batch_size: Entries, and pictures, to encode together.
         workers: Threads that read pictures.
-        summaries: Whether summaries are encoded.
+        summaries: Encode summaries too.
     """
     images = sum(kb.image_counts())
     entries = [entry for entry in islice(kb, batch_size) if has_title(entry)]
@@ -85,13 +85,13 @@ def try_entries(
 
 
 def try_passages(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, rows: int) -> Part:
-    """How fast a knowledge base's passages are encoded, by the first ones.
+    """Measure how fast a knowledge base's passages are encoded, by the first ones.
 
     Args:
-        kb: What would be indexed.
-        encoder: What with.
-        cutting: How articles are cut.
-        rows: How many passages there are.
+        kb: The knowledge base.
+        encoder: The encoder.
+        cutting: Rule by which articles are split.
+        rows: Number of passages.
     """
     passages = (passage_text(passage) for entry in kb for passage in cutting.passages(entry))
     texts = list(islice(passages, _PASSAGES))
@@ -99,7 +99,7 @@ def try_passages(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, rows
 
 
 def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[Place]]:
-    """The knowledge base's pictures, so many together."""
+    """Yield the knowledge base's pictures in batches."""
     entries: Iterator[tuple[int, Entry]] = enumerate(kb)
     pictures = (place for pair in entries for places in places_of(kb, [pair], 1) for place in places)
     yield from iter(lambda: list(islice(pictures, batch_size)), [])

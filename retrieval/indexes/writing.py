@@ -1,4 +1,4 @@
-"""Writing an index: encoded entries become rows of a store; whose entry a row is, is written beside it."""
+"""Writing of an index: encoded entries become rows of a store, with a file of the entry of each row."""
 
 from __future__ import annotations
 
@@ -65,15 +65,16 @@ def write_index(
     encoder: ImageTextEncoder,
     progress: bool = False,
 ) -> None:
-    """Write an index, the manifest last; what a killed process left is taken as far as it is whole.
+    """Write an index, the manifest last; complete files of a killed process are reused.
 
     Args:
-        folder: Where to.
-        record: What the manifest says of its origin, and of what was left out.
+        folder: Folder of the index.
+        record: Origin of the vectors and number of rows left out, for the manifest.
         fields: Dimensions of `image` and `title`, and of `summary` if it is a field.
         choice: The store.
-        blocks: Reads the encoded entries from the first to the last; it is called twice.
-        encoder: Maps images to the titles' space, if that is another: an approximate store is tried with such queries.
+        blocks: Reads the encoded entries in order; it is called twice.
+        encoder: Maps images to the titles' space, if that is a different one: an approximate store is tried with such
+            queries.
         progress: Show a progress bar while an approximate store is filled.
 
     Raises:
@@ -154,7 +155,7 @@ def convert_index(folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, enc
 
 
 def clear_rows(folder: Path) -> None:
-    """Delete what a killed build left of a store's files; the rows of a new one would be taken for theirs."""
+    """Delete a store's files of a killed build, which a new build would mistake for its own."""
     made_of_rows = (folder / name for name in MADE_OF_ROWS)
     for path in (*(path for suffix in SUFFIXES.values() for path in folder.glob(f"*.{suffix}")), *made_of_rows):
         path.unlink(missing_ok=True)
@@ -188,7 +189,9 @@ def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, i
 
 
 def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArray[np.bool_]]:
-    """The images of a block's rows, shape (rows, dimensions), which of its titles each is beside, and if it has one."""
+    """Return the images of a block's rows, (rows, dimensions), the index of each one's title, and True where it has
+    one.
+    """
     first, last = (np.searchsorted(block.owner, block.titled, side) for side in ("left", "right"))
     counts = last - first
     owner = np.repeat(np.arange(len(block.titled)), np.maximum(counts, 1))
@@ -199,9 +202,9 @@ def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArr
 
 
 def _queries(store: FaissStore, pictured: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
-    """Queries like those that will come: images of the knowledge base, with weights of the fields from 0 to 1.
+    """Return queries like those to come: images of the knowledge base, with field weights from 0 to 1.
 
-    Where summaries are a field, one query in three gives them half of its title's weight, and one all of it.
+    If summaries are a field, one query in three gives them half of its title's weight, and one all of it.
     """
     rows = np.flatnonzero(pictured if pictured.any() else ~pictured)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))

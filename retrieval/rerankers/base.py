@@ -1,4 +1,4 @@
-"""What every reranker offers: passages in, the same passages best first with their scores out."""
+"""Interface of rerankers: passages in, the same passages best first with their scores out."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Reranker(Protocol):
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """The `top_k` best passages of each question, best first; passages with the same score keep their order.
+        """Return the `top_k` best passages of each question, best first; equal scores keep their order.
 
         Args:
             questions: Texts, one per list of passages.
-            passages: The passages to choose from, for each question; a list may be empty.
-            top_k: How many to keep; None keeps all.
+            passages: Candidates of each question; a list may be empty.
+            top_k: Number of passages to return; None returns all.
 
         Raises:
-            ValueError: There are not as many lists as questions, or `top_k` is less than 1.
+            ValueError: The number of lists differs from that of questions, or `top_k` is less than 1.
         """
         ...
 
@@ -58,7 +58,7 @@ class PictureReranker(Reranker, Protocol):
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """As `rank`, with a picture of each question, and the scores that its entries were found with, by entry id."""
+        """Rank as `rank` does, with a picture of each question, and its entries' retrieval scores by entry id."""
         ...
 
 

@@ -18,13 +18,13 @@ def load_reranker(
 
     Args:
         kind: `words`, `embedding`, `cross_encoder` or `q_former`.
-        model: Of the latter: `miniature/text`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; of
-            `q_former` a folder.
-        settings: How the model reads; the defaults if None.
-        device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
+        model: The model: a shipped one, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; for `q_former` a
+            folder.
+        settings: Settings of the model; the defaults if None.
+        device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
 
     Raises:
-        UserError: There is no such model or device, or the model is of another kind.
+        UserError: There is no such model or device, or the model is of a different kind.
 
     Example:
         >>> reranker = load_reranker("embedding", "miniature/text")

@@ -1,4 +1,4 @@
-"""Rerankers that are models: a bi-encoder and a cross-encoder, which read batches of at most so many tokens."""
+"""Neural rerankers: a bi-encoder and a cross-encoder, with a token budget a batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _REMEDY = "set `reranker_pooling` to mean, last or cls"
 
 
 class EmbeddingReranker:
-    """A bi-encoder.
+    """Bi-encoder.
 
     Args:
         checkpoint: The model's files.
         settings: Pooling, prefixes, lengths, dtype.
-        device: Where it runs.
+        device: Device of the model.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device) -> None:
@@ -56,15 +56,15 @@ class EmbeddingReranker:
 
 
 class CrossEncoderReranker:
-    """A sequence classifier with one label, e.g. BAAI/bge-reranker-v2-m3. Its scores are logits.
+    """Sequence classifier with one label, e.g. BAAI/bge-reranker-v2-m3. Its scores are logits.
 
     Args:
         checkpoint: The model's files.
         settings: Prefixes, lengths, dtype.
-        device: Where it runs.
+        device: Device of the model.
 
     Raises:
-        UserError: The model has another number of labels.
+        UserError: The model has more or fewer labels.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device) -> None:

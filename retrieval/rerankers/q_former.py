@@ -1,8 +1,8 @@
-"""EchoSight's reranker (arXiv 2407.12735): a Q-Former reads the question with its picture, and passages alone.
+"""EchoSight's reranker (arXiv 2407.12735): a Q-Former reads the question with its picture, and passages by themselves.
 
-Its published weights are what `torch.save` makes of the state dict of a BLIP-2 in LAVIS's layout: EVA-CLIP-g, the
-Q-Former with its text branch, and two projections. transformers has the same modules under other names. What the
-question's 32 query tokens become is compared with each passage's first token; the best of the 32 counts.
+Its published weights are a `torch.save` of the state dict of a BLIP-2 in LAVIS's layout: EVA-CLIP-g, the Q-Former with
+its text branch, and two projections. transformers has the same modules under different names. The outputs of the
+question's 32 query tokens are compared with each passage's first token; the best of the 32 counts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from reflectune.retrieval.encoders.texts import scatter, token_batches
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
 
 ENTRY_SHARE: Final = 0.5
-"""Of a passage's score so much is its entry's similarity, the rest the Q-Former's: α of EchoSight's evaluation."""
+"""Share of the entry's similarity in a passage's score, the rest is the Q-Former's: α of EchoSight's evaluation."""
 _WIDEST: Final = 1.25
-"""A picture that is longer than so many times its height (or the other way) is padded towards it."""
+"""Aspect ratio beyond which a picture is padded."""
 _MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _WORDS: Final = 512
 _PUNCTUATION, _SPACES = re.compile(r'[.!"()*#:;~]'), re.compile(r"\s{2,}")
@@ -63,13 +63,13 @@ class QFormerReranker:
     """EchoSight's multimodal reranker.
 
     Args:
-        folder: With `config.json` and the tokenizer's files of Salesforce/blip2-itm-vit-g, and one file `.pth`, the
+        folder: Holds `config.json` and the tokenizer's files of Salesforce/blip2-itm-vit-g, and one file `.pth`, the
             published weights.
         settings: Token budget and dtype; the rest is the model's own.
-        device: Where it runs.
+        device: Device of the model.
 
     Raises:
-        UserError: A file is missing or damaged, or the weights are of another model.
+        UserError: A file is missing or damaged, or the weights belong to a different model.
 
     Example:
         >>> reranker = QFormerReranker(Path("models/echosight"), TextSettings(), torch.device("cpu"))
@@ -131,7 +131,7 @@ class QFormerReranker:
 
     @torch.inference_mode()
     def _encode_question(self, question: str, image: Image.Image) -> Tensor:
-        """What the query tokens become in sight of a question and its picture: length 1, shape (tokens, dimensions)."""
+        """Encode a question and its picture as the outputs of the query tokens: unit length, (tokens, dimensions)."""
         model = self._model
         side = int(model.config.vision_config.image_size)  # type: ignore[arg-type]  # one number in every published one
         pixels = pixel_values(image, side).to(model.device, model.dtype)
@@ -151,7 +151,7 @@ class QFormerReranker:
 
     @torch.inference_mode()
     def _encode_passages(self, texts: Sequence[str]) -> Tensor:
-        """What passages' first tokens become, of length 1, shape (texts, dimensions)."""
+        """Encode passages as the outputs of their first tokens: unit length, (texts, dimensions)."""
         model, parts = self._model, []
         encoded = self._tokenizer(list(texts), truncation=True, max_length=self._longest)
         for batch, inputs in token_batches(model, self._tokenizer, encoded, self._budget):
@@ -203,8 +203,8 @@ def load_q_former(folder: Path, weights: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise UserError(f"{weights} is a pickle with more in it than tensors; nothing of it was run; {fix}") from error
     except UNLOADABLE as error:
-        told = " ".join(str(error).split())[:300]
-        raise UserError(f"the reranker in {folder} can't be loaded: {told}; {fix}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the reranker in {folder} can't be loaded: {reason}; {fix}") from error
     if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
         raise UserError(f"{weights} holds no state dict: tensors by name; {fix}")
     tensors = renamed(state)
@@ -244,7 +244,7 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_shapes(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], fix: str) -> None:
-    """Refuse weights of which some are missing, unknown, or of another shape."""
+    """Refuse weights that are missing, unknown, or of a different shape."""
     wrong = [f"{name} is missing" for name in expected if name not in tensors]
     wrong += [f"{name} is unknown" for name in tensors if name not in expected]
     wrong += [
@@ -263,7 +263,7 @@ def _weights_file(folder: Path) -> Path:
     if len(found) != 1 or not (folder / "config.json").is_file():
         lacking = f"{len(found)} files `.pth`" if len(found) != 1 else "no config.json"
         raise UserError(
-            f"{folder} has {lacking}: `reranker: q_former` needs a folder with one, EchoSight's weights, beside "
+            f"{folder} has {lacking}: `reranker: q_former` needs a folder with one, EchoSight's weights, next to "
             "config.json and the tokenizer's files of Salesforce/blip2-itm-vit-g"
         )
     return found[0]

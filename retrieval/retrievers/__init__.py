@@ -1,1 +1,1 @@
-"""What finds entries or passages for pictures and texts, in one knowledge base or several."""
+"""Retrievers of entries and passages for pictures and texts, in one knowledge base or several."""

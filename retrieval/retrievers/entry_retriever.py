@@ -42,14 +42,14 @@ _BATCH = 16
 _ROWS_AN_ENTRY = 2
 """Rows that are searched for at first for each entry that is wanted: some entries have several images."""
 _KEPT_BATCHES = 2**14
-"""Encoded batches of pictures that a retriever keeps: 800 MB of 768 dimensions, if ever so many are searched for."""
+"""Encoded batches of pictures that a retriever caches: 800 MB at 768 dimensions."""
 
 _FIELDS = {**PART_FIELDS, **FUSED_FIELDS}
 _TEXT_PARTS = ("text_image", "text_title", "text_summary")
 
 _Item = TypeVar("_Item")
 _Parts = Mapping[str, npt.NDArray[np.float32]]
-"""What each part of a score compares an entry's vectors with; see `PART_FIELDS` and `FUSED_FIELDS`."""
+"""Query vectors of each part of a score; see `PART_FIELDS` and `FUSED_FIELDS`."""
 
 
 class Retriever(Protocol):
@@ -71,25 +71,24 @@ class QueryRetriever(Protocol):
 
 
 class EntryRetriever:
-    """Ranks the entries of a knowledge base by equation 3, or by its parts weighted otherwise.
+    """Rank the entries of a knowledge base by equation 3, or by its parts with different weights.
 
     S_ret(I, k) = (1 - w) · sim(I, I_k) + w · sim(I, T_k), with the cosine between the question's image I and an entry's
-    image I_k and title T_k; equation 3 has w = 1/2. A query with a text q has sim(q, I_k) and sim(q, T_k) besides; see
-    `Weights`. An entry with several images takes the one whose score is highest. An entry without any has for sim(I,
-    I_k) the mean similarity of I to all images of the knowledge base, so that the lack neither lifts nor sinks it; so
-    it is with sim(q, I_k). Where the encoder has a space of its own for titles, sim(I, T_k) is between T_k and what the
-    encoder maps I to in that space. Scores lie in [-1, 1]; nothing is clamped here. Entries with the same score keep
-    the order of the knowledge base.
+    image I_k and title T_k; equation 3 has w = 1/2. A query with a text q also has sim(q, I_k) and sim(q, T_k); see
+    `Weights`. An entry with several images is scored by the best one. For an entry without images sim(I, I_k) is the
+    mean similarity of I to all images of the knowledge base, which neither favours nor penalizes it; likewise sim(q,
+    I_k). If the encoder has a separate space for titles, sim(I, T_k) compares T_k with the encoder's map of I into that
+    space. Scores lie in [-1, 1]; nothing is clamped here. Entries with equal scores keep the order of the knowledge
+    base.
 
-    The vectors of a batch of pictures are kept: what the next pipeline searches for is mostly the same batch. They are
-    kept by batch and not by picture, since an encoder's last digits depend on what is encoded together.
+    The vectors of a batch of pictures are cached: the next pipeline mostly searches for the same batch. The cache is by
+    batch and not by picture, since an encoder's last digits depend on the batch.
 
     Args:
-        index: Of the knowledge base to search.
-        encoder: The one that the index was built with.
-        title_weight: w, from 0 (images alone) to 1 (titles alone); any can be searched with on one index.
-        summary_share: Of w, so much is on an entry's summary in place of its title; more than 0 needs an index with
-            summaries.
+        index: Index of the knowledge base.
+        encoder: The encoder that the index was built with.
+        title_weight: w, from 0 (images only) to 1 (titles only); any value works on one index.
+        summary_share: Share of w that is on an entry's summary instead of its title; above 0 the index needs summaries.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
@@ -113,12 +112,12 @@ class EntryRetriever:
     def search(
         self, images: Sequence[Image.Image], top_n: int, *, title_weight: float | None = None
     ) -> list[list[Hit]]:
-        """For each image the `top_n` best entries, each once, best first; all entries if there are fewer.
+        """Return the `top_n` best entries for each image, each once, best first; all entries if there are fewer.
 
         Args:
             images: The pictures.
-            top_n: How many entries of each, at least 1.
-            title_weight: In place of the retriever's own.
+            top_n: Number of entries a picture, at least 1.
+            title_weight: Replaces the retriever's own.
         """
         weight = self._title_weight if title_weight is None else title_weight
         weights = equation_3(weight).with_summaries(self._summary_share)
@@ -127,20 +126,19 @@ class EntryRetriever:
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
-        """For each query the `top_n` best entries, each once, best first; all entries if there are fewer.
+        """Return the `top_n` best entries for each query, each once, best first; all entries if there are fewer.
 
         Args:
             queries: Images, texts, or both; kinds may be mixed.
-            top_n: How many entries of each, at least 1.
-            weights: Of the parts of a score; what a query lacks doesn't count (`Weights.of`). None for the usual ones:
-                the retriever's `title_weight` for an image alone, else those of `usual_weights`, both with the
-                retriever's `summary_share`.
+            top_n: Number of entries a query, at least 1.
+            weights: Weights of the parts of a score; parts that a query lacks don't count (`Weights.of`). None: the
+                retriever's `title_weight` for an image without text, else `usual_weights`, both with the retriever's
+                `summary_share`.
 
         Raises:
-            ValueError: `top_n` is less than 1, or a query has nothing of what the weights ask about.
-            UserError: The weights compare texts with images or make them one vector, and the encoder has no space for
-                both; or they compare with summaries, and the index has none; or the encoder is to read both together,
-                and can't.
+            ValueError: `top_n` is less than 1, or a query has none of the weighted parts.
+            UserError: The weights compare texts with images, or fuse them, and the encoder has no common space; or they
+                weigh summaries, and the index has none; or the encoder can't read both together.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
@@ -183,7 +181,7 @@ class EntryRetriever:
         check_fusion(self._encoder, weights.fusion)
 
     def exactly(self) -> EntryRetriever:
-        """The same with an exact search for what an approximate store searches, or itself if its store is exact.
+        """Return the retriever with an exact search of an approximate store's rows; itself if its store is exact.
 
         The two share encoded pictures.
         """
@@ -235,7 +233,7 @@ class EntryRetriever:
         return dict(zip(queries, itertools.chain.from_iterable(encoded), strict=True))
 
     def _encode(self, queries: Mapping[_Content, Query]) -> dict[_Content, _Parts]:
-        """What each part of a query's score compares with."""
+        """Return the query vectors of each part of a score."""
         images = {content.image: query.image for content, query in queries.items() if query.image is not None}
         by_image: dict[bytes, _Parts] = {}
         for batch in _batches(list(images)):
@@ -262,10 +260,11 @@ class EntryRetriever:
         return vectors
 
     def _best_rows(self, query: Mapping[str, Vectors], count: int, entries: int) -> list[npt.NDArray[np.int64]]:
-        """For each query the best row of each of its best entries, best first; an approximate store may have fewer.
+        """Return for each query the best row of each of its best entries, best first; an approximate store may have
+        fewer.
 
-        Only queries that lack entries are searched for again with more rows, since what an approximate store finds
-        depends on how many rows it is asked for: so it depends on no other query.
+        Only queries that lack entries are searched again with more rows: an approximate store's results depend on the
+        number of rows asked for, and so no query depends on another.
         """
         rows, wanted = len(self._index.store), _ROWS_AN_ENTRY * entries
         chosen: dict[int, npt.NDArray[np.int64]] = {}
@@ -282,9 +281,9 @@ class EntryRetriever:
         return [chosen[place] for place in range(len(chosen))]
 
     def _hits(self, kind: str, query: _Parts, weights: Mapping[str, float], rows: npt.NDArray[np.int64]) -> list[Hit]:
-        """What one query finds, from the best rows of its entries; the parts are not weighted.
+        """Return the hits of one query from the best rows of its entries; the parts are not weighted.
 
-        By titles alone all rows of an entry are alike, so that the part of its image is its first one's.
+        With titles only, all rows of an entry are equal, and the part of its image is its first one's.
         """
         vectors = self._index.store.get(rows)
         parts = {part: inner(vectors[_FIELDS[part]], query[part]) for part in weights}
@@ -303,7 +302,7 @@ class EntryRetriever:
 
 
 class _Content(NamedTuple):
-    """What tells queries apart: a hash of the picture's pixels, b"" without one, and the text."""
+    """Identity of a query: a hash of the picture's pixels, b"" without one, and the text."""
 
     image: bytes
     text: str
@@ -341,22 +340,22 @@ def _checked(name: str, value: float) -> float:
 
 
 def _first_of_each(rows: npt.NDArray[np.int64], owner: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Of the rows of each entry the first, in order."""
+    """Return the first row of each entry, in order."""
     first = np.sort(np.unique(owner[rows], return_index=True)[1])
     return rows[first]
 
 
 def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_roots: Roots, device: str) -> Retriever:
-    """The retriever over a config's ranked entities, or its index, which must be of this knowledge base and encoder.
+    """Open the retriever of a config's ranked entities or index.
 
     Args:
-        config: Its keys.
-        knowledge: The knowledge base.
-        image_roots: The folders that the data set's image paths may lead into.
-        device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
+        config: The settings.
+        knowledge: The knowledge base, which must be the index's.
+        image_roots: Folders that the data set's image paths may lie in.
+        device: Device of the encoder: `cpu`, `cuda`, `auto`, …
 
     Raises:
-        UserError: The index is of another knowledge base or encoder, or lacks the summaries that are to be weighed; or
+        UserError: The index belongs to a different knowledge base or encoder, or lacks the summaries to be weighed; or
             the ranked entities can't be used.
     """
     if config.ranked_entities:

@@ -32,10 +32,10 @@ def check_fusion(encoder: ImageTextEncoder, fusion: Fusion) -> None:
 
 
 def fused_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """How much each field weighs for the one vector: what all parts of an unfused score give it.
+    """Return the weight of each field for a fused query vector: the sum of the parts' weights.
 
     Args:
-        weights: Of the parts of a query that has both, as `Weights.of` returns them.
+        weights: Weights of the parts of a query that has both, from `Weights.of`.
     """
     return {
         part: sum(weight for each, weight in weights.items() if PART_FIELDS[each] == field)
@@ -62,10 +62,10 @@ def weighted_sum(weights: Mapping[str, float], image: Vectors, text: Vectors) ->
 
 
 def encode_pairs(encoder: ImageTextEncoder, queries: Sequence[Query]) -> Vectors:
-    """What an encoder makes of queries that have an image and a text each, shape (queries, dimensions).
+    """Encode queries that have an image and a text each, together: shape (queries, dimensions).
 
     Raises:
-        UserError: It doesn't read both together.
+        UserError: The encoder can't read both together.
     """
     if not isinstance(encoder, PairEncoder):
         raise _unable(encoder)

@@ -16,7 +16,7 @@ from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Merge = Literal["concat", "in_turn", "rrf", "scores"]
 OnFailure = Literal["stop", "degrade"]
-"""What a knowledge base that fails means: an error, or that it finds nothing, which is told."""
+"""Reaction to a failing knowledge base: `stop` raises, `degrade` finds nothing there and reports it."""
 MERGES: Final[tuple[Merge, ...]] = ("concat", "in_turn", "rrf", "scores")
 _RRF: Final = 60
 """k of reciprocal rank fusion, as Cormack et al. (SIGIR 2009) have it."""
@@ -25,10 +25,10 @@ Lists = Sequence[Sequence[PassageHit]]
 
 
 class Searcher(Protocol):
-    """One knowledge base that is searched with queries.
+    """A knowledge base that is searched with queries.
 
     Attributes:
-        name: What it is called in results, budgets and errors.
+        name: Name in results, budgets and errors.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Searcher(Protocol):
 
 
 class Texts:
-    """A text knowledge base: it is searched by a query's text alone, and a query without text finds nothing there.
+    """Text knowledge base, searched by a query's text only; a query without text finds nothing.
 
     Args:
-        name: What it is called in results and errors.
-        retriever: Over its passages.
+        name: Name in results and errors.
+        retriever: Retriever of its passages.
     """
 
     def __init__(self, name: str, retriever: TextRetriever) -> None:
@@ -57,13 +57,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class JointHits:
-    """What one query finds in all knowledge bases.
+    """Hits of one query in all knowledge bases.
 
     Attributes:
         query: The query.
-        hits: By the name of the searcher, in the order of searchers: its hits, each passage once, best first.
-        merged: All of them by the rule of merging, each passage once, ranked anew.
-        missing: By the name of each searcher that failed, why; its hits are empty.
+        hits: Hits by the searcher's name, in the order of searchers, each passage once, best first.
+        merged: All hits, merged by the rule, each passage once, with new ranks.
+        missing: Reason by the name of each searcher that failed; its hits are empty.
     """
 
     query: Query
@@ -73,21 +73,20 @@ class JointHits:
 
 
 class JointSearch:
-    """Searches several knowledge bases at the same time.
+    """Search several knowledge bases at the same time.
 
-    What is returned depends on queries and knowledge bases, never on which of them answers first. A knowledge base that
-    fails ends the search with its name: results without it would pass for complete. Who looks at `missing` may ask for
-    those of the others.
+    Results depend on queries and knowledge bases, never on which one answers first. A failing knowledge base ends the
+    search with its name, since results without it would pass for complete; with `degrade` it is listed in `missing`.
 
     Args:
-        searchers: One for each knowledge base, in the order that merging goes by.
-        merge: The rule; see `merge_hits`.
-        parallel: By name, how many threads share a searcher's queries; 1 if it isn't named. More than 1 is for a
-            searcher that waits for a server and may be called by several threads.
-        on_failure: `degrade`: of a searcher that fails, the queries that it was asked for find nothing there.
+        searchers: One a knowledge base, in the order of merging.
+        merge: Rule of merging; see `merge_hits`.
+        parallel: Threads that share a searcher's queries, by name; 1 by default. More than 1 is for a searcher that
+            waits for a server and allows several threads.
+        on_failure: `degrade`: the queries of a failing searcher find nothing there.
 
     Raises:
-        ValueError: There is no searcher, two have one name, or `parallel` names none of them or is less than 1.
+        ValueError: There is no searcher, two have one name, or `parallel` has an unknown name or is less than 1.
 
     Example:
         >>> joint = JointSearch([Texts("wikipedia", texts), Summaries("pairs", retriever, knowledge)], merge="concat")
@@ -113,19 +112,19 @@ class JointSearch:
             raise ValueError(f"`parallel` gives {dict(parallel or {})}, the searchers are {list(self.names)}")
 
     def search(self, queries: Sequence[Query], tops: Mapping[str, int | Sequence[int]]) -> list[JointHits]:
-        """What each query finds.
+        """Return the hits of each query.
 
         Args:
-            queries: In any number, of any questions; none has a bearing on what another finds.
-            tops: By the name of each searcher, how many passages of each query: one number for all queries, or one for
-                each. 0 leaves the knowledge base out.
+            queries: Any number of queries, of any questions; each is searched independently.
+            tops: Passages a query by the name of each searcher: one number for all queries, or one for each. 0 skips
+                the knowledge base.
 
         Returns:
-            One for each query, in order.
+            The hits of each query, in order.
 
         Raises:
-            ValueError: `tops` names other searchers, has another number of queries, or is negative.
-            UserError: A knowledge base fails, and that stops; of several that do the first is named.
+            ValueError: `tops` has other searchers or another number of queries, or is negative.
+            UserError: A knowledge base fails, with `stop`; the first one is named.
         """
         budgets = {name: _budget(name, tops, len(queries)) for name in self.names}
         if tops.keys() != budgets.keys():
@@ -155,24 +154,22 @@ class JointSearch:
         ]
 
     def pool(self, results: Sequence[JointHits]) -> list[PassageHit]:
-        """What several queries of one question find together, by the same rule; lists in order of (searcher, query)."""
+        """Merge the hits of several queries of one question by the same rule, in order of (searcher, query)."""
         return merge_hits([each.hits[name] for name in self.names for each in results], self._merge)
 
 
 def merge_hits(lists: Lists, rule: Merge, top: int | None = None) -> list[PassageHit]:
-    """One list of several, in which each passage of a knowledge base stands once; ranks are counted anew.
+    """Merge lists into one in which each passage of a knowledge base is once; ranks are counted again.
 
-    Scores stay what they were; a hit that several lists have is the one of the first of them, with `scores` the one
-    that scores highest.
+    Scores stay; a hit of several lists is taken from the first of them, with `scores` from the one that scores highest.
 
     Args:
         lists: Each best first.
         rule: `concat`: one list after the other. `in_turn`: the first of every list, then the second of every list, and
-            so on. `rrf`: by reciprocal rank fusion, the sum of 1 / (60 + rank) over the lists that have the passage,
-            which is added to the hit's parts; it rewards what several queries find, and of lists that share nothing it
-            is `in_turn`. `scores`: by score, for lists whose scores can be compared. What is equal stands in the order
-            of lists.
-        top: How many to keep; None for all.
+            so on. `rrf`: reciprocal rank fusion, the sum of 1 / (60 + rank) over the lists that have the passage, which
+            is added to the hit's parts; for disjoint lists it equals `in_turn`. `scores`: by score, for comparable
+            scores. Ties keep the order of lists.
+        top: Number of hits to return; None returns all.
     """
     rule = _checked(rule)
     if rule == "concat":
@@ -190,7 +187,7 @@ def merge_hits(lists: Lists, rule: Merge, top: int | None = None) -> list[Passag
 
 
 def split_budget(top: int, parts: int | Sequence[int]) -> list[int]:
-    """A budget of documents over several queries: as evenly as it goes over so many, or by their shares.
+    """Split a budget of documents over several queries: evenly, or by their shares.
 
     The largest remainders are rounded up, of equal ones the first.
 
@@ -198,7 +195,7 @@ def split_budget(top: int, parts: int | Sequence[int]) -> list[int]:
         >>> split_budget(21, 2)
         [11, 10]
 
-    MI-RAG gives half to the expanded question, and the other half to its two follow-ups:
+        MI-RAG gives half to the expanded question, and the other half to its two follow-ups:
 
         >>> split_budget(20, [2, 1, 1])
         [10, 5, 5]
@@ -228,7 +225,7 @@ class _Lane:
 def _run(
     lanes: Sequence[_Lane], queries: Sequence[Query], budgets: Mapping[str, Sequence[int]]
 ) -> list[Future[list[list[PassageHit]]]]:
-    """What each lane finds for its queries; all of them have ended."""
+    """Return the hits of each lane for its queries, after all have ended."""
     if not lanes:
         return []
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="joint-search") as pool:
@@ -236,7 +233,7 @@ def _run(
 
 
 def _search(lane: _Lane, queries: Sequence[Query], budget: Sequence[int]) -> list[list[PassageHit]]:
-    """What a lane finds, in the order of its places; queries of one budget are searched for together."""
+    """Return a lane's hits in the order of its queries; queries of one budget are searched together."""
     groups: dict[int, list[int]] = {}
     for place in lane.places:
         groups.setdefault(budget[place], []).append(place)
@@ -255,15 +252,15 @@ def _result(lane: _Lane, future: Future[list[list[PassageHit]]]) -> list[list[Pa
     except UserError as error:
         raise UserError(f"searching the knowledge base `{lane.searcher.name}`: {error}") from error
     except Exception as error:
-        told = " ".join(str(error).split())
+        cause = " ".join(str(error).split())
         raise UserError(
-            f"searching the knowledge base `{lane.searcher.name}` failed ({type(error).__name__}: {told}); see to it, "
+            f"searching the knowledge base `{lane.searcher.name}` failed ({type(error).__name__}: {cause}); see to it, "
             "or give it the budget 0"
         ) from error
 
 
 def _budget(name: str, tops: Mapping[str, int | Sequence[int]], queries: int) -> list[int]:
-    """How many passages of each query."""
+    """Return the number of passages of each query."""
     top = tops.get(name, 0)
     budget = [top] * queries if isinstance(top, int) else list(top)
     if len(budget) != queries or min(budget, default=0) < 0:
@@ -272,7 +269,7 @@ def _budget(name: str, tops: Mapping[str, int | Sequence[int]], queries: int) ->
 
 
 def _cut(budget: Sequence[int], parts: int) -> list[list[int]]:
-    """Places of queries that have a budget, in at most so many runs, as long as each other as it goes."""
+    """Split the indices of queries with a budget into at most `parts` runs of similar length."""
     places = [place for place, top in enumerate(budget) if top]
     runs, start = [], 0
     for size in split_budget(len(places), min(parts, len(places)) or 1):
@@ -294,12 +291,12 @@ def _ranked(hits: Sequence[PassageHit]) -> list[PassageHit]:
 
 
 def _key(hit: PassageHit) -> tuple[str, str, str]:
-    """What tells passages apart; two cuts of one knowledge base have the same ids for other texts."""
+    """Return the identity of a passage; two splits of one knowledge base have equal ids for different texts."""
     return hit.kb, hit.passage.id, hit.passage.text
 
 
 def _fused(lists: Lists) -> dict[tuple[str, str, str], float]:
-    """Of each passage the sum of 1 / (60 + rank) over the lists that have it."""
+    """Return for each passage the sum of 1 / (60 + rank) over the lists that have it."""
     sums: dict[tuple[str, str, str], float] = {}
     for each in lists:
         for rank, hit in enumerate(_once(each), start=1):

@@ -1,4 +1,4 @@
-"""What is searched with: an image, a text or both, and how much each of their similarities to an entry weighs."""
+"""Queries of an image, a text or both, and the weights of their similarities to an entry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Target = Literal["I", "IT", "T"]
 """A knowledge base's side: an entry's image, its image and its title, or its title."""
 
 Fusion = Literal["scores", "vectors", "features"]
-"""How a query's image and text are put together: see `Weights`."""
+"""Fusion of a query's image and text; see `Weights`."""
 FUSIONS: Final[tuple[Fusion, ...]] = ("scores", "vectors", "features")
 
 PART_FIELDS: Final[Mapping[str, str]] = {
@@ -34,7 +34,7 @@ BY_IMAGE: Final = frozenset(("image", "title", "summary"))
 
 @dataclass(frozen=True)
 class Query:
-    """What is searched with.
+    """Query of a search.
 
     Attributes:
         image: A picture, or None.
@@ -53,12 +53,12 @@ class Query:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a text to search with."""
+        """True if there is a text to search with."""
         return bool(self.text.strip())
 
     @property
     def is_both(self) -> bool:
-        """Whether there are an image and a text."""
+        """True if there are an image and a text."""
         return self.image is not None and self.has_text
 
     @property
@@ -69,30 +69,30 @@ class Query:
 
 @dataclass(frozen=True)
 class Weights:
-    """How much each similarity between a query and an entry weighs in the entry's score; they sum to 1.
+    """Weights of the similarities between a query and an entry in the entry's score; they sum to 1.
 
     S = image · sim(I, I_k) + title · sim(I, T_k) + text_image · sim(q, I_k) + text_title · sim(q, T_k), with a query's
     image I and text q, and an entry's image I_k and title T_k; and summary · sim(I, S_k) + text_summary · sim(q, S_k)
-    of an index that has the entries' summaries S_k. The names are those of `Hit.parts`. All of it is on the query's
-    side: any weights can be searched with on one index.
+    for an index that has the entries' summaries S_k. The names are those of `Hit.parts`. All weights are on the query's
+    side: any weights work on one index.
 
-    A query that has both may be made one vector v instead, with S = Σ_f w_f · sim(v, f) over an entry's fields f, each
-    of which weighs as much as its two parts together. A query that has one of them alone is searched for as ever.
+    A query that has both may be fused into one vector v instead, with S = Σ_f w_f · sim(v, f) over an entry's fields f,
+    each weighted by the sum of its two parts. A query that has only one of them is searched as usual.
 
     Attributes:
-        image: Of the query's image and an entry's image.
-        title: Of the query's image and an entry's title.
-        text_image: Of the query's text and an entry's image; it needs an encoder with one space for both.
-        text_title: Of the query's text and an entry's title.
-        summary: Of the query's image and an entry's summary.
-        text_summary: Of the query's text and an entry's summary.
-        fusion: `scores`: similarities are added up, as above. `vectors`: v is the sum of the image's vector and the
-            text's, each weighing what its parts do, scaled to length 1; it needs one space for both. Where weights are
-            products of a side's and a field's, as all of `modality_weights` are, entries come in the order of `scores`.
-            `features`: v is what the encoder makes of both, read together; weights decide on fields alone.
+        image: Query's image and entry's image.
+        title: Query's image and entry's title.
+        text_image: Query's text and entry's image; needs an encoder with a common space.
+        text_title: Query's text and entry's title.
+        summary: Query's image and entry's summary.
+        text_summary: Query's text and entry's summary.
+        fusion: `scores`: add the similarities, as above. `vectors`: v is the sum of the image's vector and the text's,
+            each weighted as its parts, scaled to length 1; needs a common space. Where weights are products of a side's
+            and a field's, as in `modality_weights`, entries come in the order of `scores`. `features`: v is the
+            encoder's vector of both, read together; weights apply to fields only.
 
     Raises:
-        ValueError: One is negative or no number, or they don't sum to 1.
+        ValueError: A weight is negative or NaN, or they don't sum to 1.
     """
 
     image: float = 0.0
@@ -111,13 +111,13 @@ class Weights:
             raise ValueError(f"fusion is one of {', '.join(FUSIONS)}, found {self.fusion}")
 
     def of(self, query: Query) -> dict[str, float]:
-        """The weights of the parts that a query has, scaled so that they sum to what all of them do.
+        """Return the weights of the parts that a query has, scaled to the sum of all.
 
-        A query without text has no part of a text, one without image none of an image: what it lacks doesn't lower its
-        scores. Parts of weight 0 are among them, but for those of summaries, which not every index has.
+        A query without text has no part of a text, one without image none of an image: a missing part doesn't lower
+        scores. Parts of weight 0 are included, except those of summaries, which not every index has.
 
         Raises:
-            ValueError: All the weight is on what the query lacks.
+            ValueError: All weight is on parts that the query lacks.
         """
         values = {part: float(getattr(self, part)) for part in PART_FIELDS}
         values = {part: value for part, value in values.items() if value or PART_FIELDS[part] != "summary"}
@@ -180,14 +180,15 @@ def equation_7(text_weight: float = 0.5) -> Weights:
 
 
 def modality_weights(query: Modality, target: Target) -> Weights:
-    """mRAG's modality configurations by score fusion (its CLIP_SF): sums of embeddings in one space, equally weighted.
+    """Return mRAG's modality configurations by score fusion (its CLIP_SF): sums of embeddings in one space, equally
+    weighted.
 
-    What a query's sum has with an entry's sum is the sum of all similarities between their parts: of `IQ` and `IT` four
-    of a quarter each. A caption is the query's text as a question is (`IC`, `C`).
+    The inner product of a query's sum and an entry's sum is the sum of all similarities between their parts: for `IQ`
+    and `IT` four of a quarter each. A caption is the query's text, as a question is (`IC`, `C`).
 
     Args:
-        query: What is searched with.
-        target: What is searched.
+        query: Modality of the query.
+        target: Modality of the entries.
 
     Example:
         >>> modality_weights("I", "IT") == equation_3()
@@ -203,8 +204,10 @@ def modality_weights(query: Modality, target: Target) -> Weights:
 
 
 def usual_weights(query: Query, title_weight: float = 0.5, summary_share: float = 0.0) -> Weights:
-    """What a query is searched with if nothing is said: equation 3 for an image, equation 7 for an image and a text,
-    a text against titles; of what weighs on titles, the share of summaries goes to them.
+    """Return the default weights of a query: equation 3 for an image, equation 7 for an image and a text, titles for a
+    text.
+
+    Of the weight on titles, `summary_share` goes to summaries.
     """
     if query.image is None:
         weights = Weights(text_title=1.0)

@@ -27,12 +27,12 @@ _ASCII_IN_ADDRESSES = ("/:", "/:()", "/:(),'!*;@$&+=~")
 
 @dataclass(frozen=True)
 class Ranking:
-    """One row of the file: what was found for a picture.
+    """Row of the file: the entities found for a picture.
 
     Attributes:
-        image: The picture's path, as the data set's questions have it.
-        entities: Ids of entries, best first; none if nothing was found.
-        scores: One an entity, never rising; none: 1 / rank.
+        image: Path of the picture, as in the data set's questions.
+        entities: Ids of entries, best first; empty if nothing was found.
+        scores: One an entity, never rising; empty: 1 / rank.
     """
 
     image: str
@@ -41,14 +41,14 @@ class Ranking:
 
 
 class RankedRetriever:
-    """Finds for a picture the entries that a file lists for it.
+    """Return for a picture the entries that a file lists for it.
 
-    A retriever sees pictures and no names of files, so pictures are told apart by their pixels: those of the files that
-    the rankings name are read once, when it is opened. A picture that two rows have keeps the first one's ranking.
+    Pictures are distinguished by their pixels, since a retriever sees no file names: the files of the rankings are
+    read once, when it is opened. Of two rows with one picture the first counts.
 
     Args:
-        rankings: By the hash of a picture's pixels (`pixel_hash`), entries and their scores, best first.
-        kb: Name of the knowledge base that the entries are of.
+        rankings: Entries and their scores, best first, by the hash of a picture's pixels (`pixel_hash`).
+        kb: Name of the knowledge base of the entries.
     """
 
     def __init__(self, rankings: Mapping[bytes, Sequence[tuple[str, float]]], kb: str) -> None:
@@ -70,18 +70,18 @@ class RankedRetriever:
 
 
 def open_ranked(path: str | Path, knowledge: KnowledgeBase, image_roots: Roots) -> RankedRetriever:
-    """The retriever over a file of rankings; it says on stderr what it left out of it.
+    """Open the retriever of a file of rankings; reports on stderr the rows left out.
 
-    An entity that the knowledge base hasn't is left out, the others move up; without scores an entity has 1 / its rank
-    after that. An address that is written with other characters escaped (`%C3%A9` for `é`) is the same entity.
+    Entities that the knowledge base lacks are left out, the others move up; without scores an entity has 1 / its new
+    rank. Addresses with differently escaped characters (`%C3%A9` for `é`) are the same entity.
 
     Args:
         path: JSONL of `Ranking`s.
-        knowledge: The knowledge base that the entities are looked up in.
-        image_roots: The folders that its image paths may lead into; relative ones start at the first.
+        knowledge: The knowledge base of the entities.
+        image_roots: Folders that its image paths may lie in; relative ones start at the first.
 
     Raises:
-        UserError: The file is missing, a row of it is no ranking, or none of its pictures is there.
+        UserError: The file is missing, a row of it is not a ranking, or none of its pictures exists.
     """
     rankings = list(read_rankings(path))
     with ThreadPoolExecutor() as pool:  # pictures are decoded outside Python's lock
@@ -96,19 +96,19 @@ def open_ranked(path: str | Path, knowledge: KnowledgeBase, image_roots: Roots) 
             kept.setdefault(pixels, _scored(known, has_scores=ranking.scores is not None))
     absent = [ranking.image for ranking, pixels in zip(rankings, hashes, strict=True) if pixels is None]
     if not kept:
-        told = f"the picture {absent[0]} isn't there, nor is another one of it" if absent else "it is empty"
-        raise UserError(f"{path}: {told}; its `image`s are paths as in the data set's questions")
-    told = f"{path}: rankings of {len(rankings):,} pictures; left out: {unknown:,} of {entities:,} entities, which "
-    told += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} pictures that can't be read"
-    print(told + (f", e.g. {absent[0]}" if absent else ""), file=sys.stderr, flush=True)
+        message = f"the picture {absent[0]} isn't there, nor are the others" if absent else "it is empty"
+        raise UserError(f"{path}: {message}; its `image`s are paths as in the data set's questions")
+    message = f"{path}: rankings of {len(rankings):,} pictures; left out: {unknown:,} of {entities:,} entities, which "
+    message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} pictures that can't be read"
+    print(message + (f", e.g. {absent[0]}" if absent else ""), file=sys.stderr, flush=True)
     return RankedRetriever(kept, knowledge.name)
 
 
 def read_rankings(path: str | Path) -> Iterator[Ranking]:
-    """The rows of a file of rankings, one after the other; empty lines are passed over.
+    """Yield the rows of a file of rankings; empty lines are skipped.
 
     Raises:
-        UserError: The file is missing, or a row of it is no ranking; the error names the line.
+        UserError: The file is missing, or a row of it is not a ranking; the error names the line.
     """
     try:
         with Path(path).open("rb") as file:
@@ -123,7 +123,7 @@ def _ranking(line: bytes, where: str) -> Ranking:
     try:
         ranking = from_row(Ranking, json.loads(line))
     except ValueError as error:
-        problem = "is no JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else f"has {error}"
+        problem = "is not JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else f"has {error}"
         fix = 'it should be like {"image": "images/1.jpg", "entities": ["Q42", "Q7"], "scores": [0.9, 0.4]}'
         raise UserError(f"{where}: {problem}; {fix}") from error
     scores = ranking.scores
@@ -132,7 +132,7 @@ def _ranking(line: bytes, where: str) -> Ranking:
     if scores is not None and len(scores) != len(ranking.entities):
         raise UserError(f"{where}: {len(scores)} scores for {len(ranking.entities)} entities; give each one, or none")
     if scores is not None and not all(map(math.isfinite, scores)):
-        raise UserError(f"{where}: `scores` has one that is no finite number; mend it, or leave `scores` out")
+        raise UserError(f"{where}: `scores` has a value that isn't finite; fix it, or leave `scores` out")
     if scores is not None and list(scores) != sorted(scores, reverse=True):
         raise UserError(f"{where}: `scores` rise; entities stand best first, so sort both")
     return ranking

@@ -20,12 +20,12 @@ from reflectune.retrieval.stores.opening import exact_store
 
 
 class TextRetriever:
-    """Ranks all passages of a knowledge base by the similarity of their text to a query's.
+    """Rank all passages of a knowledge base by the similarity of their text to a query's.
 
     Args:
-        index: Of the passages.
-        encoder: The one that the index was built with.
-        store: What searches the index's vectors, if not its own store.
+        index: Index of the passages.
+        encoder: The encoder that the index was built with.
+        store: Searches the index's vectors; the index's own store by default.
     """
 
     def __init__(self, index: TextIndex, encoder: TextEncoder, store: VectorStore | None = None) -> None:
@@ -62,22 +62,22 @@ class TextRetriever:
         ]
 
     def exactly(self) -> TextRetriever:
-        """The same with an exact search for what an approximate store searches, or itself if its store is exact."""
+        """Return the retriever with an exact search of an approximate store's rows; itself if its store is exact."""
         if exact_store(self._store) is self._store:
             return self
         return TextRetriever(self._index, self._encoder, exact_store(self._store))
 
 
 def open_text_retriever(folder: str | Path, kb: KnowledgeBase, *, device: str) -> TextRetriever:
-    """The retriever over an index of passages, with the encoder that its manifest names.
+    """Open the retriever of an index of passages, with the encoder that its manifest names.
 
     Args:
-        folder: The index's.
-        kb: The knowledge base that it must be of.
-        device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
+        folder: Folder of the index.
+        kb: The knowledge base, which must be the index's.
+        device: Device of the encoder: `cpu`, `cuda`, `auto`, …
 
     Raises:
-        UserError: The index is of another knowledge base, or its encoder is gone or another one now.
+        UserError: The index belongs to a different knowledge base, or its encoder is missing or has changed.
     """
     manifest = read_text_manifest(Path(folder))
     settings = TextSettings(**manifest["settings"])

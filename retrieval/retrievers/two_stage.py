@@ -108,7 +108,7 @@ class SimilarityRanker:
 
 
 class _TwoStages:
-    """What finds entries by the whole query, then chooses among their passages."""
+    """Base of searchers that find entries by the whole query, then choose among their passages."""
 
     def __init__(
         self,
@@ -125,17 +125,17 @@ class _TwoStages:
 
 
 class PassagesInside(_TwoStages):
-    """A multimodal knowledge base searched in two stages: entries by the whole query, then passages inside them.
+    """Multimodal knowledge base searched in two stages: entries by the whole query, then passages inside them.
 
     A hit's score is the ranker's; its parts are `passage`, `entry` (the entry's score) and those of the entry's score.
 
     Args:
-        name: What it is called in results and errors.
+        name: Name in results and errors.
         retriever: Finds entries.
-        passages_of: The passages of an entry, by its id.
-        ranker: Chooses among the passages; by BM25 with the query's text if nothing is said.
-        entries: How many entries of each query are looked into.
-        weights: Of the parts of an entry's score; None for the usual ones.
+        passages_of: Returns the passages of an entry, by its id.
+        ranker: Chooses among the passages; BM25 with the query's text by default.
+        entries: Number of entries a query to look into.
+        weights: Weights of the parts of an entry's score; None for the defaults.
     """
 
     def __init__(
@@ -158,17 +158,17 @@ class PassagesInside(_TwoStages):
 
 
 class BestPassages(_TwoStages):
-    """A multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): of each entry found one passage.
+    """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): one passage of each entry found.
 
     Pairs are ranked by their entries; the ranker only chooses inside an entry, so that none crowds out another. A hit's
     score is its entry's; its parts are `passage` (the ranker's score), `entry` and those of the entry's score.
 
     Args:
-        name: What it is called in results and errors.
+        name: Name in results and errors.
         retriever: Finds entries.
-        passages_of: The passages of an entry, by its id.
-        ranker: Chooses the passage; by BM25 with the query's text if nothing is said.
-        weights: Of the parts of an entry's score; None for the usual ones.
+        passages_of: Returns the passages of an entry, by its id.
+        ranker: Chooses the passage; BM25 with the query's text by default.
+        weights: Weights of the parts of an entry's score; None for the defaults.
     """
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
@@ -184,15 +184,15 @@ class BestPassages(_TwoStages):
 
 
 class Summaries:
-    """A multimodal knowledge base of pairs of an image and a summary (PMSR): the summaries of the entries found.
+    """Multimodal knowledge base of pairs of an image and a summary (PMSR): the summaries of the entries found.
 
     A hit's score is its entry's; its parts are those of the entry's score.
 
     Args:
-        name: What it is called in results and errors.
+        name: Name in results and errors.
         retriever: Finds entries.
         knowledge: The entries.
-        weights: Of the parts of an entry's score; None for the usual ones, which are PMSR's for an image and a text.
+        weights: Weights of the parts of an entry's score; None for PMSR's, for an image and a text.
     """
 
     def __init__(
@@ -220,17 +220,17 @@ def passages_inside(
     ranker: PassageRanker,
     top: int,
 ) -> list[list[PassageHit]]:
-    """The best passages of retrieved entries, for each query at most `top`, best first.
+    """Return the best passages of retrieved entries, at most `top` for each query, best first.
 
     Args:
-        queries: What was searched with.
-        hits: The entries of each, best first; an entry that comes twice counts once, at its first place.
-        passages_of: The passages of an entry, by its id.
+        queries: The queries.
+        hits: Entries of each query, best first; of a repeated entry the first counts.
+        passages_of: Returns the passages of an entry, by its id.
         ranker: Chooses among them.
         top: At least 1.
 
     Raises:
-        ValueError: `top` is less than 1, or there are not as many lists of entries as queries.
+        ValueError: `top` is less than 1, or the number of lists of entries differs from that of queries.
     """
     if top < 1 or len(queries) != len(hits):
         raise ValueError(f"{len(queries)} queries with {len(hits)} lists of entries ask for {top} passages each")
@@ -263,11 +263,11 @@ def summary_of(entry: Entry) -> Passage:
 
 
 def article_of(entry: Entry, *, lead: Lead = "none") -> Passage | None:
-    """An entry's whole article as a passage, `entry_id#-2.0`, a paragraph a line; None where there is no text.
+    """Return an entry's whole article as a passage, `entry_id#-2.0`, a paragraph a line; None without text.
 
     Args:
         entry: The article.
-        lead: What stands before it.
+        lead: Text before it.
     """
     passages = split_passages(entry, lead=lead)
     if not passages:

@@ -1,1 +1,1 @@
-"""Where vectors lie and are searched: exactly in files, by FAISS from mapped files, or on a Milvus server."""
+"""Vector stores: exact files, FAISS over mapped files, or a Milvus server."""

@@ -15,7 +15,7 @@ Fields = Mapping[str, int]
 
 
 class Found(NamedTuple):
-    """What a search returns.
+    """Result of a search.
 
     Attributes:
         rows: Shape (queries, top), best first; equal scores in order of row; -1 where there are fewer.
@@ -40,7 +40,7 @@ class VectorStore(Protocol):
         ...
 
     def __len__(self) -> int:
-        """How many rows were added."""
+        """Return the number of rows that were added."""
         ...
 
     def add(self, vectors: Mapping[str, Vectors]) -> None:
@@ -55,7 +55,7 @@ class VectorStore(Protocol):
         ...
 
     def finish(self) -> None:
-        """Make what was added searchable; until then it may not be found. Done again, it changes nothing."""
+        """Make added rows searchable; until then they may not be found. Repeated calls change nothing."""
         ...
 
     def get(self, rows: Rows) -> dict[str, Vectors]:
@@ -102,7 +102,7 @@ def _check_shapes(vectors: Mapping[str, Vectors], fields: Fields, what: str) -> 
         if array.ndim != 2 or array.shape[1] != fields[name] or len(counts) != 1:
             raise ValueError(f"`{name}` has {what} of shape {array.shape}, not (n, {fields[name]}) with one n for all")
         if not np.isfinite(array).all():
-            raise ValueError(f"`{name}` has {what} that are no finite numbers")
+            raise ValueError(f"`{name}` has {what} that aren't finite")
 
 
 def joined(vectors: Mapping[str, Vectors], fields: Fields) -> Vectors:
@@ -122,7 +122,7 @@ def best(scores: npt.NDArray[np.floating], top: int) -> Rows:
 
 
 def inner(rows: Vectors, query: Vectors) -> npt.NDArray[np.float64]:
-    """Inner products of rows with one query, in float64: to the last digit the same, whatever rows stand beside one.
+    """Return inner products of rows with one query, in float64: equal to the last digit, whatever the other rows are.
 
     Args:
         rows: Shape (rows, dimensions).
@@ -132,13 +132,13 @@ def inner(rows: Vectors, query: Vectors) -> npt.NDArray[np.float64]:
 
 
 def rescored(query: Mapping[str, Vectors], store: VectorStore, rows: Rows, top: int) -> Found:
-    """The best of candidate rows by their exact scores, in float64: the same whatever else is searched for with them.
+    """Return the best candidates by their exact scores, in float64: independent of other queries and candidates.
 
     Args:
-        query: One query a row of `rows`, as `checked_query` returns it.
-        store: Whose vectors are compared.
+        query: One query a row of `rows`, from `checked_query`.
+        store: Store of the vectors.
         rows: Candidates, shape (queries, candidates), each once; -1 for none.
-        top: How many to keep.
+        top: Number of rows to return.
     """
     wanted = np.unique(rows[rows >= 0])
     vectors = {name: array for name, array in store.get(wanted).items() if name in query}

@@ -30,16 +30,17 @@ BLOCK = 1 << 24
 _NUMBERS_A_SCORE = 4
 """A score and its row's number, and both again where blocks are joined, in units of 4 bytes, about."""
 _SPARE = 8
-"""Rows beyond `top` that are scored again: last digits in float32 depend on what is computed together."""
+"""Rows beyond `top` to score again: last digits in float32 depend on the batch."""
 
 
 class ExactStore:
-    """Rows in one file a field, little-endian numbers without a header, mapped into memory.
+    """Store of rows in one file a field, little-endian numbers without a header, mapped into memory.
 
     Args:
-        folder: Of the files, `FIELD.f32` or `FIELD.f16`; made by the first `add`.
+        folder: Folder of the files, `FIELD.f32` or `FIELD.f16`; made by the first `add`.
         fields: Dimensions of each field.
-        precision: Of the files. In float16 a vector of length 1 keeps 3 digits, and scores are those of what is kept.
+        precision: Precision of the files. In float16 a vector of length 1 keeps 3 digits, and scores are those of the
+            stored vectors.
 
     Raises:
         UserError: A file is cut within a row, or the files have different numbers of rows, and `repair` is off.

@@ -1,8 +1,8 @@
-"""Approximate search by FAISS: four bits a number, mapped from the disk, and the best rows scored again exactly.
+"""Approximate search by FAISS: four bits a number, mapped from the disk, and exact scores of the best rows.
 
 Cells by k-means (IVF), vectors as RaBitQ codes of 4 bits (arXiv 2409.09913), which `IO_FLAG_MMAP_IFC` maps so that all
-processes of a machine share one copy; FastScan's layout can't be mapped. Codes alone order rows badly: what they find
-is scored again from the vectors of an `ExactStore`.
+processes of a machine share one copy; FastScan's layout can't be mapped. Codes order rows poorly by themselves: their
+candidates are scored again from the vectors of an `ExactStore`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CODES: Final = "codes.faiss"
 CALIBRATION: Final = "calibration.json"
 _CENTRES: Final = "centres.faiss"
 MADE_OF_ROWS: Final = (CODES, CALIBRATION, _CENTRES)
-"""Files that are no longer right when the rows change."""
+"""Files to rebuild when the rows change."""
 _ADVICE: Final = "delete it and build the index again"
 
 _SAMPLE_OF_A_CELL = 50
@@ -38,11 +38,11 @@ _BLOCK = 65_536
 
 @dataclass(frozen=True)
 class Search:
-    """How a store is searched: the defaults are set by `calibrate`.
+    """Search parameters, set by `calibrate`.
 
     Attributes:
-        cells: How many cells are looked into for a query (`nprobe`).
-        candidates: How many rows are scored again exactly; at least what is asked for.
+        cells: Cells to look into for a query (`nprobe`).
+        candidates: Rows to score again exactly; at least the number asked for.
     """
 
     cells: int = 32
@@ -50,11 +50,11 @@ class Search:
 
 
 _search_parameters: Any = faiss.SearchParametersIVF
-"""Its stub lacks what it takes."""
+"""Its stub lacks its parameters."""
 
 
 def cells_for(rows: int) -> int:
-    """How many cells for so many rows: the power of two nearest to 4 √rows."""
+    """Return the number of cells for a number of rows: the power of two nearest to 4 √rows."""
     return 2 ** round(math.log2(max(4 * math.sqrt(rows), 1)))
 
 
@@ -62,11 +62,11 @@ class FaissStore:
     """Rows of an `ExactStore` with an approximate index over them.
 
     Args:
-        folder: Of its files, beside those of the rows.
-        rows: The vectors, which are also what candidates are scored by.
-        cells: Of the index; by default `cells_for` its rows.
-        seed: Of k-means and of the sample that it sees.
-        progress: Is told how many rows were put into the index.
+        folder: Folder of its files, next to those of the rows.
+        rows: The vectors, which also score candidates.
+        cells: Cells of the index; `cells_for` its rows by default.
+        seed: Seed of k-means and of its sample.
+        progress: Called with the number of rows put into the index.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FaissStore:
 
     @property
     def settings(self) -> Search:
-        """How it is searched."""
+        """Search parameters."""
         return self._settings
 
     def __len__(self) -> int:
@@ -127,15 +127,15 @@ class FaissStore:
         return rescored(vectors, self, candidates, top)
 
     def calibrate(self, query: Mapping[str, Vectors], *, top: int = 20, wanted: float = 0.995) -> dict[str, Any]:
-        """Set the fewest cells that find enough of what an exact search finds, and write them down.
+        """Set the fewest cells that find enough of an exact search's results, and write them down.
 
         Args:
-            query: Like those that will come, shape (queries, dimensions) of each field.
-            top: How many rows are compared.
-            wanted: Their share that must be found; if none suffices, all cells are taken.
+            query: Sample of queries, shape (queries, dimensions) of each field.
+            top: Number of rows to compare.
+            wanted: Share of them to find; if no number of cells suffices, all are used.
 
         Returns:
-            What was set, and the recall with it.
+            The parameters, and their recall.
         """
         truth = self.rows.search(query, top)
         record: dict[str, Any] = {}

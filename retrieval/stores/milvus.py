@@ -1,7 +1,7 @@
-"""Search on a Milvus server: the rows' vectors side by side in one collection, candidates scored again on this machine.
+"""Search on a Milvus server: a row's vectors concatenated in one field, candidates scored again on this machine.
 
-One field of all vectors side by side, weighted on the query's side, is exact; Milvus's own hybrid search merges ranked
-lists, and drops what one of them lacks.
+One field of concatenated vectors, weighted on the query's side, is exact; Milvus's own hybrid search merges ranked
+lists, and drops rows that one of them lacks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ IndexKind = Literal["IVF_RABITQ", "IVF_SQ8", "FLAT"]
 
 
 def index_kind(version: str) -> IndexKind:
-    """The kind of index that a server of this version has: the nearest to what `FaissStore` has.
+    """Return the kind of index for a server of this version, the nearest to `FaissStore`'s.
 
-    RaBitQ came with 2.6; before it there are eight bits a number. Milvus Lite, which says its name, compares all rows:
-    of what an index is told of its cells, version 3.2 takes no notice.
+    RaBitQ came with 2.6; before it there are eight bits a number. Milvus Lite, recognized by its name, compares all
+    rows and ignores the number of cells (version 3.2).
     """
     numbers = version.removeprefix("v").split(".")
     if len(numbers) < 2 or not all(number.isdigit() for number in numbers[:2]):
@@ -45,11 +45,11 @@ class MilvusStore:
 
     Args:
         address: `http://host:19530`, or a file ending in `.db` for Milvus Lite, which serves one process at a time.
-        collection: The name to keep them under: it says what they are of, so that none is taken for another.
-        rows: The vectors, which candidates are scored by.
-        cells: Of the server's index, in each of its segments.
-        probes: Cells that a query looks into.
-        progress: Is told how many rows were sent.
+        collection: Name of the collection, unique to the content.
+        rows: The vectors, which score candidates.
+        cells: Cells of the server's index, in each of its segments.
+        probes: Cells to look into for a query.
+        progress: Called with the number of rows sent.
 
     The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent if it is set.
 
@@ -132,7 +132,7 @@ class MilvusStore:
             )
 
     def sent(self) -> int:
-        """How many rows the server holds."""
+        """Number of rows on the server."""
         counted = self._client.query(self.collection, filter=f"{_ROW} >= 0", output_fields=["count(*)"])
         return int(counted[0]["count(*)"])
 
@@ -195,6 +195,6 @@ class MilvusStore:
         except MilvusException as error:
             said = " ".join(str(error.message or error).split())[:300]
             raise UserError(
-                f"the Milvus server at {self.address} can't do it: {said}; start or mend it and run the command again, "
+                f"the Milvus server at {self.address} can't do it: {said}; start it and run the command again, "
                 "or search without one: `--store faiss` when the index is built"
             ) from error

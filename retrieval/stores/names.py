@@ -12,12 +12,12 @@ from reflectune.core.values import checked_by
 
 
 def is_server(store: str) -> bool:
-    """Whether a store's name is the address of a Milvus server, or a file of Milvus Lite."""
+    """Return True if a store's name is the address of a Milvus server, or a file of Milvus Lite."""
     return store.endswith(".db") or (is_url(store) and not secrets_in(store))
 
 
 def store_name(store: str) -> str:
-    """What is wrong with the name of a store, to be read after the key's name; "" for nothing.
+    """Return the problem of a store's name, to be appended to the key's name; "" for none.
 
     An address with a password is refused: an index's manifest would hold it.
     """
@@ -49,7 +49,6 @@ def store_setting() -> Any:
     """Declare the key `store` of a config."""
     return setting(
         "auto",
-        "what is searched: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file "
-        "*.db)",
+        "vector store: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file *.db)",
         secret=True,
     )

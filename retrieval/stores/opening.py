@@ -1,4 +1,4 @@
-"""Which store holds how many rows, what it takes, and opening it: `auto`, `exact`, `faiss`, or a server's address."""
+"""Choice and opening of a store: `auto`, `exact`, `faiss`, or a server's address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXACT_BYTES: Final = 2 << 30
 """2 GiB of vectors in float32: below it `auto` searches exactly."""
 _CODE_BITS = 4
 _CODE_EXTRA = 28
-"""Bytes beside a row's codes: its number, and the factors of RaBitQ's estimate."""
+"""Bytes next to a row's codes: its number, and the factors of RaBitQ's estimate."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Choice:
 
 
 def choose(store: str, rows: int, fields: Fields) -> Choice:
-    """The store that a name stands for.
+    """Return the store of a name.
 
     Args:
         store: See `store_name`.
-        rows: How many there will be.
-        fields: Their dimensions.
+        rows: Number of rows.
+        fields: Dimensions of each field.
     """
     if is_server(store):
         return Choice("milvus", "float16", "a server searches it", store)
     size = 4 * rows * sum(fields.values())
-    told = f"{rows:,} rows of {sum(fields.values()):,} numbers are {size / (1 << 30):.2g} GiB in float32"
+    reason = f"{rows:,} rows of {sum(fields.values()):,} numbers are {size / (1 << 30):.2g} GiB in float32"
     if store == "faiss" or (store == "auto" and size > EXACT_BYTES):
-        return Choice("faiss", "float16", told if store == "auto" else "it was asked for")
-    return Choice("exact", "float32", told if store == "auto" else "it was asked for")
+        return Choice("faiss", "float16", reason if store == "auto" else "it was asked for")
+    return Choice("exact", "float32", reason if store == "auto" else "it was asked for")
 
 
 def open_store(
@@ -74,14 +74,14 @@ def open_store(
     collection: str,
     progress: Callable[[int], object] | None = None,
 ) -> VectorStore:
-    """Open a store, or begin one.
+    """Open a store, or create one.
 
     Args:
-        choice: Of its kind.
-        folder: Of its files.
-        fields: Its dimensions.
-        collection: The name to keep it under on a server.
-        progress: Is told how many rows were put into an approximate index.
+        choice: Kind of store.
+        folder: Folder of its files.
+        fields: Dimensions of each field.
+        collection: Name of its collection on a server.
+        progress: Called with the number of rows put into an approximate index.
 
     Raises:
         UserError: Its files are damaged, or a server doesn't answer.
@@ -99,7 +99,7 @@ def open_store(
 
 
 def exact_store(store: VectorStore) -> VectorStore:
-    """What compares every row that a store keeps; an exact store is that already."""
+    """Return a store that compares every row; an exact store itself."""
     from reflectune.retrieval.stores.ivf import FaissStore
     from reflectune.retrieval.stores.milvus import MilvusStore
 

@@ -1,4 +1,4 @@
-"""What a search tool is: queries in, pages out. The default one is a local knowledge base, and asks no network."""
+"""Interface of search tools: queries in, pages out. The default is a local knowledge base, without a network."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from reflectune.retrieval.retrievers.two_stage import article_of
 WEB: Final = "web"
 """The name of a search tool among the knowledge bases that a step searches."""
 MOST_CHARACTERS: Final = 20_000
-"""Of a page's text; what comes behind is left out."""
+"""Longest text of a page, in characters; the rest is cut off."""
 _PASSAGES: Final = 4
 """Passages that the local tool looks at for a page: an article may be found by several of its own."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page that a search found. It is untrusted text: whatever it says is read as letters.
+    """Page that a search found. It is untrusted text and is tokenized as plain text.
 
     Attributes:
-        id: Its address, or the id of a knowledge base's entry.
-        title: Its title.
-        text: What it says, without markup, at most `MOST_CHARACTERS`.
+        id: Address, or the id of a knowledge base's entry.
+        title: Title.
+        text: Text without markup, at most `MOST_CHARACTERS`.
     """
 
     id: str
@@ -68,10 +68,10 @@ class KnowledgePages:
 
 
 class Pages:
-    """A search tool as a knowledge base among others; a query without text finds nothing there.
+    """A search tool as one of several knowledge bases; a query without text finds nothing.
 
     Args:
-        tool: What finds pages.
+        tool: Finds pages.
     """
 
     name = WEB

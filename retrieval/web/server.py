@@ -17,17 +17,18 @@ from reflectune.retrieval.web.pages import MOST_CHARACTERS, Page
 
 
 class ServedPages:
-    """Asks a search server, with `{"query": …, "max_results": k}`, for `{"results": [{"title", "url", "content"}]}`.
+    """Client of a search server: posts `{"query": …, "max_results": k}`, reads `{"results": [{"title", "url",
+    "content"}]}`.
 
-    That is the protocol of Ollama's web search; a line of code adapts others to it. The address is asked as it stands.
-    A page's own address is shown and never fetched: what it says comes with the search. Certificates are checked,
-    redirects are errors, a reply is bounded in size and time. A passing failure is tried again, later each time; a
-    query that the server refuses finds nothing. Each reply is on the disk, under a hash of address and request, before
-    the next one is asked for in its place, and is never asked for again.
+    That is the protocol of Ollama's web search; others are easily adapted. A page's own address is shown and never
+    fetched: its content comes with the search. Certificates are checked, redirects are errors, a reply is bounded in
+    size and time. Transient failures are retried with backoff; a query that the server refuses finds nothing. Each
+    reply is written to the disk, under a hash of address and request, before the next request, and is never asked for
+    again.
 
     Args:
         endpoint: The server.
-        cache: The file of replies.
+        cache: File of replies.
 
     Example:
         >>> with ServedPages(Endpoint("https://search.example/api/web_search", ""), "pages.jsonl") as tool:
@@ -39,10 +40,10 @@ class ServedPages:
         self._replies = ReplyFile(cache)
 
     def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
-        """For each query at most `top` pages, in the server's order, each address once.
+        """Return at most `top` pages for each query, in the server's order, each address once.
 
         Raises:
-            UserError: The server can't be used, or kept failing. What was found is kept.
+            UserError: The server can't be used, or kept failing. Finished replies are stored.
         """
         bodies = [{"query": query, "max_results": top} for query in queries]
         keys = [fingerprint([self.endpoint.shown_url, body]) for body in bodies]
@@ -63,7 +64,7 @@ class ServedPages:
         self.close()
 
     def _send(self, bodies: Mapping[str, dict[str, Any]]) -> set[str]:
-        """Ask for what is missing; the keys of what the server refuses."""
+        """Send the missing queries; return the keys of those that the server refuses."""
         if not bodies:
             return set()
         pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)), thread_name_prefix="web-search")
@@ -76,7 +77,7 @@ class ServedPages:
                 raise
 
     def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> bool:
-        """Ask one query and keep what is replied; whether it was refused."""
+        """Send one query and store its reply; return True if it was refused."""
         try:
             pages = transport.post(body, lambda value: read_pages(value, body["max_results"]))
         except Refused:
@@ -87,10 +88,10 @@ class ServedPages:
 
 
 def read_pages(value: Any, top: int) -> list[Page]:
-    """The pages of a reply: its first `top` results that have an address, each once.
+    """Return the first `top` results of a reply that have an address, each once.
 
     Raises:
-        KeyError, TypeError: The reply is no list of results, or one has no texts; it is asked for again.
+        KeyError, TypeError: The reply is not a list of results, or a result lacks texts; it is asked for again.
     """
     pages: dict[str, Page] = {}
     for result in value["results"]:
@@ -98,7 +99,7 @@ def read_pages(value: Any, top: int) -> list[Page]:
             raise TypeError(f"a result is {type(result).__name__}")
         fields = [result.get(name) or "" for name in ("url", "title", "content")]
         if not all(isinstance(field, str) for field in fields):
-            raise TypeError("a result's url, title or content is no text")
+            raise TypeError("a result's url, title or content is not a string")
         url, title, content = (_plain(field) for field in fields)
         if url:
             pages.setdefault(url, Page(url, title[:MOST_CHARACTERS], content[:MOST_CHARACTERS]))

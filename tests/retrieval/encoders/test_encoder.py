@@ -109,11 +109,10 @@ def test_siglip_reads_lower_case_where_its_tokenizer_keeps_capitals(siglip_folde
     assert siglip.fingerprint != find_checkpoint(siglip_folder).fingerprint
 
 
-def test_a_miniature_is_a_folder_of_the_package(clip_folder, encoder, tmp_path, monkeypatch) -> None:
-    shutil.copytree(clip_folder, tmp_path / "clip")
-    monkeypatch.setattr(miniature, "__path__", [str(tmp_path)])
+def test_a_miniature_is_a_folder_of_the_package() -> None:
+    folder = Path(next(iter(miniature.__path__))) / "clip"
     loaded = load_encoder("miniature/clip")
-    assert (loaded.name, loaded.fingerprint) == ("miniature/clip", encoder.fingerprint)
+    assert (loaded.name, loaded.fingerprint) == ("miniature/clip", load_encoder(str(folder)).fingerprint)
 
 
 def test_the_fingerprint_follows_the_weights(clip_folder, other_clip_folder, encoder) -> None:

@@ -684,7 +684,7 @@ def test_a_manifest_that_does_not_count_is_refused(kb, encoder, tmp_path, change
     build_index(kb, encoder, tmp_path / "index")
     path = tmp_path / "index/manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UserError, match=r"manifest\.json is no index's manifest"):
+    with pytest.raises(UserError, match=r"manifest\.json is not an index's manifest"):
         load_index(tmp_path / "index", kb, encoder)
 
 

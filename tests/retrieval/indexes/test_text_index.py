@@ -204,7 +204,7 @@ def test_a_manifest_of_another_shape_is_refused(kb, encoder, tmp_path, change) -
     build_text_index(kb, encoder, tmp_path / "index", Cutting())
     path = tmp_path / "index/manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UserError, match="is no manifest of an index of passages"):
+    with pytest.raises(UserError, match="is not a manifest of an index of passages"):
         open_text_retriever(tmp_path / "index", kb, device="cpu")
 
 
@@ -268,7 +268,7 @@ def test_an_approximate_search_is_set_by_questions_or_sentences(kb, encoder, tmp
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b" \n\n", "is empty"), (b"\xff\xfe", "no text in UTF-8")], ids=["blank", "bytes"]
+    ("content", "told"), [(b" \n\n", "is empty"), (b"\xff\xfe", "not text in UTF-8")], ids=["blank", "bytes"]
 )
 def test_a_file_without_questions_is_refused(tmp_path, content, told) -> None:
     (tmp_path / "questions.txt").write_bytes(content)

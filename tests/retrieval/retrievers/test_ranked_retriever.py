@@ -103,15 +103,15 @@ def test_an_address_is_known_however_it_is_escaped(
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        pytest.param("{", "ranked.jsonl:2: is no JSON", id="no-json"),
-        pytest.param("\udcff", "ranked.jsonl:2: is no JSON", id="no-utf8"),
+        pytest.param("{", "ranked.jsonl:2: is not JSON", id="no-json"),
+        pytest.param("\udcff", "ranked.jsonl:2: is not JSON", id="no-utf8"),
         pytest.param('["a"]', "ranked.jsonl:2: has", id="no-object"),
         pytest.param('{"entities": ["a"]}', "`image`", id="no-image"),
         pytest.param('{"image": " ", "entities": ["a"]}', "`image` is empty", id="empty-image"),
         pytest.param('{"image": "i", "entities": "a"}', "`entities`", id="no-list"),
         pytest.param('{"image": "i", "entities": [7]}', "`entities", id="no-text"),
         pytest.param('{"image": "i", "entities": ["a"], "scores": []}', "0 scores for 1 entities", id="lengths"),
-        pytest.param('{"image": "i", "entities": ["a"], "scores": [NaN]}', "no finite number", id="nan"),
+        pytest.param('{"image": "i", "entities": ["a"], "scores": [NaN]}', "a value that isn't finite", id="nan"),
         pytest.param('{"image": "i", "entities": ["a", "b"], "scores": [0, 1]}', "`scores` rise", id="rising"),
     ],
 )
