@@ -353,4 +353,4 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
             yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
         else:
             with safe_open(path, framework="pt") as file:
-                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118  it is no mapping
+                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118  it is not a mapping

@@ -52,10 +52,7 @@ class RerankerConfig(Settings):
         )
 
     def as_used(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of this config by key, a reranker's unset similarity and length replaced by those that it uses.
-
-        It is what a run hashes. Older runs, whose defaults were `cosine` and 512, stay valid where these are used.
-        """
+        """Return settings by key for a run's hash, with the similarity and length in use for unset ones."""
         used = self.reranker_settings()
         known = {"reranker_similarity": used.similarity, "reranker_max_length": used.max_length}
         return {name: known.get(name, value) for name, value in settings.items()}
