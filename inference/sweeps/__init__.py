@@ -1,1 +1,1 @@
-"""Many settings over one set of forward passes: the sweep, and the papers' tables in miniature."""
+"""Sweeps: many settings over one set of forward passes."""

@@ -1,4 +1,4 @@
-"""The settings of `sweep.py`."""
+"""Settings of `sweep.py`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from reflectune.inference.sweeps.points import ELSEWHERE, Point, expand, problem
 from reflectune.metrics.config import MetricConfig
 
 WEIGHTS: Final = ("title_weight", "summary_share")
-"""Settings of the retriever: any can be searched with on one index."""
+"""Weights of the retriever. All values can be searched with on one index."""
 
 
 class Grid(dict[str, Any]):
-    """Values by setting; a command line gives it as JSON."""
+    """Values by setting. A command line gives them as JSON."""
 
     def __init__(self, values: Any = ()) -> None:
         """Read a mapping, or JSON."""
@@ -92,27 +92,27 @@ class SweepConfig(MetricConfig, ReadingConfig):
         if not self.finds_entries:
             yield "`index` is needed, or `ranked_entities`"
         if "base_model" in self.roles() and not self.base_model:
-            yield "`base_model` is needed: RET is measured against what it knows, and it may answer"
+            yield "`base_model` is needed: RET is measured against its answers, and it may answer"
 
     def may_vary(self) -> tuple[str, ...]:
-        """The settings that make a difference to the pipeline."""
+        """Return the settings that change the pipeline's results."""
         return (*WEIGHTS, *find_recipe(self.pipeline).varied)
 
     def roles(self) -> list[ModelRole]:
-        """The models that its points need."""
+        """Return the roles of the models that the points need."""
         return ["model", "base_model"] if find_recipe(self.pipeline).base_answers else ["model"]
 
     def reading(self) -> ReadingConfig:
-        """The settings that points start from."""
+        """Return the settings that points start from."""
         return ReadingConfig.of(self)
 
     def start(self) -> dict[str, Any]:
-        """The values that settings of the grid have in this config."""
+        """Return the values of the grid's settings in this config."""
         home = {"relevance": True, "entries": "retrieved", "ranking": "full", "pipeline": self.pipeline}
         return {name: home[name] if name in ELSEWHERE else getattr(self, name) for name in self.grid}
 
     def points(self) -> list[Point]:
-        """The grid's points, the starting point first."""
+        """Return the grid's points, the starting point first."""
         grid = {
             name: values if name in ELSEWHERE else [getattr(ReadingConfig(**{name: value}), name) for value in values]
             for name, values in self.grid.items()
@@ -120,5 +120,5 @@ class SweepConfig(MetricConfig, ReadingConfig):
         return expand(grid, self.start(), product=self.product)
 
     def log(self) -> Path:
-        """Where finished questions are kept."""
+        """Return the path of the log of finished questions."""
         return Path(self.output, "questions.jsonl")

@@ -1,13 +1,11 @@
-"""Questions through all grid points, batch by batch: each batch meets every point before its readings are forgotten."""
+"""Run questions through all grid points batch by batch, so that each batch is cached only once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from PIL import Image
+from typing import Any, Literal
 
 from reflectune.core.launching import launch_processes
 from reflectune.core.resumable import run_to_file
@@ -16,41 +14,26 @@ from reflectune.inference.running.runner import open_questions
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.judging import Judge
-from reflectune.inference.sweeps.outcomes import GridOutcomes, PointOutcome, Row, outcome, to_row
+from reflectune.inference.sweeps.outcomes import GridOutcomes, PointOutcome, outcome, to_row
 from reflectune.inference.sweeps.points import Point
+from reflectune.inference.sweeps.runner import GridRunner
 from reflectune.inference.trace import Trace
-
-
-class PointRunner(Protocol):
-    """What points are run with."""
-
-    def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
-        """The traces of those questions that the point's pipeline takes, by id."""
-        ...
-
-    def stats(self) -> CacheStats:
-        """What was asked of all models so far, and done."""
-        ...
-
-    def forget(self) -> None:
-        """Drop what was read of the questions so far."""
-        ...
 
 
 @dataclass(frozen=True)
 class GridRun:
-    """The points to run, how they are scored, and the log that keeps the rows.
+    """Grid points, their scorer, and the log that keeps the rows.
 
     Attributes:
         points: The grid points.
-        measure: What an answer is worth.
-        judge: Which probabilities a question's traces (by point) hold, and whether what they speak of is so.
+        measure: Scorer of answers.
+        judge: Returns the checked probabilities of a question's traces by point.
         image_root: Folder that image paths are relative to.
         path: The log of finished questions.
         fingerprint: Hash of everything that determines a row.
         source: The data set's fingerprint.
         batch_questions: Questions in a batch.
-        on_error: What to do with a question whose image or text is bad.
+        on_error: Stop at a question with a bad image or text, or count it as wrong.
     """
 
     points: Sequence[Point]
@@ -64,19 +47,21 @@ class GridRun:
     on_error: Literal["stop", "skip"] = "stop"
 
 
-def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunner) -> tuple[GridOutcomes, CacheStats]:
-    """Take all questions that are not finished through all points, shared out among the processes.
+def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunner) -> tuple[GridOutcomes, CacheStats]:
+    """Run the unfinished questions through all points, divided among the processes.
 
-    A batch is always run whole and in the same company, so that an interrupted run, or one on another number of
-    processes, ends with the same rows (see `run_batches`).
+    Batches are the same on any number of processes, so an interrupted run ends with the same rows (see `run_batches`).
 
     Args:
-        grid_run: The points to run, how they are scored, and where the log is.
+        grid_run: The points, their scorer, and the log.
         questions: The questions.
         runner: Runs a point's pipeline on a batch.
 
+    Returns:
+        The outcomes, and the counts of forward passes, those of earlier runs included.
+
     Raises:
-        UserError: A question is bad (and `on_error` is "stop"), or the log is of other settings.
+        UserError: A question is bad (and `on_error` is "stop"), or the log has other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
     rows, _ = run_to_file(
@@ -93,8 +78,8 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunn
     return GridOutcomes(ordered, ordered_rows, grid_run.measure, grid_run.source), stats
 
 
-def _rows(grid_run: GridRun, batch: Sequence[Question], runner: PointRunner) -> dict[str, Row]:
-    """A row for each question of a batch; the first one holds what the batch cost."""
+def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> dict[str, dict[str, Any]]:
+    """Return a row for each question of a batch. The first row holds the batch's counts of forward passes."""
     good, images, errors = open_questions(batch, grid_run.image_root, grid_run.on_error)
     before = runner.stats()
     runs: dict[Any, dict[str, Trace]] = {}
@@ -105,7 +90,7 @@ def _rows(grid_run: GridRun, batch: Sequence[Question], runner: PointRunner) -> 
     grid_run.measure.read(good, runs.values())
     after = runner.stats()
     passes = {"asked": after.requested - before.requested, "done": after.done - before.done}
-    rows: dict[str, Row] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for question in batch:
         if question.id in errors:
             failed = PointOutcome(0.0, retrieved=False, read=0, answer="", problem=errors[question.id])

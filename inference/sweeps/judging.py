@@ -1,4 +1,4 @@
-"""What a reflection's probabilities are held against: is looking up needed, does a passage state the answer?"""
+"""Compare the probabilities of gates and relevance with the truth, for reliability diagrams."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CLOSED_BOOK = "(closed book)"
 
 @dataclass(frozen=True)
 class ReliabilityCheck:
-    """How the probabilities of one pipeline are judged, for reliability diagrams.
+    """Checks of one pipeline's probabilities.
 
     Attributes:
-        points: Run beside a grid's.
-        judge: Which probabilities a question's traces (by point) hold, and whether what they speak of is so.
-        names: By kind of judgement: what it is called, and what is so.
+        points: Grid points that are run in addition to the grid's.
+        judge: Returns the checked probabilities of a question's traces by point.
+        names: Name of the probability and of the true outcome, by kind.
     """
 
     points: Sequence[Point]
@@ -34,32 +34,32 @@ class ReliabilityCheck:
 
 
 def _judge_mr2ag(question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> list[CheckedProbability]:
-    """The gate against the kind of question, and S_rel of every passage of a knowledge-based question."""
+    """Check the gate against the kind of question, and S_rel of all passages of a knowledge-based question."""
     trace = traces[REFLECTION]
-    judgements = []
+    probabilities = []
     if trace.gate is not None and question.is_knowledge_based is not None:
-        judgements.append(CheckedProbability("gate", trace.gate, question.is_knowledge_based))
-    return judgements + _relevance(question, trace, measure)
+        probabilities.append(CheckedProbability("gate", trace.gate, question.is_knowledge_based))
+    return probabilities + _relevance(question, trace, measure)
 
 
 def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> list[CheckedProbability]:
-    """RET against what its labels call a wrong answer of the base model, SRT of a knowledge question's documents."""
+    """Check RET against the base model's answer, by the rule of its labels, and SRT against the documents' text."""
     if REFLECTION not in traces:
         return []
     trace, closed = traces[REFLECTION], traces[CLOSED_BOOK]
-    judgements = []
+    probabilities = []
     if trace.gate is not None and not closed.error and (measure.official([question]) or measure.visual([question])):
-        judgements.append(
+        probabilities.append(
             CheckedProbability("gate", trace.gate, Rule().is_wrong(measure.correctness(question, closed)))
         )
-    return judgements + _relevance(question, trace, measure)
+    return probabilities + _relevance(question, trace, measure)
 
 
 def _relevance(question: Question, trace: Trace, measure: TraceScorer) -> list[CheckedProbability]:
     if not measure.official([question]):
         return []
-    judged = [(p.passage, p.s_rel) for p in trace.passages if p.s_rel is not None]
-    return [CheckedProbability("relevance", score, is_stating(question, passage)) for passage, score in judged]
+    predictions = [(p.passage, p.s_rel) for p in trace.passages if p.s_rel is not None]
+    return [CheckedProbability("relevance", score, is_stating(question, passage)) for passage, score in predictions]
 
 
 RELIABILITY_CHECKS: Mapping[str, ReliabilityCheck] = {
@@ -80,4 +80,4 @@ RELIABILITY_CHECKS: Mapping[str, ReliabilityCheck] = {
         },
     ),
 }
-"""By pipeline."""
+"""Checks by pipeline."""

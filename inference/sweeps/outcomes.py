@@ -1,4 +1,4 @@
-"""What a grid point made of a question, small enough to keep for every point: right, looked up, passages read."""
+"""Outcomes of questions at grid points, small enough to keep for every point."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, mean
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """One question at one grid point.
+    """The outcome of one question at one grid point.
 
     Attributes:
-        right: Expected correctness by the data set's metric, in [0, 1]; of a metric that says right or wrong, between 0
-            and 1 only where a ranking ties. 0 where the data set does not know the answer; such questions are in no
-            score.
-        retrieved: Whether entries were looked up.
-        read: Passages that the model read, judged or answered from.
+        right: Expected correctness by the data set's metric, in [0, 1]; fractional where a ranking ties. 0 without a
+            known answer; such questions are in no score.
+        retrieved: True if entries were looked up.
+        read: Number of passages that the model read, judged or answered from.
         answer: The answer.
-        problem: Why it failed, what was wrong with MCT's reply, or how the pipeline fell back; "" if nothing was.
+        problem: The error, the problem of MCT's reply or the pipeline's fallback; "" if there is none.
     """
 
     right: float
@@ -39,12 +36,12 @@ class PointOutcome:
 
 @dataclass(frozen=True)
 class CheckedProbability:
-    """One probability that a reflection gave, and whether what it speaks of is so.
+    """A probability of a reflection, and the truth.
 
     Attributes:
         kind: `gate` or `relevance`.
         probability: In [0, 1].
-        true: Whether retrieval is needed, or the passage states the answer.
+        true: True if retrieval is needed, or the passage states the answer.
     """
 
     kind: str
@@ -53,7 +50,7 @@ class CheckedProbability:
 
 
 def outcome(question: Question, trace: Trace, measure: TraceScorer, ranking: str = "") -> PointOutcome:
-    """What a trace comes to by a metric; with a ranking, if its candidates were chosen among by that one."""
+    """Score a trace. With a ranking, its candidates are ranked again by that one."""
     right = 0.0
     if measure.has_truth(question):
         ranked = measure.expected_correctness(question, trace, ranking) if ranking else None
@@ -67,8 +64,8 @@ def outcome(question: Question, trace: Trace, measure: TraceScorer, ranking: str
     )
 
 
-def to_row(outcomes: Mapping[str, PointOutcome], judgements: Sequence[CheckedProbability]) -> Row:
-    """A question's outcomes by point, and its judgements, as JSON."""
+def to_row(outcomes: Mapping[str, PointOutcome], judgements: Sequence[CheckedProbability]) -> dict[str, Any]:
+    """Return a question's outcomes by point and its checked probabilities as JSON."""
     return {
         "points": {name: asdict(point_outcome) for name, point_outcome in outcomes.items()},
         "judgements": [asdict(judgement) for judgement in judgements],
@@ -80,42 +77,42 @@ class GridOutcomes:
     """The outcomes of a run: questions, and a row for each.
 
     Attributes:
-        questions: Those that were asked, in order of id.
-        rows: What `to_row` wrote, by question id.
-        measure: The metric that rows were scored by.
-        source: The data set's fingerprint: two data sets may use the same ids.
+        questions: The questions, in order of id.
+        rows: Rows of `to_row`, by question id.
+        measure: The scorer of the rows.
+        source: The data set's fingerprint, since two data sets may use the same ids.
     """
 
     questions: Sequence[Question]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, dict[str, Any]]
     measure: TraceScorer
     source: str = ""
 
     @property
     def official(self) -> list[Question]:
-        """The questions that the official score is over."""
+        """The questions of the official score."""
         return self.measure.official(self.questions)
 
     def taken(self, point: str, questions: Sequence[Question]) -> list[Question]:
-        """Those of the questions that the point's pipeline takes."""
+        """Return the questions that the point's pipeline answers."""
         return [q for q in questions if point in self.rows[q.id]["points"]]
 
     def right(self, point: str, questions: Sequence[Question]) -> np.ndarray:
-        """Correctness at a point, shape (questions,)."""
+        """Return the correctness at a point, shape (questions,)."""
         return np.array([self.rows[q.id]["points"][point]["right"] for q in questions], dtype=float)
 
     def share(self, point: str, name: str, questions: Sequence[Question]) -> float | None:
-        """The mean of `retrieved` or `read` at a point; None if there is no question."""
+        """Return the mean of `retrieved` or `read` at a point; None without questions."""
         values = [float(self.rows[q.id]["points"][point][name]) for q in questions]
         return sum(values) / len(values) if values else None
 
     def troubled(self, point: str, questions: Sequence[Question]) -> float | None:
-        """The share of questions where the pipeline failed or had to fall back; None if there is no question."""
+        """Return the share of questions where the pipeline failed or fell back; None without questions."""
         values = [bool(self.rows[q.id]["points"][point]["problem"]) for q in questions]
         return sum(values) / len(values) if values else None
 
     def judgements(self, kind: str) -> list[CheckedProbability]:
-        """All judgements of one kind."""
+        """Return all checked probabilities of one kind."""
         return [
             CheckedProbability(**judgement)
             for row in self.rows.values()
@@ -125,10 +122,10 @@ class GridOutcomes:
 
 
 def point_scores(results: GridOutcomes, point: str, seed: int) -> dict[str, Score | float | None]:
-    """A point's scores with 95 % intervals, its retrieval rates, and the passages read per question.
+    """Return a point's scores with 95 % intervals, its retrieval rates, and the passages read per question.
 
-    `accuracy` is the metric's overall score, or the score of InfoSeek's one half that there is; the columns of the
-    metric's table follow.
+    `accuracy` is the metric's overall score, or the score of InfoSeek's one half if only that was asked; the columns of
+    the metric's table follow.
     """
     measure = results.measure
     every = results.taken(point, results.questions)

@@ -12,24 +12,24 @@ from reflectune.inference.config import ReadingConfig
 from reflectune.inference.reading.ranking import RANKINGS
 
 READ_ONLY = ("ranking",)
-"""Settings that re-read a finished trace; no pipeline is run anew for them."""
+"""Settings that re-rank a finished trace, without running a pipeline."""
 
 ELSEWHERE = ("pipeline", "relevance", "entries", *READ_ONLY)
-"""Settings that are no field of a config."""
+"""Settings that are not fields of a config."""
 
 START = "start"
-"""The name of the point that has the config's own values."""
+"""Name of the point with the config's own values."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a grid.
+    """A point of a grid.
 
     Attributes:
-        name: Its name, unique in its grid.
-        settings: What differs from the config: fields of it, and `pipeline` (a name of `RECIPES`), `ranking` (of
+        name: Unique name.
+        settings: Values that differ from the config: its fields, and `pipeline` (a registered name), `ranking` (of
             Table 5 of mR²AG), `relevance` (False: answer from every passage, as if all were relevant), and `entries`
-            (`gold`: the question's own in place of retrieved ones).
+            (`gold`: the question's own entry in place of retrieved ones).
     """
 
     name: str
@@ -37,27 +37,27 @@ class Point:
 
     @property
     def ranking(self) -> str:
-        """How an answer is chosen anew among the candidates of a finished trace; "": it is not."""
+        """Ranking by which the candidates of a finished trace are ranked again, or ""."""
         return str(self.settings.get("ranking", ""))
 
     @property
     def run_key(self) -> tuple[tuple[str, str], ...]:
-        """The same for points that one run of a pipeline serves."""
+        """Key that is equal for points that share one run of a pipeline."""
         return tuple(sorted((key, repr(value)) for key, value in self.settings.items() if key not in READ_ONLY))
 
     def config(self, base: ReadingConfig) -> ReadingConfig:
-        """The config with this point's settings."""
+        """Return the config with this point's settings."""
         changes = {key: value for key, value in self.settings.items() if key not in ELSEWHERE}
         return type(base).model_validate({**base.model_dump(), **changes})
 
 
 def expand(grid: Mapping[str, Sequence[Any]], start: Mapping[str, Any], *, product: bool) -> list[Point]:
-    """The points of a grid, each once: the starting point, then in the order of the grid.
+    """Return the points of a grid, each once: the starting point, then in the order of the grid.
 
     Args:
         grid: Values by setting.
-        start: The value that each of these settings has while another is varied.
-        product: Take all combinations, or vary one setting at a time.
+        start: Value of each of these settings while a different one is varied.
+        product: Take all combinations; else vary one setting at a time.
     """
     if product:
         named = {
@@ -76,12 +76,12 @@ def expand(grid: Mapping[str, Sequence[Any]], start: Mapping[str, Any], *, produ
 
 
 def label(settings: Mapping[str, Any]) -> str:
-    """Settings in words: `gamma=0.5 mct=filter`."""
+    """Return settings as text: `gamma=0.5 mct=filter`."""
     return " ".join(f"{name}={show(value)}" for name, value in settings.items())
 
 
 def problems(grid: Mapping[str, Any], config: ReadingConfig) -> list[str]:
-    """What is wrong with a grid: no list, an unknown setting, a value that the config or a ranking refuses."""
+    """Return the problems of a grid: not a list, an unknown setting, a value that the config or a ranking refuses."""
     issues = []
     fields = type(config).model_fields.keys()
     accepted = set(config.problems())
@@ -105,5 +105,5 @@ def _refused(config: ReadingConfig, name: str, value: Any, accepted: set[str]) -
 
 
 def show(value: Any) -> str:
-    """A value in words: `on`, `off`, `auto`, a number."""
+    """Return a value as text: `on`, `off`, `auto`, a number."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""A sweep from its config to `sweep.json` and its plots."""
+"""Run a sweep, and write `sweep.json`, a page and charts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ELSEWHERE = frozenset(
     "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
     "product seed".split()
 )
-"""Settings that do not decide a question's row, or whose content is hashed."""
+"""Settings that do not determine a question's row, or whose content is hashed."""
 
 
 def run(config: SweepConfig) -> dict[str, Any]:
-    """Run all points, then write `sweep.json`, `sweep.html` and one SVG a plot into the config's output folder.
+    """Run all points, and write `sweep.json`, `sweep.html` and an SVG per chart into the config's output folder.
 
     Returns:
-        The content of sweep.json; of all processes only the first one scores the answers, the others return {}.
+        The content of sweep.json in the first process, {} in the others.
     """
     state = launch_state()
     dataset = Dataset(Path(config.dataset))
@@ -76,7 +76,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
 
 
 def describe(config: SweepConfig) -> str:
-    """What a run would do, for `--dry_run`; it loads no model."""
+    """Describe a run, for `--dry_run`, without loading a model."""
     questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
     points = config.points()
     require_models(getattr(config, role) for role in config.roles())
@@ -115,7 +115,7 @@ def _fingerprint(
 
 
 def _plain(value: Any) -> Any:
-    """A setting as JSON: a number of documents as a number, `auto` as the word."""
+    """Return a setting as JSON: a number of documents as a number, `auto` as text."""
     if type(value) in (bool, int, float, str):
         return value
     return int(value) if isinstance(value, int) and value else str(value)

@@ -1,4 +1,4 @@
-"""The models, the retriever and the memory that grid points are run with."""
+"""Models, retriever and caches that grid points are run with."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 
 class GridRunner:
-    """Runs the pipelines of grid points, all over the same remembering engines, one a model.
+    """A runner of the pipelines of grid points over the same caching engines, one per model.
 
     A model is loaded when the first point needs it.
     """
 
     def __init__(self, config: ReadingConfig, dataset: Dataset, pipeline: str, seed: int = 0) -> None:
-        """Bind what is the same for all points.
+        """Bind the parts that all points share.
 
         Args:
             config: Names the models, the index, and the settings that points start from.
             dataset: The data set.
             pipeline: The pipeline of points that don't name one.
-            seed: Of what a diagnosis draws.
+            seed: Seed of the passages that a diagnosis draws.
         """
         self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
         self._engines: dict[str, CachingEngine] = {}
@@ -48,7 +48,7 @@ class GridRunner:
         self._pipelines: dict[Any, Pipeline] = {}
 
     def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
-        """The traces of those questions that the point's pipeline takes, by id."""
+        """Return the traces of the questions that the point's pipeline answers, by id."""
         if point.run_key not in self._pipelines:
             self._pipelines[point.run_key] = self._build(point)
         takes = self._recipe(point).takes
@@ -64,12 +64,12 @@ class GridRunner:
         return {trace.question_id: trace for trace in traces}
 
     def stats(self) -> CacheStats:
-        """What was asked of all models so far, and done."""
+        """Return the counts of all models."""
         counts = [engine.stats for engine in self._engines.values()]
         return CacheStats(sum(each.requested for each in counts), sum(each.done for each in counts))
 
     def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
-        """What the models of these roles hash to; if a point has passages picked, the reranker too."""
+        """Return the fingerprints of the models of these roles, and of the reranker if a point uses it."""
         for role in roles:
             self.engine(role)
         reranker = (
@@ -78,14 +78,14 @@ class GridRunner:
         return {**{role: self._hashes[role] for role in roles}, **reranker}
 
     def forget(self) -> None:
-        """Drop what was read, said and found."""
+        """Drop all caches."""
         for retriever in self._retrievers.values():
             retriever.forget()
         for engine in self._engines.values():
             engine.forget()
 
     def engine(self, role: ModelRole) -> CachingEngine:
-        """The engine of a role's model, which is loaded when it is first asked for."""
+        """Return the engine of a role's model; the first call loads it."""
         if role not in self._engines:
             loaded = open_model(self._config, role)
             self._hashes[role] = loaded.fingerprint
@@ -115,7 +115,7 @@ class GridRunner:
         return build_pipeline(self._name(point), parts)
 
     def _weighted(self, config: ReadingConfig) -> CachingRetriever:
-        """The retriever with a point's weights of titles and summaries; a list of ranked entities has none."""
+        """Return the retriever with a point's weights of titles and summaries; ranked entities have none."""
         weights = config.title_weight, config.summary_share
         if weights not in self._retrievers:
             entries = self._entries
