@@ -17,7 +17,7 @@ from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
+from reflectune.data_builders.readers.nq_rows import NqArticle, article, plain, read_rows, records, simplified, span
 from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, text
 
 _YES_NO = {"YES": "yes", "NO": "no", "NONE": "", "1": "yes", "0": "no", "-1": ""}
@@ -141,7 +141,7 @@ def _answer(annotation: SourceRow, tokens: list[str]) -> str:
     return _YES_NO[given]
 
 
-def _section(row: SourceRow, shown: Article, long_answer: tuple[int, int]) -> int:
+def _section(row: SourceRow, shown: NqArticle, long_answer: tuple[int, int]) -> int:
     """Return the index of the section that holds a long answer."""
     first, last = long_answer
     for index, (start, end) in enumerate(shown.spans):

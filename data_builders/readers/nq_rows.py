@@ -22,7 +22,7 @@ _AGAIN = "download the file again, or leave the row out"
 
 
 @dataclass(frozen=True)
-class Article:
+class NqArticle:
     """An article as tokens.
 
     Attributes:
@@ -82,7 +82,7 @@ def simplified(row: SourceRow) -> SourceRow:
     return SourceRow({**values, "document_text": joined}, row.file, row.line, "example_id")
 
 
-def article(row: SourceRow) -> Article:
+def article(row: SourceRow) -> NqArticle:
     """Return the article of a simplified row.
 
     Raises:
@@ -95,7 +95,7 @@ def article(row: SourceRow) -> Article:
     candidates = [record for record in records(row, "long_answer_candidates") if flag(record, "top_level")]
     spans = [candidate_span for candidate in candidates if (candidate_span := span(candidate, len(tokens)))]
     url = html.unescape(text(row, "document_url", default=""))
-    return Article(f"{title}@{digest}", title, url, tokens, spans)
+    return NqArticle(f"{title}@{digest}", title, url, tokens, spans)
 
 
 def span(record: SourceRow, size: int) -> tuple[int, int] | None:
