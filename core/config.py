@@ -98,7 +98,11 @@ class Settings(BaseModel):
     @classmethod
     def of(cls, config: Settings) -> Self:
         """Return the part of a larger config that these settings are."""
-        return cls.model_construct(**{name: getattr(config, name) for name in cls.model_fields})
+        values = {name: config.__dict__[name] for name in cls.model_fields if name in config.__dict__}
+        part = cls.model_construct(**values)
+        for name in cls.model_fields.keys() - values.keys():
+            del part.__dict__[name]  # a key that is wrong; a check that reads it ends
+        return part
 
     def problems(self) -> list[str]:
         """Return the problems that the cross-checks find, one sentence each."""

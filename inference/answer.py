@@ -1,8 +1,12 @@
-"""Answer one question about one image: `reflectune answer --config … --image X --question "…"`."""
+"""Answer one question about one image: `reflectune answer --config … --image X --question "…"`.
+
+With `--evaluation DIR --question_id ID` it shows the traces of a question that evaluate has answered.
+"""
 
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 from reflectune.core.command import command
 from reflectune.inference.running.config import AnswerConfig
@@ -10,10 +14,11 @@ from reflectune.inference.running.config import AnswerConfig
 
 @command(AnswerConfig)
 def answer(config: AnswerConfig) -> None:
-    """Answer one question about an image, and show how."""
-    from reflectune.inference.report.words import (
-        explain,  # slow to import, so only once the config is known to be right
-    )
+    """Answer one question about an image, or show an evaluation's answers, and show how."""
+    if config.evaluation:
+        show_evaluation(config)
+        return
+    # slow to import, so only after the config is checked
     from reflectune.inference.running import single
     from reflectune.inference.trace import to_row
 
@@ -21,4 +26,21 @@ def answer(config: AnswerConfig) -> None:
         print(single.describe(config))
         return
     trace = single.answer(config)
-    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else explain(trace))
+    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else single.explain(trace))
+
+
+def show_evaluation(config: AnswerConfig) -> None:
+    """Print each pipeline's trace of the evaluation's question, or all traces as JSONL."""
+    from reflectune.inference.report.words import explain
+    from reflectune.inference.trace import to_row
+    from reflectune.inference.trace_files.opening import find_traces, read_traces
+
+    if not config.question_id:
+        for trace in chain.from_iterable(map(read_traces, config.trace_files().values())):
+            print(json.dumps(to_row(trace), ensure_ascii=False))
+        return
+    for name, trace in find_traces(config.trace_files(), config.question_id).items():
+        if config.as_json:
+            print(json.dumps(to_row(trace), indent=2, ensure_ascii=False))
+        else:
+            print(f"{name}, question {trace.question_id}\n{trace.error or explain(trace)}\n")

@@ -11,7 +11,18 @@ from reflectune.core.values import InputFile
 from reflectune.models.names import EncoderName
 
 
-class IndexKeys(Settings):
+class SummarySettings(Settings):
+    """Weight of summaries in an entry's score."""
+
+    summary_share: float = setting(
+        0.0,
+        "share of the title's weight that an entry's summary gets; needs `build_index --summaries`",
+        ge=0,
+        le=1,
+    )
+
+
+class IndexKeys(SummarySettings):
     """Settings of the index or the ranked entities."""
 
     index: str = setting(
@@ -20,13 +31,6 @@ class IndexKeys(Settings):
     encoder: EncoderName = setting("miniature/clip", "the encoder that the index was built with")
     ranked_entities: InputFile = setting(
         "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens", hashed=False
-    )
-
-    summary_share: float = setting(
-        0.0,
-        "share of the title's weight that an entry's summary gets; needs `build_index --summaries`",
-        ge=0,
-        le=1,
     )
 
     @property

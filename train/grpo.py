@@ -13,12 +13,15 @@ from pathlib import Path
 from reflectune.core.command import command
 from reflectune.core.config import cross_check
 from reflectune.formats.dataset import split_issues
-from reflectune.inference.config import PipelineConfig
+from reflectune.inference.config import BaseModelSettings, DatasetSettings, EngineSettings, ModelSettings
+from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
+from reflectune.inference.running.settings import ReflectingPipelines
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.train.rewards.gates.config import GateConfig
 
 
-class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training knows fewer values of two keys
+class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings, ReflectingPipelines):
     """Settings of the training of gates, and of the pipeline that measures their rewards."""
 
     @cross_check
@@ -26,18 +29,34 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
         """Yield the problems of measuring rewards."""
         yield from self.metric_issues(self.dataset)
         yield from split_issues("split", self.dataset, [self.split])
-        if not self.finds_entries:
+        for key in sorted(self.model_fields_set & {"gamma", "ret"}):
+            yield f"`{key}` means nothing here: rewards are of both outcomes of the gate; leave it out"
+        if not RetrieverConfig.of(self).finds_entries:
             yield "`index` is needed, or `ranked_entities`: rewards are measured with retrieval"
         if self.scheme not in reflecting():
             yield f"`scheme` is one of {', '.join(reflecting())}; found `{self.scheme}`"
             return
         recipe = find_recipe(self.scheme)
-        if recipe.answered_by_base(self) and not self.base_model:
+        if recipe.models(self).base_answers and not self.base_model:
             yield f"`base_model` is needed: it answers for {self.scheme}, unless `answer_model` is tuned"
         if "relevance" in self.gates and recipe.answer_each is None:
             yield f"`gates`: {self.scheme} can't answer from each passage alone; train the retrieval gate only"
-        if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
+        settings = recipe.settings_of(self)
+        if "relevance" in self.gates and isinstance(settings, MmkbRagSettings) and not settings.srt:
             yield "`gates` with relevance needs `srt: true`: it trains SRT's gate"
+
+    def models(self) -> ModelSettings:
+        """Return how the models that answer are loaded."""
+        return ModelSettings(
+            base_model=self.base_model,
+            dtype=self.dtype,
+            device=self.device,
+            token_budget=self.token_budget,
+            keep_images=self.keep_images,
+            image_fit=self.image_fit,
+            min_pixels=self.min_pixels,
+            max_pixels=self.max_pixels,
+        )
 
 
 @command(GrpoConfig, writes="output_dir")
@@ -46,18 +65,20 @@ def grpo(config: GrpoConfig) -> None:
     # slow to import: after the config is right
     from reflectune.core.hashing import fingerprint
     from reflectune.formats.dataset import Dataset
-    from reflectune.inference.reading.collaborators import require_models
+    from reflectune.inference.running.loading import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.metrics.scoring.registry import find_metric
     from reflectune.train.rewards.gates.run import train_gates
 
     recipe = find_recipe(config.scheme)
-    require_models([config.model, config.base_model if recipe.answered_by_base(config) else ""])
+    require_models([config.model, config.base_model if recipe.models(config).base_answers else ""])
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)
     measuring = functools.partial(
         GateRewardRollout,
-        config,
+        recipe.settings_of(config),
+        config.models(),
+        RetrieverConfig.of(config),
         folder=config.rewards_folder(),
         correctness=find_metric(config.metric, bem),
         batch_questions=config.batch_questions,
@@ -65,7 +86,7 @@ def grpo(config: GrpoConfig) -> None:
         run=fingerprint(config.hashed()),
     )
     hashes = {
-        "index_fingerprint": config.finder_fingerprint(),
+        "index_fingerprint": RetrieverConfig.of(config).finder_fingerprint(),
         **({"bem_fingerprint": bem.fingerprint} if bem else {}),
     }
     train_gates(config, Dataset(Path(config.dataset)), hashes, measuring)

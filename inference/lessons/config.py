@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed, SplitName, output_of
 from reflectune.formats.dataset import split_issues
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import DatasetSettings, ModelSettings
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import CriticShares, LessonStage
 from reflectune.inference.lessons.teacher import FORMS
+from reflectune.inference.pipelines.registry import find_recipe, pipeline_settings
+from reflectune.inference.pipelines.requirements import BUDGET, REMOTE
 from reflectune.models.rendering.turns import Slot, prompt_parts
+from reflectune.retrieval.config import RetrieverConfig
 
 TAUGHT: Final = ("mi_rag", "pmsr", REAG)
 """The pipelines whose prompts the teacher has replies to."""
+
+
+# Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
+if TYPE_CHECKING:
+    TaughtPipelines = Settings
+else:
+    TaughtPipelines = pipeline_settings(TAUGHT, without=(REMOTE, BUDGET))
 
 
 class ReagLessonKeys(Settings):
@@ -52,14 +61,12 @@ class ReagLessonKeys(Settings):
         return CriticShares(self.negatives, self.hard_share, self.distractors)
 
 
-class LessonsConfig(ReagLessonKeys, ReadingConfig):
+class LessonsConfig(ReagLessonKeys, ModelSettings, DatasetSettings, TaughtPipelines):
     """Write what an iterative pipeline asks its model, with ideal replies, as training data of scheme plain."""
 
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
     split: SplitName = setting("train", "whose questions; those with evidence are taken", needed="")
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
-    text_index: str = setting("", "index of passages; see retrieval.build_text_index")
-    text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
     query_forms: list[str] = setting(
         list(FORMS),
         "how the teacher's query, and MI-RAG's second one, ask for a section: texts with {title} and {heading}",
@@ -74,7 +81,8 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
     @cross_check
     def missing_parts(self) -> Iterator[str]:
         """Yield the model and the index that are missing."""
-        yield from [f"`{name}` is needed" for name in ("base_model", "index") if not getattr(self, name)]
+        values = {"base_model": self.base_model, "index": RetrieverConfig.of(self).index}
+        yield from [f"`{name}` is needed" for name, value in values.items() if not value]
 
     @cross_check
     def split_problems(self) -> Iterator[str]:
@@ -100,26 +108,19 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
     @cross_check
     def idle_problems(self) -> Iterator[str]:
         """Yield the keys that mean nothing."""
-        if self.reader != "base_model" or self.answerer:
-            yield "`reader` and `answerer` mean nothing here: the teacher replies; leave them out"
         if self.renamed and REAG in self.pipelines and self.stage == "grpo":
             yield "`renamed` means nothing for `stage: grpo`: rewards are of the questions' own answers"
 
-    @cross_check
-    def text_index_problems(self) -> Iterator[str]:
-        """Yield a problem if the index of passages or its knowledge base is missing."""
-        for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
-            if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
-                yield f"`{key}`: {folder} has no {marker}"
-
     def decisive_settings(self) -> dict[str, Any]:
-        """Return the settings that decide what is written. Data set, indexes and model are hashed separately.
-
-        ReAG's keys, and `top_n`, are left out if it is not taught: no other taught pipeline reads them.
-        """
-        unread = _ELSEWHERE | (frozenset() if REAG in self.pipelines else _OF_REAG)
-        used = self.as_used(self.model_dump())
-        return {name: value for name, value in used.items() if name not in unread}
+        """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
+        retriever, own = RetrieverConfig.of(self), set(LessonsConfig.__annotations__) - {"output"}
+        return {
+            "lessons": self.model_dump(include=own),
+            "reag": ReagLessonKeys.of(self).model_dump() if REAG in self.pipelines else None,
+            "pipelines": {name: find_recipe(name).settings_of(self).hashed() for name in self.pipelines},
+            "retriever": [retriever.title_weight, retriever.summary_share],
+            "images": self.image_settings(),
+        }
 
     @property
     def asks_unaided(self) -> bool:
@@ -135,13 +136,3 @@ def _form_problem(form: str) -> str:
     if unknown := sorted(slots - {"title", "heading"}):
         return f"`{form}` has the slot `{unknown[0]}`; it can have `title` and `heading`"
     return ""
-
-
-_ELSEWHERE: Final = frozenset(
-    (
-        *("dataset", "output", "index", "text_index", "text_knowledge", "base_model", "model", "plain_model"),
-        *("device", "device_map", "dtype", "token_budget", "keep_images", "dry_run"),
-    )
-)
-"""Where things are, and what changes no lesson."""
-_OF_REAG: Final = frozenset((*ReagLessonKeys.model_fields, "top_n"))

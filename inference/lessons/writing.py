@@ -18,6 +18,7 @@ from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.reflection_data import Manifest, build_split
+from reflectune.inference.config import ModelSettings, TextIndexSettings
 from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import ReagTeacher
@@ -34,12 +35,13 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.reag import ReagSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
-from reflectune.inference.reading.collaborators import open_engine, open_model, open_retriever
+from reflectune.inference.running.loading import open_engine, open_entries, open_model, open_texts
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
+from reflectune.retrieval.config import RetrieverConfig
 
 
 def run(config: LessonsConfig) -> None:
@@ -106,24 +108,32 @@ class LessonWriter:
 
     def __init__(self, dataset: Dataset, config: LessonsConfig) -> None:
         self._dataset, self._config = dataset, config
-        loaded = open_model(config, "base_model")
-        engine = open_engine(config, loaded)
+        models = ModelSettings.of(config)
+        engine = open_engine(models, open_model(models, "base_model"))
         self._model, self._renderer = LocalModel(engine, config.batch_questions), engine.renderer
-        self._knowledge = KnowledgeBase(config.text_knowledge) if config.text_knowledge else dataset.knowledge
-        texts = (
-            open_text_retriever(config.text_index, self._knowledge, device=config.device) if config.text_index else None
-        )
-        retriever = open_retriever(config, dataset.knowledge)
+        retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
+        self._knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
         self._titles = TitleExchange(entry.title for entry in self._knowledge) if config.renamed else None
-        self._parts = PipelineParts(config, dataset.knowledge, engine=engine, retriever=retriever, texts=texts)
+        self._parts = PipelineParts(
+            dataset.knowledge,
+            folder=dataset.root,
+            engine=engine,
+            retriever=open_entries(retriever, dataset, config.device),
+            texts=open_texts(texts, self._knowledge, config.device) if texts.text_index else None,
+        )
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that determines the lessons."""
-        config = self._config
-        texts = file_fingerprint(Path(config.text_index, "manifest.json")) if config.text_index else ""
-        parts = [config.decisive_settings(), self._dataset.fingerprint, config.finder_fingerprint(), texts]
-        return fingerprint([*parts, self._renderer.fingerprint])
+        index, texts = RetrieverConfig.of(self._config), TextIndexSettings.of(self._config).text_index
+        parts = {
+            "settings": self._config.decisive_settings(),
+            "dataset": self._dataset.fingerprint,
+            "index": index.finder_fingerprint(),
+            "text_index": file_fingerprint(Path(texts, "manifest.json")) if texts else None,
+            "model": self._renderer.fingerprint,
+        }
+        return fingerprint(parts)
 
     def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:
         """The lessons of all pipelines' trajectories, question by question."""
@@ -146,7 +156,7 @@ class LessonWriter:
     def _trajectories(
         self, name: str, questions: Sequence[Question], images: Sequence[Image.Image]
     ) -> list[list[PromptedExample]]:
-        pipeline = build_pipeline(name, self._parts)
+        pipeline = build_pipeline(name, self._config, self._parts)
         if not isinstance(pipeline, TrajectoryPipeline):
             raise ValueError(f"{name} has no trajectory")
         begun: dict[str, _Lessons] = {}
@@ -159,7 +169,7 @@ class LessonWriter:
         config, knowledge = self._config, self._dataset.knowledge
         teacher = teacher_of(question, knowledge, config.query_forms)
         if name == REAG:
-            return ReagTeacher(question, teacher, knowledge, config.shares, config.seed, config.lead)
+            return ReagTeacher(question, teacher, knowledge, config.shares, config.seed, ReagSettings.of(config).lead)
         if teacher is None:
             raise ValueError(f"question {question.id} has no evidence")
         return teacher
@@ -219,4 +229,4 @@ class LessonWriter:
         if self._config.stage == "critic":
             return ""
         seen = request.prompt.documents[:shown]
-        return teacher.thoughts(seen) if self._config.think else teacher.answer(seen)
+        return teacher.thoughts(seen) if ReagSettings.of(self._config).think else teacher.answer(seen)

@@ -5,7 +5,6 @@ Nothing here knows lmms-eval; its class in `adapter` only turns requests into th
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import tempfile
@@ -22,14 +21,17 @@ from reflectune.core.types import AnswerStyle, AnswerType, Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.lmms.config import BenchmarkConfig, Mode
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
-from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
+from reflectune.inference.pipelines.settings import GateSettings
+from reflectune.inference.running.loading import open_engine, open_entries, open_plain, open_tuned
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.registry import find_scheme
+from reflectune.retrieval.config import RetrieverConfig
 
 ANSWER_TYPES: Mapping[AnswerStyle, AnswerType] = {"free": "free_form", "short": "string", "list": "multi_answer"}
 
@@ -151,15 +153,14 @@ class BenchmarkAnswerer:
     """
 
     def __init__(self, config: BenchmarkConfig) -> None:
-        self._config = config
+        self._config, self._models = config, ModelSettings.of(config)
+        self._gamma = GateSettings.of(config).gamma
         if config.mode == "base":
-            loaded = open_plain(config, config.base_model)
-            self._name, parts = (
-                "closed_book",
-                PipelineParts(config, _no_knowledge(), engine=open_engine(config, loaded)),
-            )
+            loaded = open_plain(self._models, config.base_model)
+            self._name = "closed_book"
+            parts = PipelineParts(_no_knowledge(), engine=open_engine(self._models, loaded))
         else:
-            loaded = open_tuned(config)
+            loaded = open_tuned(self._models)
             self._name, parts = _scheme_of(loaded), self._reflecting_parts(loaded)
         self.checkpoint = loaded.fingerprint
         self._parts = parts
@@ -188,9 +189,9 @@ class BenchmarkAnswerer:
         return min(request.max_new_tokens or self._config.max_new_tokens, self._longest)
 
     def _build(self, limit: int) -> Pipeline:
-        gamma = math.inf if self._config.mode == "no_retrieval" else self._config.gamma
+        gamma = math.inf if self._config.mode == "no_retrieval" else self._gamma
         config = self._config.model_copy(update={"max_new_tokens": limit, "gamma": gamma})
-        return build_pipeline(self._name, dataclasses.replace(self._parts, config=config))
+        return build_pipeline(self._name, config, self._parts)
 
     def _question(self, request: BenchmarkRequest) -> Question:
         answer_type = ANSWER_TYPES[self._config.answer_style]
@@ -203,7 +204,7 @@ class BenchmarkAnswerer:
         if mode == "base":
             return BenchmarkReply(told, mode, self.checkpoint, style, tokens=tokens)
         return BenchmarkReply(
-            *(told, mode, self.checkpoint, style, self._config.gamma, trace.gate),
+            *(told, mode, self.checkpoint, style, self._gamma, trace.gate),
             opened=self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved,
             entries=tuple(hit.entry_id for hit in trace.hits),
             tokens=tokens,
@@ -211,26 +212,24 @@ class BenchmarkAnswerer:
 
     def _opens(self, gate: float | None) -> bool:
         """What the gate would have decided."""
-        return find_scheme(self._name).retrieves(gate or 0.0, self._config.gamma)
+        return find_scheme(self._name).retrieves(gate or 0.0, self._gamma)
 
     def _reflecting_parts(self, loaded: Loaded) -> PipelineParts:
         """What the pipeline of a checkpoint's scheme is made from; it finds nothing unless the mode is `pipeline`."""
         config, name = self._config, _scheme_of(loaded)
-        with_base = find_recipe(name).answered_by_base(config)
+        with_base = find_recipe(name).models(config).base_answers
         if with_base and not config.base_model:
             raise UserError(
                 f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that "
                 "is to answer, or set answer_model: tuned"
             )
-        searching = config.mode == "pipeline"
-        knowledge = Dataset(Path(config.dataset)).knowledge if searching else _no_knowledge()
-        return PipelineParts(
-            config,
-            knowledge,
-            engine=open_engine(config, loaded),
-            base=open_engine(config, open_plain(config, config.base_model)) if with_base else None,
-            retriever=open_retriever(config, knowledge) if searching else NothingFound(),
-        )
+        engine, models = open_engine(self._models, loaded), self._models
+        base = open_engine(models, open_plain(models, models.base_model)) if with_base else None
+        if config.mode != "pipeline":
+            return PipelineParts(_no_knowledge(), engine=engine, base=base, retriever=NothingFound())
+        dataset = Dataset(Path(config.dataset))
+        retriever = open_entries(RetrieverConfig.of(config), dataset, models.device)
+        return PipelineParts(dataset.knowledge, engine=engine, base=base, retriever=retriever)
 
 
 class NothingFound:

@@ -7,14 +7,17 @@ from typing import Final, Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.types import AnswerStyle
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import DatasetSettings, ModelRole, ModelSettings
+from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
+from reflectune.inference.running.settings import ReflectingPipelines
+from reflectune.retrieval.config import RetrieverConfig
 
 Mode = Literal["base", "no_retrieval", "gate", "pipeline"]
 MODES: Final[tuple[Mode, ...]] = ("base", "no_retrieval", "gate", "pipeline")
 """In the order of a table's columns: before reflection, and after it with less and less held fixed."""
 
 
-class BenchmarkConfig(ReadingConfig):
+class BenchmarkConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
     """What answers lmms-eval's questions: keys of the YAML file in `--model_args config=…`, or of `--model_args`."""
 
     mode: Mode = setting(
@@ -34,9 +37,9 @@ class BenchmarkConfig(ReadingConfig):
         needed = "base_model" if self.mode == "base" else "model"
         if not getattr(self, needed):
             yield f"`{needed}` is needed by mode {self.mode}"
-        if self.mode == "pipeline" and not self.finds_entries:
+        if self.mode == "pipeline" and not RetrieverConfig.of(self).finds_entries:
             yield "`index` is needed by mode pipeline, or `ranked_entities`"
-        if self.mode in ("no_retrieval", "gate") and not self.ret:
+        if self.mode in ("no_retrieval", "gate") and not MmkbRagSettings.of(self).ret:
             yield f"`ret` is off, but mode {self.mode} reads the gate"
 
     def dataset_problems(self) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from reflectune.inference.config import TrajectoryConfig
+from reflectune.core.config import Settings, setting
 from reflectune.models.remote.client import RemoteModel
 
 Spent: TypeAlias = tuple[int, float]
@@ -17,6 +17,20 @@ _MESSAGES: Final = {
     "run_tokens": "the run's {:,g} tokens are used up",
     "run_cost": "the run's budget of {:,g} is used up",
 }
+
+
+class BudgetSettings(Settings):
+    """Limits of a question and of a run; 0 means unlimited."""
+
+    question_tokens: int = setting(
+        0, "iterative: tokens, read and generated, after which a question is answered from its records; 0: any", ge=0
+    )
+    run_tokens: int = setting(
+        0, "iterative: the same for all replies of the server's model; a higher limit resumes the run", ge=0
+    )
+    run_cost: float = setting(
+        0.0, "iterative: the same in money, by llm_input_price and llm_output_price; 0: no limit", ge=0
+    )
 
 
 @dataclass(frozen=True)
@@ -70,15 +84,15 @@ class Budget:
     spent: Callable[[], Spent] = field(default=_nothing, compare=False)
 
     @classmethod
-    def of(cls, config: TrajectoryConfig, remote: RemoteModel | None) -> Budget:
-        """Return the budget of a config. The run's part counts the replies of the remote model."""
+    def of(cls, settings: BudgetSettings, remote: RemoteModel | None) -> Budget:
+        """Return the budget of settings. The run's part counts the replies of the remote model."""
 
         def spent() -> Spent:
             usage = remote.usage() if remote is not None else {}
             tokens = int(usage.get("prompt_tokens", 0)) + int(usage.get("completion_tokens", 0))
             return tokens, float(usage.get("cost", 0.0))
 
-        return cls(config.question_tokens, config.run_tokens, config.run_cost, spent)
+        return cls(settings.question_tokens, settings.run_tokens, settings.run_cost, spent)
 
     @property
     def limits(self) -> Mapping[str, float]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from reflectune.core.types import Passage
-from reflectune.inference.config import Pairs, Reranking
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.vocabulary import Steps, judge, texts_of, write
+
+Reranking = Literal["none", "pointwise", "pairwise", "listwise"]
+Pairs = Literal["all", "both_orders", "adjacent"]
 
 RELEVANT: Final = """\
 Given an image and question, read the provided document under RELATED DOCUMENT section and decide whether the answer \

@@ -11,23 +11,44 @@ from typing import Final, Literal
 
 from PIL import Image
 
+from reflectune.core.config import setting
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Box, Picture, RerankReply, RerankRequest, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Embed
+from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
-from reflectune.retrieval.retrievers.queries import Query, Weights, equation_7
+from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, Summaries, article_of
 from reflectune.retrieval.web.pages import Pages, SearchTool
 
 ENTRIES: Final = "entries"
 """Name of the base whose entries are documents."""
+
+
+class FusionSettings(SummarySettings):
+    """Fusion of a query's image and text."""
+
+    fusion: Fusion = setting(
+        "scores", "query of image and text: add up scores, or one vector: their sum, or the encoder's own (features)"
+    )
+
+
+class SearchSettings(FusionSettings):
+    """Weights of searches with a picture and a text."""
+
+    text_weight: float = setting(
+        0.5,
+        "MI-RAG, PMSR, WikiSeeker, MM-R2: λ, weight of the text in a pair's score; the rest is the picture's",
+        ge=0,
+        le=1,
+    )
+
 
 PairText = Literal["section", "summary", "passages"]
 """Text of an image-text pair: the entry's passage that fits the query best (MI-RAG), the entry's summary (PMSR), or all
@@ -75,10 +96,12 @@ def knowledge_bases(
     entries: EntryRetriever | None,
     texts: TextRetriever | None,
     knowledge: KnowledgeBase,
-    config: ReadingConfig,
     pair_text: PairText,
     *,
-    by_picture: bool = False,
+    search: SearchSettings | None,
+    on_failure: OnFailure,
+    top_n: int,
+    lead: Lead,
     tool: SearchTool | None = None,
 ) -> KnowledgeBases:
     """Build the bases of a config's indexes.
@@ -91,39 +114,48 @@ def knowledge_bases(
         entries: Finds entries for a picture and a text; None without an index of entries.
         texts: Finds passages for a text; None without an index of passages.
         knowledge: The entries.
-        config: The settings.
         pair_text: Text of a pair.
-        by_picture: True to rank pairs by the picture alone: equation 3 of mR²AG, as in pipelines that retrieve once.
+        search: Weights of picture and text; None to rank pairs by the picture alone: equation 3 of mR²AG, as in
+            pipelines that retrieve once.
+        on_failure: Behaviour if a base fails.
+        top_n: Number of entries whose passages `pair_text: passages` searches.
+        lead: Text before each passage.
         tool: A search tool, added as the base `web`.
     """
     searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
     if entries is not None:
-        weights = None
-        if not by_picture:
-            weights = equation_7(config.text_weight).with_summaries(config.summary_share).fused(config.fusion)
+        weights: Weights | None = None
+        finder: QueryRetriever = entries
+        if search is not None:
+            weights = equation_7(search.text_weight).with_summaries(search.summary_share).fused(search.fusion)
             entries.check(weights)
-        finder = _OrByPicture(entries) if weights is not None and config.text_weight == 1 else entries
-        searchers.append(_pairs(finder, knowledge, config, pair_text, weights))
+            finder = _OrByPicture(entries) if search.text_weight == 1 else entries
+        searchers.append(_pairs(finder, knowledge, pair_text, weights, top_n, lead))
     searchers += [Pages(tool)] if tool is not None else []
-    joint, encodes = JointSearch(searchers, on_failure=config.base_failure), texts or entries
+    joint, encodes = JointSearch(searchers, on_failure=on_failure), texts or entries
     if encodes is None:
         raise ValueError("there is neither an index of passages nor one of entries, and nothing that compares queries")
     return KnowledgeBases(joint, encodes.embed)
 
 
 def _pairs(
-    entries: QueryRetriever, knowledge: KnowledgeBase, config: ReadingConfig, text: PairText, weights: Weights | None
+    entries: QueryRetriever,
+    knowledge: KnowledgeBase,
+    text: PairText,
+    weights: Weights | None,
+    top_n: int,
+    lead: Lead,
 ) -> Searcher:
     """Build the base `pairs`: entries with a passage, their summary, or all of their passages."""
     if text == "summary":
         return Summaries("pairs", entries, knowledge, weights=weights)
 
     def passages_of(entry_id: str) -> list[Passage]:
-        return split_passages(knowledge.get(entry_id), lead=config.lead)
+        return split_passages(knowledge.get(entry_id), lead=lead)
 
     if text == "section":
         return BestPassages("pairs", entries, passages_of, weights=weights)
-    return PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
+    return PassagesInside("pairs", entries, passages_of, entries=top_n, weights=weights)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, every, needed
+from reflectune.inference.pipelines.settings import AnswerSettings
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 
@@ -42,8 +43,8 @@ class ClosedBook:
         ]
 
 
-def _make(name: str, parts: PipelineParts) -> ClosedBook:
-    return ClosedBook(name, Reader(needed(parts.engine), parts.config.max_new_tokens))
+def _make(name: str, settings: AnswerSettings, parts: PipelineParts) -> ClosedBook:
+    return ClosedBook(name, Reader(needed(parts.engine), settings.max_new_tokens))
 
 
-RECIPES = baseline("closed_book", Recipe(_make, "base_model", False, every, form="closed_book"))
+RECIPES = baseline("closed_book", Recipe(_make, AnswerSettings, "base_model", every, form="closed_book"))

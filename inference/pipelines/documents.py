@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.formats.passages import Lead, split_passages
+from reflectune.formats.passages import split_passages
+from reflectune.inference.pipelines.settings import EntrySettings
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.contexts import find_documents
@@ -33,37 +35,32 @@ class FoundDocuments:
         )
 
 
+class DocumentSettings(EntrySettings):
+    """Settings of the documents of a question."""
+
+    documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", ge=1)
+
+
 class DocumentFinder:
     """Finds the documents as probing does: the best passages by words of the entries most similar to the image.
 
     Args:
         retriever: Finds entries for an image; equation 3 of mR²AG.
         knowledge: The entries.
-        top_n: Number of entries to retrieve.
-        documents: Number of their passages to take; k of MMKB-RAG's equation 6.
-        lead: Text before each passage.
+        settings: Numbers of entries to retrieve and of their passages to take, which is k of MMKB-RAG's equation 6.
     """
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        knowledge: KnowledgeBase,
-        *,
-        top_n: int = 5,
-        documents: int = 10,
-        lead: Lead = "first_sentence",
-    ) -> None:
-        self._retriever, self._knowledge = retriever, knowledge
-        self._top_n, self._documents, self._lead = top_n, documents, lead
+    def __init__(self, retriever: Retriever, knowledge: KnowledgeBase, settings: DocumentSettings) -> None:
+        self._retriever, self._knowledge, self._settings = retriever, knowledge, settings
 
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[FoundDocuments]:
         """Find the documents of each question, in order."""
-        hits = self._retriever.search(images, self._top_n) if questions else []
+        hits = self._retriever.search(images, self._settings.top_n) if questions else []
         return [self._best(question, question_hits) for question, question_hits in zip(questions, hits, strict=True)]
 
     def _best(self, question: Question, hits: Sequence[Hit]) -> FoundDocuments:
-        documents = find_documents(question.text, hits, self._passages, self._documents)
+        documents = find_documents(question.text, hits, self._passages, self._settings.documents)
         return FoundDocuments(tuple(hits), tuple(document.passage for document in documents))
 
     def _passages(self, entry_id: str) -> list[Passage]:
-        return split_passages(self._knowledge.get(entry_id), lead=self._lead)
+        return split_passages(self._knowledge.get(entry_id), lead=self._settings.lead)

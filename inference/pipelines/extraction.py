@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
+from reflectune.core.values import SplitName
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
@@ -40,6 +42,17 @@ _POOL: Final = 1_000
 
 Shots = Callable[[Question], Sequence[Shot]]
 """Returns the examples of a question's prompt."""
+
+
+class ExtractionSettings(Settings):
+    """Settings of answer extraction."""
+
+    extract_answer: bool = setting(
+        False, "MI-RAG, PMSR: after a detailed answer ask for a short one, by MI-RAG's few-shot prompt; it is scored"
+    )
+    extract_split: SplitName = setting(
+        "train", "extract_answer: split whose questions are the prompt's examples; empty: no examples"
+    )
 
 
 def with_extraction(

@@ -5,19 +5,29 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from PIL import Image
 
+from reflectune.core.config import setting
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.config import Fallback
+from reflectune.formats.passages import split_passages
 from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.settings import EntrySettings, GateSettings
 from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+Fallback = Literal["best_product", "random", "closed_book", "abstain"]
+
+
+class GatedSettings(GateSettings, EntrySettings):
+    """Settings of pipelines that reflect turn by turn."""
+
+    fallback: Fallback = setting("best_product", "answer if no passage is judged relevant")
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,8 @@ def gate_and_judge(
     knowledge: KnowledgeBase,
     questions: Sequence[Question],
     images: Sequence[Image.Image],
+    settings: GatedSettings,
     *,
-    top_n: int,
-    gamma: float,
-    lead: Lead,
     s_ret_temperature: float = 0.0,
 ) -> Gated:
     """Read the gates, and judge every passage of the top entries of the questions whose gate opens.
@@ -59,21 +67,19 @@ def gate_and_judge(
         knowledge: The entries.
         questions: The questions.
         images: Their images.
-        top_n: Number of entries to retrieve.
-        gamma: Threshold γ of the gate.
-        lead: Text before each passage.
+        settings: Number of entries, threshold of the gate, and form of passages.
         s_ret_temperature: Temperature of S_ret as a share of a softmax; 0: the similarity.
     """
     with clock.step("gate"):
         opened = reader.open(questions, images)
         gates = reader.gates(opened)
-    rows = [i for i, gate in enumerate(gates) if reader.scheme.retrieves(gate, gamma)]
+    rows = [i for i, gate in enumerate(gates) if reader.scheme.retrieves(gate, settings.gamma)]
     with clock.step("retrieve"):
-        ranked = retriever.search([images[i] for i in rows], top_n) if rows else []
+        ranked = retriever.search([images[i] for i in rows], settings.top_n) if rows else []
         hits = dict(zip(rows, ranked, strict=True))
     with clock.step("judge"):
         passages = [
-            [p for hit in hits.get(i, ()) for p in split_passages(knowledge.get(hit.entry_id), lead=lead)]
+            [p for hit in hits.get(i, ()) for p in split_passages(knowledge.get(hit.entry_id), lead=settings.lead)]
             for i in range(len(questions))
         ]
         judged = reader.judge(opened, passages)

@@ -17,13 +17,20 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
-from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
-from reflectune.inference.pipelines.naive_rag import RERANKING
+from reflectune.inference.pipelines.iterative import (
+    CandidateSettings,
+    TrajectorySettings,
+    answer_instruction,
+    iterative_recipe,
+)
+from reflectune.inference.pipelines.requirements import ENTRY_INDEX, RERANKER
+from reflectune.inference.pipelines.settings import DepthSettings, PickingSettings
 
 IDENTIFY = """\
 The image shows one of these, or something related to one of them:
@@ -49,38 +56,39 @@ ANSWER = "{question} {documents} "
 PICKS = 3
 
 
+class IbaSettings(PickingSettings, CandidateSettings, DepthSettings, TrajectorySettings):
+    """Settings of IBA."""
+
+    identification_weight: float = setting(0.5, "IBA: α, of the entity's probability", ge=0)
+    similarity_weight: float = setting(0.5, "IBA: β, of the picture's similarity to the entry", ge=0)
+    rerank_weight: float = setting(1.0, "IBA: γ, of the reranker's score, scaled to [0, 1]", ge=0)
+
+
 @dataclass(frozen=True)
 class Iba:
-    """IBA's steps for one question.
+    """IBA's steps for one question."""
 
-    Attributes:
-        candidates: The most passages of the entries found.
-        passages: How many are answered from.
-        weights: α, β and γ: of ID, V and T.
-        max_answer: The longest answer in tokens.
-        max_record: The longest other reply in tokens.
-    """
-
-    candidates: int
-    passages: int
-    weights: tuple[float, float, float]
-    max_answer: int
-    max_record: int
+    settings: IbaSettings
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         asked = {"question": question.text}
-        found = yield from search(0, [""], {"pairs": [self.candidates]})
+        found = yield from search(0, [""], {"pairs": [self.settings.candidates]})
         passages = [hit.passage for by_base in found.hits for hits in by_base.values() for hit in hits]
         titles = {passage.entry_id: passage.title for passage in passages}
         names = list(titles)[: len(string.ascii_uppercase)]
         reply = yield from write(
-            "rerank", 0, IDENTIFY, asked, documents=_options(names, titles), max_tokens=self.max_record
+            "rerank", 0, IDENTIFY, asked, documents=_options(names, titles), max_tokens=self.settings.max_record_tokens
         )
         picked = [names[place] for place in parsing.letters(reply.text, len(names))]
         picked = list(dict.fromkeys([*picked, *names]))[:PICKS]
         said = yield from write(
-            "verify", 0, PROBABILITIES, asked, documents=_options(picked, titles), max_tokens=self.max_record
+            "verify",
+            0,
+            PROBABILITIES,
+            asked,
+            documents=_options(picked, titles),
+            max_tokens=self.settings.max_record_tokens,
         )
         likely = parsing.shares(said.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]
@@ -92,7 +100,7 @@ class Iba:
             ANSWER + answer_instruction(question, detailed=False),
             asked,
             documents=texts_of(best),
-            max_tokens=self.max_answer,
+            max_tokens=self.settings.max_new_tokens,
             model="answerer",
         )
         named = ", ".join(titles[name] for name in picked)
@@ -106,13 +114,15 @@ class Iba:
         relevant: Sequence[float],
     ) -> list[Passage]:
         """Return the passages with the highest α · ID + β · V + γ · T, best first."""
-        alpha, beta, gamma = self.weights
+        settings = self.settings
         scores = [
-            alpha * likely[passage.entry_id] + beta * similar[passage.entry_id] + gamma * score
+            settings.identification_weight * likely[passage.entry_id]
+            + settings.similarity_weight * similar[passage.entry_id]
+            + settings.rerank_weight * score
             for passage, score in zip(passages, relevant, strict=True)
         ]
         order = sorted(range(len(passages)), key=lambda place: -scores[place])
-        return [passages[place] for place in order[: self.passages]]
+        return [passages[place] for place in order[: settings.passages]]
 
 
 def _options(names: Sequence[str], titles: Mapping[str, str]) -> list[str]:
@@ -131,17 +141,4 @@ def scaled(scores: Sequence[float]) -> list[float]:
     return [(score - low) / (high - low) if high > low else 0.0 for score in scores]
 
 
-RECIPES = iterative_recipe(
-    "iba",
-    lambda config, _: Iba(
-        config.candidates,
-        config.passages,
-        (config.identification_weight, config.similarity_weight, config.rerank_weight),
-        config.max_new_tokens,
-        config.max_record_tokens,
-    ),
-    ("identification_weight", "similarity_weight", "rerank_weight", "max_record_tokens", *RERANKING),
-    common=("top_n", "candidates"),
-    by_picture=True,
-    reranks=True,
-)
+RECIPES = iterative_recipe("iba", IbaSettings, lambda settings, parts: Iba(settings), requires=(ENTRY_INDEX, RERANKER))

@@ -1,36 +1,95 @@
-"""What iterative pipelines share: how they are put together, how a budget is split, how they ask for an answer."""
+"""Parts and settings that iterative pipelines share: their recipe, budgets of passages, instructions for an answer."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.inference.config import SERVER, ReadingConfig
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.requests import Box, ModelName
-from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
+from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
-from reflectune.inference.pipelines.noise import drawn_passages, with_noise
-from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
+from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.requirements import (
+    BUDGET,
+    ENTRY_INDEX,
+    REMOTE,
+    SERVER,
+    Requirement,
+    RoleSettings,
+)
+from reflectune.inference.pipelines.settings import DepthSettings, PassageSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
-from reflectune.retrieval.retrievers.joint import split_budget
+from reflectune.retrieval.retrievers.joint import OnFailure, split_budget
 from reflectune.retrieval.web.pages import KnowledgePages, SearchTool
 
 Budgets = Mapping[str, int]
 """The most passages of an iteration, by knowledge base: `texts` and `pairs`."""
 Trajectory = Callable[[Question], Steps[TrajectoryResult]]
+Kind = TypeVar("Kind", bound="TrajectorySettings")
 
 DETAILED = "Based on the information, provide a detailed answer to the question."
-"""How MI-RAG and PMSR ask for an answer."""
+"""MI-RAG's and PMSR's instruction for an answer."""
+
+
+class TrajectorySettings(PassageSettings):
+    """Settings of all iterative pipelines."""
+
+    max_record_tokens: int = setting(
+        256, "iterative: longest description, query, reasoning record or caption, in tokens", ge=1
+    )
+    base_failure: OnFailure = setting(
+        "stop", "iterative: a failing knowledge base ends the run, or is left out and reported (degrade)"
+    )
+
+
+class PairSettings(Settings):
+    """Number of image-text pairs to read."""
+
+    pair_passages: int = setting(
+        10,
+        "MI-RAG, PMSR: image-text pairs of an iteration, one an entry; WikiSeeker: passages of the `top_n` entries",
+        ge=0,
+    )
+
+
+class CandidateSettings(Settings):
+    """Number of passages to examine."""
+
+    candidates: int = setting(1000, "ReAG, IBA, MM-R2: most passages of the entries found to examine", ge=1)
+
+
+class RecordSettings(NoiseSettings, ExtractionSettings, PairSettings, SearchSettings, TrajectorySettings):
+    """Settings of pipelines that write reasoning records."""
+
+    iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)
+    text_passages: int = setting(20, "MI-RAG, PMSR: passages of an iteration from the text index", ge=0)
+    detailed_answer: bool = setting(
+        False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
+    )
+
+    def budgets(self, parts: PipelineParts) -> Budgets:
+        """Return the most passages of an iteration, by knowledge base that there is."""
+        most = {
+            "texts": self.text_passages if parts.texts is not None else 0,
+            "pairs": self.pair_passages if parts.retriever is not None else 0,
+        }
+        return {base: number for base, number in most.items() if number}
+
+    @cross_check
+    def extraction_problems(self) -> Iterator[str]:
+        """Yield a problem if there is no detailed answer to shorten."""
+        if self.extract_answer and not self.detailed_answer:
+            yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
 
 
 def answer_instruction(question: Question, *, detailed: bool) -> str:
@@ -110,12 +169,11 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
 
 def reading_models(parts: PipelineParts) -> Mapping[ModelName, Model]:
     """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often one model."""
-    config = parts.config
-    served = ServedModel(needed(parts.remote)) if SERVER in (config.reader, config.answerer) else None
-    reader: Model = served if served and config.reader == SERVER else LocalModel(needed(parts.engine), _PICTURES)
+    served = ServedModel(needed(parts.remote)) if parts.use.is_served else None
+    reader: Model = LocalModel(needed(parts.engine), _PICTURES) if parts.use.reader else needed(served)
     if parts.answerer is not None:
         return {"reader": reader, "answerer": LocalModel(parts.answerer, _PICTURES)}
-    return {"reader": reader, "answerer": served if served and config.answerer == SERVER else reader}
+    return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader}
 
 
 def search_tool(parts: PipelineParts) -> SearchTool:
@@ -123,7 +181,6 @@ def search_tool(parts: PipelineParts) -> SearchTool:
     return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
 
 
-SETTINGS = ("iterations", "text_passages", "pair_passages", "text_weight", "detailed_answer", "max_record_tokens")
 PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
     "iterations": 4,
     "text_passages": 20,
@@ -131,74 +188,87 @@ PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
     "text_weight": 0.5,
     "max_record_tokens": None,
 }
-"""How far MI-RAG (§3.4, §4.1) and PMSR go in their papers, and how much they read, by key; None: they don't say."""
+"""Budgets of MI-RAG (§3.4, §4.1) and PMSR in their papers, by key; None: unpublished."""
 _PICTURES = 64
-"""Pictures whose reading is kept while their questions are under way."""
+"""Pictures whose prefixes stay cached while their questions are under way."""
+
+
+def trajectory_models(config: Settings) -> ModelUse:
+    """Return the models of an iterative pipeline under a command's config."""
+    roles = RoleSettings.of(config)
+    return ModelUse(
+        None if roles.reader == SERVER else "base_model", is_served=roles.is_served, answerer=roles.answerer
+    )
 
 
 def iterative_recipe(
     name: str,
-    make: Callable[[ReadingConfig, Budgets], Trajectory],
-    settings: Sequence[str] = (),
+    settings: type[Kind],
+    make: Callable[[Kind, PipelineParts], Trajectory],
     *,
-    common: Sequence[str] = SETTINGS,
+    requires: Sequence[Requirement] = (ENTRY_INDEX,),
     pair_text: PairText = "passages",
-    by_picture: bool = False,
-    reranks: bool = False,
-    has_records: bool = False,
-    searches_web: bool = False,
     takes_texts: bool = False,
-) -> Mapping[str, Recipe]:
-    """The recipe of an iterative pipeline: it reads with the base model, without training.
+    has_own_depth: bool = False,
+) -> Mapping[str, Recipe[Any]]:
+    """Return the recipe of an iterative pipeline, which reads with the base model, without training.
+
+    Pairs are searched by the picture alone unless the settings are `SearchSettings`.
 
     Args:
-        name: The pipeline's.
-        make: Its trajectory, from the settings and how much may be read of each knowledge base.
-        settings: Config fields that it depends on, beyond those of all iterative pipelines.
-        common: Those of all iterative pipelines.
-        pair_text: What stands beside a pair's image.
-        by_picture: Whether pairs are searched by the picture alone.
-        reranks: Whether it has passages compared by the config's reranker.
-        has_records: Whether it keeps records, among which irrelevant passages may be put, and answers in detail if the
-            config wants it, so that a short answer may be extracted.
-        searches_web: Whether it searches a search tool: the config's server, or the text knowledge base's articles.
-        takes_texts: Whether it answers questions without a picture, from the index of passages alone.
+        name: The pipeline's name.
+        settings: Its settings.
+        make: Builds its trajectory.
+        requires: Parts that it requires in addition to models.
+        pair_text: Text of a pair.
+        takes_texts: True if it also answers questions without a picture, from the index of passages alone.
+        has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
     """
 
-    def build(name: str, parts: PipelineParts) -> TrajectoryPipeline:
-        config = parts.config
+    def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
         by_texts = takes_texts and parts.retriever is None and parts.texts is not None
-        entries = None if by_texts else entry_retriever(name, parts)
-        tool = search_tool(parts) if searches_web else None
         bases = knowledge_bases(
-            entries, parts.texts, parts.knowledge, config, pair_text, by_picture=by_picture, tool=tool
+            None if by_texts else entry_retriever(name, parts),
+            parts.texts if recipe.needs("texts") else None,
+            parts.knowledge,
+            pair_text,
+            search=settings if isinstance(settings, SearchSettings) else None,
+            on_failure=settings.base_failure,
+            top_n=settings.top_n if isinstance(settings, DepthSettings) else 0,
+            lead=settings.lead,
+            tool=search_tool(parts) if recipe.needs("pages") else None,
         )
-        most = {"texts": config.text_passages if parts.texts else 0, "pairs": config.pair_passages if entries else 0}
-        budgets = {base: number for base, number in most.items() if number}
-        rank = functools.partial(reranked, reranker=needed(parts.reranker)) if reranks else None
-        tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
-        extracts = has_records and config.extract_answer
-        longest = max(config.max_new_tokens, config.max_record_tokens if extracts else 0)
-        trajectory = make(config.model_copy(update={"max_new_tokens": longest}), budgets)
-        if has_records and config.noise:
-            drawn = drawn_passages(parts.knowledge, config.noise, config.noise_seed, config.lead)
-            trajectory = with_noise(trajectory, drawn, config.noise_seed)
-        if extracts:
-            shots = drawn_shots(Path(config.dataset), config.extract_split, parts.knowledge, config.lead)
-            trajectory = with_extraction(trajectory, shots, config.max_new_tokens)
-        return TrajectoryPipeline(name, trajectory, tools, parts.journal, takes_texts=takes_texts)
+        rank = functools.partial(reranked, reranker=needed(parts.reranker)) if recipe.needs("reranker") else None
+        tools = Tools(reading_models(parts), bases.search, bases.embed, rank, parts.budget)
+        return TrajectoryPipeline(
+            name, _trajectory(settings, parts, make), tools, parts.journal, takes_texts=takes_texts
+        )
 
     recipe = Recipe(
         build,
+        settings,
         "base_model",
-        True,
         knowledge_based,
-        (*common, *settings),
+        requires=(*requires, REMOTE, BUDGET),
+        uses=trajectory_models,
         form=name,
         is_iterative=True,
-        reranks=reranks,
-        searches_web=searches_web,
         takes_texts=takes_texts,
-        variants=("noise", "noise_seed", "extract_answer", "extract_split") if has_records else (),
+        has_own_depth=has_own_depth,
     )
     return {name: recipe}
+
+
+def _trajectory(settings: Kind, parts: PipelineParts, make: Callable[[Kind, PipelineParts], Trajectory]) -> Trajectory:
+    """Build a trajectory, with irrelevant passages among its records and a last step that extracts a short answer."""
+    if not isinstance(settings, RecordSettings):
+        return make(settings, parts)
+    longest = max(settings.max_new_tokens, settings.max_record_tokens if settings.extract_answer else 0)
+    trajectory = make(settings.model_copy(update={"max_new_tokens": longest}), parts)
+    if settings.noise:
+        drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
+        trajectory = with_noise(trajectory, drawn, settings.noise_seed)
+    if settings.extract_answer:
+        shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
+        trajectory = with_extraction(trajectory, shots, settings.max_new_tokens)
+    return trajectory

@@ -19,12 +19,14 @@ from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import (
     Budgets,
+    RecordSettings,
     answer_instruction,
     expanded,
     iterative_recipe,
     searched,
     split,
 )
+from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 
 DESCRIBE = "Question: {question}\n Concisely describe image which is relevant to question.\n"
 FOLLOW_UP = """\
@@ -67,18 +69,12 @@ class MiRag:
     """MI-RAG's trajectory of one question.
 
     Attributes:
-        iterations: N; the paper's is 4.
+        settings: The settings; `iterations` is N, 4 in the paper.
         budgets: The most passages of an iteration, by knowledge base.
-        max_answer: The longest answer in tokens.
-        max_record: The longest description, reply with queries, and reasoning record, in tokens.
-        detailed: Whether the answer is asked for as in the paper, in detail; else in the words of all pipelines here.
     """
 
-    iterations: int
+    settings: RecordSettings
     budgets: Budgets
-    max_answer: int
-    max_record: int
-    detailed: bool = False
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
@@ -86,26 +82,27 @@ class MiRag:
         passages: dict[str, Passage] = {}
         with contextlib.suppress(BudgetSpent):
             yield from self._search(question, records, passages)
-        answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
-        ended = f"after {self.iterations} iterations"
+        answer = yield from answered(question, records, passages, self.settings)
+        ended = f"after {self.settings.iterations} iterations"
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
         """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early."""
         slots, budgets = {"question": question.text}, searched(question, self.budgets)
-        first, description = yield from opening(question, self.max_record)
-        for iteration in range(self.iterations + 1):
+        max_tokens = self.settings.max_record_tokens
+        first, description = yield from opening(question, max_tokens)
+        for iteration in range(self.settings.iterations + 1):
             queries = [expanded(question.text, records[-1]) if records else first]
             if records:
                 follow_up = yield from write(
-                    "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=self.max_record
+                    "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=max_tokens
                 )
                 queries += parsing.queries(follow_up.text, FOLLOW_UPS)
             shares = [len(queries) - 1 or 1, *(1 for _ in queries[1:])]
             retrieved = merge((yield from search(iteration, queries, split(budgets, shares))))
             passages |= {passage.id: passage for passage in retrieved}
             documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
-            records.append((yield from recorded(iteration, question, documents, self.max_record)))
+            records.append((yield from recorded(iteration, question, documents, max_tokens)))
 
 
 def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]:
@@ -124,17 +121,18 @@ def recorded(iteration: int, question: Question, documents: Sequence[str], max_t
 
 
 def answered(
-    question: Question, records: Sequence[str], passages: Mapping[str, Passage], max_tokens: int, *, detailed: bool
+    question: Question, records: Sequence[str], passages: Mapping[str, Passage], settings: RecordSettings
 ) -> Steps[WriteReply]:
     """Answer from the records; from the passages by id if a budget left no record."""
     return (
         yield from write(
             "answer",
             max(len(records) - 1, 0),
-            (ANSWER if question.image else ANSWER_TEXTS) + answer_instruction(question, detailed=detailed),
+            (ANSWER if question.image else ANSWER_TEXTS)
+            + answer_instruction(question, detailed=settings.detailed_answer),
             {"question": question.text},
             documents=records or texts_of(list(passages.values())),
-            max_tokens=max_tokens,
+            max_tokens=settings.max_new_tokens,
             model="answerer",
         )
     )
@@ -142,10 +140,10 @@ def answered(
 
 RECIPES = iterative_recipe(
     "mi_rag",
-    lambda config, budgets: MiRag(
-        config.iterations, budgets, config.max_new_tokens, config.max_record_tokens, config.detailed_answer
-    ),
+    RecordSettings,
+    lambda settings, parts: MiRag(settings, settings.budgets(parts)),
+    requires=(ANY_INDEX, OPTIONAL_TEXTS),
     pair_text="section",
-    has_records=True,
     takes_texts=True,
+    has_own_depth=True,
 )

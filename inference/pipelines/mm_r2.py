@@ -20,10 +20,17 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import SearchReply
+from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
-from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
-from reflectune.inference.pipelines.naive_rag import RERANKING
+from reflectune.inference.pipelines.iterative import (
+    CandidateSettings,
+    TrajectorySettings,
+    answer_instruction,
+    iterative_recipe,
+)
+from reflectune.inference.pipelines.requirements import ENTRY_INDEX, RERANKER
+from reflectune.inference.pipelines.settings import DepthSettings, PickingSettings
 
 STATE: Final = """\
 Question: {question}
@@ -65,21 +72,15 @@ MapUnit: TypeAlias = tuple[str, int]
 """A unit of a knowledge map: an entry's id, and the index of a section."""
 
 
+class MmR2Settings(PickingSettings, CandidateSettings, SearchSettings, DepthSettings, TrajectorySettings):
+    """Settings of MM-R2."""
+
+
 @dataclass(frozen=True)
 class MmR2:
-    """MM-R2's steps for one question.
+    """MM-R2's steps for one question."""
 
-    Attributes:
-        candidates: The most passages that a question's map is made of.
-        passages: How many are answered from.
-        max_answer: The longest answer in tokens.
-        max_record: The longest other reply in tokens.
-    """
-
-    candidates: int
-    passages: int
-    max_answer: int
-    max_record: int
+    settings: MmR2Settings
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
@@ -87,7 +88,7 @@ class MmR2:
         counts = {UNPARSED: 0}
         with contextlib.suppress(BudgetSpent):
             yield from self._search(question, best, counts)
-        read, longest = best[: self.passages], self.max_answer
+        read, longest = best[: self.settings.passages], self.settings.max_new_tokens
         template, slots = ANSWER + answer_instruction(question, detailed=False), {"question": question.text}
         answer = yield from write(
             "answer", 0, template, slots, documents=texts_of(read), max_tokens=longest, model="answerer"
@@ -97,12 +98,12 @@ class MmR2:
 
     def _search(self, question: Question, best: list[Passage], counts: dict[str, int]) -> Steps[None]:
         """Fill `best` with the passages of the selected units, in their order until the query ranks them."""
-        slots, longest = {"question": question.text}, self.max_record
+        slots, longest = {"question": question.text}, self.settings.max_record_tokens
         reply = yield from write("rewrite", 0, STATE, slots, max_tokens=longest)
         state = parsing.fields(reply.text, FIELDS)
         counts[UNPARSED] += not state
         slots["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())
-        retrieved = yield from search(0, [state.get("referent", "")], {"pairs": [self.candidates]})
+        retrieved = yield from search(0, [state.get("referent", "")], {"pairs": [self.settings.candidates]})
         units = knowledge_map(retrieved)
         reply = yield from write("rerank", 0, SELECT, slots, documents=_listed(units), max_tokens=longest)
         named = parsing.named_documents(reply.text, len(units))[:UNITS]
@@ -126,7 +127,7 @@ def knowledge_map(retrieved: SearchReply) -> dict[MapUnit, list[Passage]]:
     place = {name: rank for rank, name in enumerate(sorted(similar, key=lambda name: -similar[name]))}
     passages = {hit.passage.id: hit.passage for hit in hits}.values()
     units: dict[MapUnit, list[Passage]] = {}
-    for passage in sorted(passages, key=lambda each: (place[each.entry_id], each.section, each.index)):
+    for passage in sorted(passages, key=lambda p: (place[p.entry_id], p.section, p.index)):
         units.setdefault(_unit(passage), []).append(passage)
     return units
 
@@ -142,9 +143,5 @@ def _listed(units: Mapping[MapUnit, Sequence[Passage]]) -> list[str]:
 
 
 RECIPES = iterative_recipe(
-    "mm_r2",
-    lambda config, _: MmR2(config.candidates, config.passages, config.max_new_tokens, config.max_record_tokens),
-    ("max_record_tokens", *RERANKING),
-    common=("top_n", "candidates", "text_weight"),
-    reranks=True,
+    "mm_r2", MmR2Settings, lambda settings, parts: MmR2(settings), requires=(ENTRY_INDEX, RERANKER)
 )

@@ -3,47 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from PIL import Image
+from pydantic import BeforeValidator
 
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
-from reflectune.inference.pipelines.documents import DocumentFinder, FoundDocuments
-from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
+from reflectune.inference.pipelines.documents import DocumentFinder, DocumentSettings, FoundDocuments
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
+from reflectune.inference.pipelines.requirements import ENTRIES
+from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
 from reflectune.inference.reading.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 
 
-@dataclass(frozen=True)
-class Reflection:
-    """Switches and thresholds of the three decisions.
+def read_count(value: Any) -> Any:
+    """Read `k`: `auto` or a number."""
+    if isinstance(value, bool) or not re.fullmatch(r"auto|[1-9]\d{0,8}", str(value)):
+        raise ValueError(f"must be auto or a number of documents, at least 1, found {value!r}")
+    return value if value == "auto" else int(value)
 
-    Attributes:
-        ret: RET: decide whether to retrieve; otherwise always retrieve.
-        gamma: Retrieve if Score_RET is above this (equation 3).
-        srt: SRT: re-rank the documents by Score_SRT; otherwise keep the retriever's order.
-        k: Number of documents to keep; 0 is `auto`: those whose score is at least `threshold`, and at least one.
-        threshold: See `k`.
-        mct: MCT, if two documents or more were kept: `filter` answers from those that it names, `merge` from its
-            summary alone, `rerank` from those that it names and then the others, `none` skips it.
-        s_ret_temperature: Above 0, SRT orders by Score_SRT times the entry's S_ret, a share of a softmax at this
-            temperature: SRT scores whether a document answers, the retriever which entity it is about. 0: by Score_SRT
-            (equation 6).
-    """
 
-    ret: bool = True
-    gamma: float = 0.5
-    srt: bool = True
-    k: int = 0
-    threshold: float = 0.5
-    mct: Mct = "filter"
-    s_ret_temperature: float = 0.0
+class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentSettings):
+    """Settings of MMKB-RAG. SRT orders by Score_SRT (equation 6); with `s_ret_temperature`, times S_ret."""
+
+    ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
+    srt: bool = setting(True, "MMKB-RAG: let SRT order the documents; else as retrieved")
+    k: Annotated[int | Literal["auto"], BeforeValidator(read_count)] = setting(
+        "auto", "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
+    )
+    threshold: float = setting(0.5, "MMKB-RAG: least [Rel] score of documents that `k: auto` keeps", ge=0, le=1)
+    mct: Mct = setting(
+        "filter",
+        "MMKB-RAG: answer from the documents that MCT names, from its summary alone (merge), or from all, the named "
+        "ones first (rerank)",
+    )
+    answer_model: Literal["base", "tuned"] = setting("base", "MMKB-RAG: base_model answers, or the checkpoint itself")
+    max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens", ge=1)
+
+    @property
+    def keep(self) -> int:
+        """Number of documents to keep; 0 for `auto`."""
+        return 0 if self.k == "auto" else self.k
+
+    @cross_check
+    def k_problems(self) -> Iterator[str]:
+        """Yield a problem if more documents are to be kept than are taken."""
+        if self.k != "auto" and self.k > self.documents:
+            yield f"`k` can be at most `documents`, {self.documents}, found {self.k}"
 
 
 class MMKBRAG:
@@ -56,26 +71,21 @@ class MMKBRAG:
     name = "mmkb_rag"
 
     def __init__(
-        self,
-        reader: PromptedReader,
-        finder: DocumentFinder,
-        reflection: Reflection | None = None,
-        base: Reader | None = None,
+        self, reader: PromptedReader, finder: DocumentFinder, settings: MmkbRagSettings, base: Reader | None = None
     ) -> None:
         """Bind the parts.
 
         Args:
             reader: The fine-tuned model, with its scheme.
             finder: Finds documents.
-            reflection: Switches of the decisions; the defaults if None.
+            settings: The settings.
             base: The model that answers, plainly; None: the tuned one answers.
         """
-        self._reader, self._finder, self._base = reader, finder, base
-        self._reflection = reflection or Reflection()
+        self._reader, self._finder, self._settings, self._base = reader, finder, settings, base
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
-        clock, settings = Clock(), self._reflection
+        clock, settings = Clock(), self._settings
         with clock.step("gate"):
             opened = self._reader.open(questions, images)
             gates = self._reader.gates(opened) if settings.ret else [None] * len(questions)
@@ -107,7 +117,7 @@ class MMKBRAG:
     def _judge(self, opened: OpenedQuestions, retrieved: Mapping[int, FoundDocuments]) -> list[list[float | None]]:
         """Compute Score_SRT of the documents of each question; all None without SRT."""
         documents = [retrieved[i].documents if i in retrieved else () for i in range(len(opened.questions))]
-        if self._reflection.srt:
+        if self._settings.srt:
             return self._reader.judge(opened, documents)
         return [[None] * len(question_documents) for question_documents in documents]
 
@@ -115,13 +125,13 @@ class MMKBRAG:
         self, question: Question, gate: float | None, retrieved: FoundDocuments, scores: Sequence[float | None]
     ) -> Trace:
         """Return the trace of a question after SRT."""
-        settings, below = self._reflection, False
+        settings, below = self._settings, False
         passages = retrieved.traces(scores, settings.s_ret_temperature)
         if settings.srt:
             shares = [passage.s_ret or 0.0 for passage in passages] if settings.s_ret_temperature else None
-            kept, below = keep_relevant(scores, settings.k, settings.threshold, shares)
+            kept, below = keep_relevant(scores, settings.keep, settings.threshold, shares)
         else:
-            kept = keep_first(len(retrieved.documents), settings.k)
+            kept = keep_first(len(retrieved.documents), settings.keep)
         left_out = sum(score is None for score in scores) if settings.srt else 0
         return Trace(
             question.id,
@@ -138,7 +148,7 @@ class MMKBRAG:
 
     def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces after MCT, which reads questions that kept two documents or more."""
-        mode = self._reflection.mct
+        mode = self._settings.mct
         kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
         replies = self._reader.agree(opened, kept_passages) if mode != "none" else {}
         agreed = list(traces)
@@ -235,57 +245,49 @@ def _labelled(question: Question, passage: PassageTrace) -> PassageTrace:
     return dataclasses.replace(passage, source=STATING) if stating else passage
 
 
-DOCUMENTS = ("top_n", "documents")
-ORDERED_BY = ("s_ret_temperature",)
-REFLECTION = ("ret", "gamma", "srt", "k", "threshold", "mct", "max_reply_tokens", "answer_model")
+def _make(name: str, settings: MmkbRagSettings, parts: PipelineParts) -> MMKBRAG:
+    return MMKBRAG(_reader(settings, parts), _finder(settings, parts), settings, _base(settings, parts))
 
 
-def _make(name: str, parts: PipelineParts) -> MMKBRAG:
-    config = parts.config
-    how = Reflection(
-        config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct, config.s_ret_temperature
-    )
-    return MMKBRAG(_reader(parts), build_finder(parts), how, _base(parts))
+def _answer_each(settings: MmkbRagSettings, parts: PipelineParts) -> DocumentAnswers:
+    return DocumentAnswers(_reader(settings, parts), _finder(settings, parts), _base(settings, parts))
 
 
-def _answer_each(parts: PipelineParts) -> DocumentAnswers:
-    return DocumentAnswers(_reader(parts), build_finder(parts), _base(parts))
+def _scores(name: str, settings: DocumentSettings, parts: PipelineParts) -> ReflectionScores:
+    reader = PromptedReader(needed(parts.engine), settings.max_new_tokens, settings.max_new_tokens)  # MCT isn't asked
+    return ReflectionScores(reader, _finder(settings, parts))
 
 
-def build_finder(parts: PipelineParts) -> DocumentFinder:
-    """What finds the documents."""
-    config = parts.config
-    return DocumentFinder(
-        needed(parts.retriever), parts.knowledge, top_n=config.top_n, documents=config.documents, lead=config.lead
-    )
+def _finder(settings: DocumentSettings, parts: PipelineParts) -> DocumentFinder:
+    return DocumentFinder(needed(parts.retriever), parts.knowledge, settings)
 
 
-def _reader(parts: PipelineParts) -> PromptedReader:
-    return PromptedReader(needed(parts.engine), parts.config.max_new_tokens, parts.config.max_reply_tokens)
+def _reader(settings: MmkbRagSettings, parts: PipelineParts) -> PromptedReader:
+    return PromptedReader(needed(parts.engine), settings.max_new_tokens, settings.max_reply_tokens)
 
 
-def _base(parts: PipelineParts) -> Reader | None:
-    if parts.config.answer_model != "base":
-        return None
-    return Reader(needed(parts.base), parts.config.max_new_tokens)
+def _base(settings: MmkbRagSettings, parts: PipelineParts) -> Reader | None:
+    return Reader(needed(parts.base), settings.max_new_tokens) if settings.answer_model == "base" else None
+
+
+def _uses(config: Settings) -> ModelUse:
+    return ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base")
 
 
 RECIPES = {
     "mmkb_rag": Recipe(
         _make,
+        MmkbRagSettings,
         "model",
-        True,
         every,
-        (*DOCUMENTS, *REFLECTION),
-        variants=ORDERED_BY,
-        varied=(*DOCUMENTS, "lead", "entries", *REFLECTION, *ORDERED_BY),
+        requires=(ENTRIES,),
+        uses=_uses,
+        may_use_base=True,
         form="mmkb_rag",
         scheme="mmkb_rag",
         measured_by="reflection",
-        base_answers=True,
+        choices=("entries",),
         answer_each=_answer_each,
     ),
-    "reflection": Recipe(
-        lambda name, parts: ReflectionScores(_reader(parts), build_finder(parts)), "model", True, every, DOCUMENTS
-    ),
+    "reflection": Recipe(_scores, DocumentSettings, "model", every, requires=(ENTRIES,)),
 }

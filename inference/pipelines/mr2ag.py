@@ -9,18 +9,22 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.formats.passages import Lead
-from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
+from reflectune.inference.pipelines.gated import Fallback, GatedSettings, drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed, with_entry
+from reflectune.inference.pipelines.requirements import ENTRIES
+from reflectune.inference.pipelines.settings import EntryShareSettings
 from reflectune.inference.pipelines.stages import passage_reader
 from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
 from reflectune.inference.reading.ranking import best
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+
+class Mr2agSettings(EntryShareSettings, GatedSettings):
+    """Settings of mR²AG. As in the paper: `top_n: 5`, and `s_ret_temperature: 0`, the similarity of equation 3."""
 
 
 class MR2AG:
@@ -33,16 +37,7 @@ class MR2AG:
     name = "mr2ag"
 
     def __init__(
-        self,
-        reader: PassageReader,
-        retriever: Retriever,
-        knowledge: KnowledgeBase,
-        *,
-        top_n: int = 5,
-        gamma: float = 0.5,
-        fallback: Fallback = "best_product",
-        lead: Lead = "first_sentence",
-        s_ret_temperature: float = 0.0,
+        self, reader: PassageReader, retriever: Retriever, knowledge: KnowledgeBase, settings: Mr2agSettings
     ) -> None:
         """Bind the parts.
 
@@ -50,18 +45,11 @@ class MR2AG:
             reader: The fine-tuned model, with its scheme.
             retriever: Finds entries for an image; equation 3.
             knowledge: The entries.
-            top_n: Number of entries to retrieve; 5 in the paper.
-            gamma: Retrieve if P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) is at least this.
-            fallback: Answer if no passage is judged relevant (unspecified in the paper): `best_product` from the
-                passage with the highest product, `random` from one drawn by the question's id, `closed_book` from the
-                image alone, `abstain` not at all.
-            lead: Text before each passage.
-            s_ret_temperature: 0: S_ret is the similarity of equation 3, as in the paper. Above 0: the entry's share of
-                a softmax over the retrieved ones (`ranking.entry_shares`).
+            settings: The settings. Of `fallback` the paper says nothing: `best_product` answers from the passage with
+                the highest product, `random` from one drawn by the question's id, `closed_book` from the image alone,
+                `abstain` not at all.
         """
-        self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
-        self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
-        self._s_ret_temperature = s_ret_temperature
+        self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
@@ -74,13 +62,11 @@ class MR2AG:
             self._knowledge,
             questions,
             images,
-            top_n=self._top_n,
-            gamma=self._gamma,
-            lead=self._lead,
-            s_ret_temperature=self._s_ret_temperature,
+            self._settings,
+            s_ret_temperature=self._settings.s_ret_temperature,
         )
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
-        fallbacks = {i: used for i, trace in enumerate(traces) if (used := fallback_of(trace, self._fallback))}
+        fallbacks = {i: used for i, trace in enumerate(traces) if (used := fallback_of(trace, self._settings.fallback))}
         with clock.step("answer"):
             direct = self._answer_directly(gated.opened, traces, fallbacks)
             self._answer_from_passages(gated.opened, gated.judged, reads, fallbacks)
@@ -134,50 +120,31 @@ class MR2AG:
         return dataclasses.replace(trace, answer=trace.passages[chosen].answer or "", chosen=chosen)
 
 
-def _make(parts: PipelineParts, retriever: Retriever) -> MR2AG:
-    config = parts.config
-    return MR2AG(
-        passage_reader(parts),
-        retriever,
-        parts.knowledge,
-        top_n=config.top_n,
-        gamma=config.gamma,
-        fallback=config.fallback,
-        lead=config.lead,
-        s_ret_temperature=config.s_ret_temperature,
-    )
+def _make(settings: Mr2agSettings, parts: PipelineParts, retriever: Retriever) -> MR2AG:
+    return MR2AG(passage_reader(settings, parts), retriever, parts.knowledge, settings)
 
 
-def _answer_each(parts: PipelineParts) -> MR2AG:
-    always = dataclasses.replace(parts, config=parts.config.model_copy(update={"gamma": -1.0}), judging=False)
-    return _make(always, needed(parts.retriever))
+def _with_gold(name: str, settings: Mr2agSettings, parts: PipelineParts) -> WithGoldEntries:
+    return WithGoldEntries(name, lambda gold: _make(settings, parts, gold))
 
 
-_READ_BY = ("gamma", "fallback")
-_CHOSEN_BY = ("s_ret_temperature",)
+def _answer_each(settings: Mr2agSettings, parts: PipelineParts) -> MR2AG:
+    always = settings.model_copy(update={"gamma": -1.0})
+    return _make(always, dataclasses.replace(parts, judging=False), needed(parts.retriever))
+
 
 RECIPES = {
     "mr2ag": Recipe(
-        lambda name, parts: _make(parts, needed(parts.retriever)),
+        lambda name, settings, parts: _make(settings, parts, needed(parts.retriever)),
+        Mr2agSettings,
         "model",
-        True,
         every,
-        ("top_n", *_READ_BY),
-        variants=_CHOSEN_BY,
-        varied=("top_n", *_READ_BY, *_CHOSEN_BY, "lead", "relevance", "entries", "ranking"),
+        requires=(ENTRIES,),
         form="mr2ag",
         scheme="mr2ag",
         measured_by="relevance",
+        choices=("relevance", "entries", "ranking"),
         answer_each=_answer_each,
     ),
-    "mr2ag_oracle": Recipe(
-        lambda name, parts: WithGoldEntries(name, lambda gold: _make(parts, gold)),
-        "model",
-        False,
-        with_entry,
-        _READ_BY,
-        variants=_CHOSEN_BY,
-        form="mr2ag_oracle",
-        scheme="mr2ag",
-    ),
+    "mr2ag_oracle": Recipe(_with_gold, Mr2agSettings, "model", with_entry, form="mr2ag_oracle", scheme="mr2ag"),
 }

@@ -9,20 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal, TypeVar
 
+from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.config import Pairs, QueryModality, ReadingConfig, Reranking
-from reflectune.inference.operators.budget import Budget, BudgetSpent
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
-from reflectune.inference.operators.reranking import UNREAD, Ranked, paragraphs, rerank
-from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
+from reflectune.inference.operators.reranking import UNREAD, Pairs, Ranked, Reranking, paragraphs, rerank
+from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
-from reflectune.inference.pipelines.iterative import Trajectory, answer_instruction, entry_retriever, reading_models
-from reflectune.inference.pipelines.naive_rag import RERANKING
+from reflectune.inference.pipelines.iterative import (
+    Trajectory,
+    TrajectorySettings,
+    answer_instruction,
+    entry_retriever,
+    reading_models,
+    trajectory_models,
+)
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
-from reflectune.retrieval.retrievers.queries import modality_weights
+from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, RERANKER
+from reflectune.inference.pipelines.settings import DepthSettings
+from reflectune.retrieval.retrievers.queries import Target, modality_weights
+
+QueryModality = Literal["I", "IQ", "IC", "C"]
 
 CAPTION: Final = """\
 Given the image and question: {question}
@@ -46,37 +56,43 @@ DOCUMENTS.
 """Figure 8, without its "in a few words": the instruction of all pipelines here follows."""
 
 
-@dataclass(frozen=True)
-class DocumentStages:
-    """The stages before an answer: search, rerank.
+class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
+    """Settings of the stages before an answer: search and rerank."""
 
-    Attributes:
-        modality: Modalities of the query.
-        top_n: Number of documents to retrieve.
-        how: Method of reranking.
-        pairs: Pairs that are compared.
-        max_caption: Maximum length of the caption in tokens.
-        max_rank: Maximum length of a reranking reply in tokens.
-    """
+    query_modality: QueryModality = setting(
+        "I", "mRAG: search with the image (I), with the question (IQ) or a generated caption (IC), or the caption (C)"
+    )
+    entry_modality: Target = setting("IT", "mRAG: search the entries' images, images and titles, or titles")
+    unit: Literal["article", "passage"] = setting(
+        "article", "mRAG: an entry's document: the whole article, or its passage by the reranker"
+    )
+    pairs: Pairs = setting("all", "mRAG: pairs that pairwise reranking compares: all, in both orders, or neighbours")
+    max_rank_tokens: int = setting(64, "mRAG: longest reply of pairwise and listwise reranking, in tokens", ge=1)
 
-    modality: QueryModality
-    top_n: int
-    how: Reranking
-    pairs: Pairs = "all"
-    max_caption: int = 256
-    max_rank: int = 64
 
-    def of(self, question: Question) -> Steps[Ranked]:
-        """Retrieve and rerank the documents of a question, best first."""
-        text = question.text if "Q" in self.modality else ""
-        if "C" in self.modality:
-            caption = yield from write("caption", 0, CAPTION, {"question": question.text}, max_tokens=self.max_caption)
-            text = caption.text.strip() or question.text  # a text must be searched with where there is no image
-        found = merge((yield from search(0, [text], {ENTRIES: [self.top_n]}, question=question.text)))
-        try:
-            return (yield from rerank(self.how, question.text, found, pairs=self.pairs, max_tokens=self.max_rank))
-        except BudgetSpent:
-            return Ranked(tuple(found))
+class MragSettings(DocumentStageSettings):
+    """Settings of mRAG."""
+
+    rerank: Reranking = setting("listwise", "mrag: order the `top_n` documents by the model, or leave them as found")
+    answer_documents: int = setting(1, "mrag: documents to answer from, the first ones", ge=1)
+
+
+Stages = TypeVar("Stages", bound=DocumentStageSettings)
+
+
+def ranked_documents(question: Question, settings: DocumentStageSettings, method: Reranking) -> Steps[Ranked]:
+    """Retrieve the documents of a question and rerank them by a method, best first."""
+    text = question.text if "Q" in settings.query_modality else ""
+    if "C" in settings.query_modality:
+        slots = {"question": question.text}
+        caption = yield from write("caption", 0, CAPTION, slots, max_tokens=settings.max_record_tokens)
+        text = caption.text.strip() or question.text  # without an image there must be a text to search with
+    found = merge((yield from search(0, [text], {ENTRIES: [settings.top_n]}, question=question.text)))
+    try:
+        ranked = rerank(method, question.text, found, pairs=settings.pairs, max_tokens=settings.max_rank_tokens)
+        return (yield from ranked)
+    except BudgetSpent:
+        return Ranked(tuple(found))
 
 
 def generate(iteration: int, question: Question, documents: Sequence[Passage], max_tokens: int) -> Steps[WriteReply]:
@@ -90,23 +106,15 @@ def generate(iteration: int, question: Question, documents: Sequence[Passage], m
 
 @dataclass(frozen=True)
 class Mrag:
-    """mRAG's pipeline for one question.
+    """mRAG's pipeline for one question."""
 
-    Attributes:
-        documents: The stages before.
-        answer_documents: From how many documents it answers.
-        max_answer: The longest answer in tokens.
-    """
-
-    documents: DocumentStages
-    answer_documents: int
-    max_answer: int
+    settings: MragSettings
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        ranked = yield from self.documents.of(question)
-        given = ranked.passages[: self.answer_documents]
-        answer = yield from generate(0, question, given, self.max_answer)
+        ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
+        given = ranked.passages[: self.settings.answer_documents]
+        answer = yield from generate(0, question, given, self.settings.max_new_tokens)
         ended = f"answered from {len(given)} of {len(ranked.passages)} documents"
         return TrajectoryResult(
             answer.text,
@@ -119,43 +127,36 @@ class Mrag:
         )
 
 
-def stages(config: ReadingConfig, how: Reranking) -> DocumentStages:
-    """The stages before an answer, as a config has them."""
-    return DocumentStages(
-        config.query_modality, config.top_n, how, config.pairs, config.max_record_tokens, config.max_rank_tokens
-    )
-
-
-def mrag_recipe(
-    name: str, make: Callable[[ReadingConfig], Trajectory], settings: Sequence[str]
-) -> Mapping[str, Recipe]:
-    """The recipe of a pipeline over such documents: it reads with the base model, without training.
+def mrag_recipe(name: str, settings: type[Stages], make: Callable[[Stages], Trajectory]) -> Mapping[str, Recipe[Any]]:
+    """Return the recipe of a pipeline over such documents, which reads with the base model, without training.
 
     Args:
-        name: The pipeline's.
-        make: Its trajectory, from the settings.
-        settings: Config fields that it depends on, beyond those of its documents.
+        name: The pipeline's name.
+        settings: Its settings.
+        make: Builds its trajectory.
     """
 
-    def build(name: str, parts: PipelineParts) -> TrajectoryPipeline:
-        config = parts.config
-        weights = modality_weights(config.query_modality, config.entry_modality)
-        weights = weights.with_summaries(config.summary_share).fused(config.fusion)
-        reranker = needed(parts.reranker) if config.unit == "passage" else None
+    def build(name: str, settings: Stages, parts: PipelineParts) -> TrajectoryPipeline:
+        weights = modality_weights(settings.query_modality, settings.entry_modality)
+        weights = weights.with_summaries(settings.summary_share).fused(settings.fusion)
+        reranker = needed(parts.reranker) if settings.unit == "passage" else None
         retriever = entry_retriever(name, parts)
         retriever.check(weights)
-        entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, config.lead, config.base_failure)
-        tools = Tools(reading_models(parts), entries.search, budget=Budget.of(config, parts.remote))
-        return TrajectoryPipeline(name, make(config), tools, parts.journal)
+        entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, settings.lead, settings.base_failure)
+        tools = Tools(reading_models(parts), entries.search, budget=parts.budget)
+        return TrajectoryPipeline(name, make(settings), tools, parts.journal)
 
-    shared = ("top_n", "query_modality", "entry_modality", "unit", "pairs")
-    settings = (*shared, "max_record_tokens", "max_rank_tokens", *RERANKING, *settings)
-    recipe = Recipe(build, "base_model", True, knowledge_based, settings, form=name, reranks=True, is_iterative=True)
+    recipe = Recipe(
+        build,
+        settings,
+        "base_model",
+        knowledge_based,
+        requires=(ENTRY_INDEX, RERANKER, REMOTE, BUDGET),
+        uses=trajectory_models,
+        form=name,
+        is_iterative=True,
+    )
     return {name: recipe}
 
 
-RECIPES = mrag_recipe(
-    "mrag",
-    lambda config: Mrag(stages(config, config.rerank), config.answer_documents, config.max_new_tokens),
-    ("rerank", "answer_documents"),
-)
+RECIPES = mrag_recipe("mrag", MragSettings, Mrag)

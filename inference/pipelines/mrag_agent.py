@@ -10,15 +10,15 @@ trace's `ended` has those words.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.config import AgentFallback
 from reflectune.inference.operators.requests import WriteReply
-from reflectune.inference.operators.reranking import UNREAD, paragraphs, relevance
+from reflectune.inference.operators.reranking import UNREAD, Reranking, paragraphs, relevance
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge
-from reflectune.inference.pipelines.mrag import DocumentStages, generate, mrag_recipe, stages
+from reflectune.inference.pipelines.mrag import DocumentStageSettings, generate, mrag_recipe, ranked_documents
 
 VALID: Final = """\
 Given the following reference document, image, question, and response, please evaluate whether the response correctly \
@@ -40,36 +40,37 @@ Your evaluation is:"""
 FAILS: Final = "Model fails to answer the question"
 
 
+class MragAgentSettings(DocumentStageSettings):
+    """Settings of mRAG's agent; the paper's takes the documents as retrieved."""
+
+    agent_rerank: Reranking = setting("none", "mrag_agent: order the documents before the first one is judged")
+    agent_fallback: Literal["abstain", "first"] = setting(
+        "abstain", "mrag_agent: no document has a valid answer: none, as in mRAG, or the first document's"
+    )
+
+
 @dataclass(frozen=True)
 class MragAgent:
-    """mRAG's unified agent for one question. An iteration is a document.
+    """mRAG's unified agent for one question. An iteration is a document."""
 
-    Attributes:
-        documents: The stages before; the paper's agent takes the documents as retrieved.
-        max_answer: The longest answer in tokens.
-        fallback: What becomes of a question that no document answers validly: no answer, or the first document's.
-    """
-
-    documents: DocumentStages
-    max_answer: int
-    fallback: AgentFallback = "abstain"
+    settings: MragAgentSettings
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        ranked = yield from self.documents.of(question)
+        ranked = yield from ranked_documents(question, self.settings, self.settings.agent_rerank)
         counts, answers = {UNREAD: ranked.unread}, dict[int, WriteReply]()
         for place, document in enumerate(ranked.passages):
             if (yield from relevance(place, question.text, document)) <= 0.5:
                 continue
-            answer = answers[place] = yield from generate(place, question, [document], self.max_answer)
+            answer = answers[place] = yield from generate(place, question, [document], self.settings.max_new_tokens)
             if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
                 ended = f"valid answer from document {place + 1} of {len(ranked.passages)}"
                 return TrajectoryResult(
                     answer.text, ended, answer.score, ranked.passages, place, (place,), counts=counts
                 )
-        if self.fallback == "abstain" or not ranked.passages:
+        if self.settings.agent_fallback == "abstain" or not ranked.passages:
             return TrajectoryResult("", FAILS, passages=ranked.passages, fallback="abstain", counts=counts)
-        first = answers.get(0) or (yield from generate(0, question, ranked.passages[:1], self.max_answer))
+        first = answers.get(0) or (yield from generate(0, question, ranked.passages[:1], self.settings.max_new_tokens))
         return TrajectoryResult(
             first.text, FAILS, first.score, ranked.passages, 0, (0,), fallback="first", counts=counts
         )
@@ -81,8 +82,4 @@ class MragAgent:
         return reply.share > 0.5
 
 
-RECIPES = mrag_recipe(
-    "mrag_agent",
-    lambda config: MragAgent(stages(config, config.agent_rerank), config.max_new_tokens, config.agent_fallback),
-    ("agent_rerank", "agent_fallback"),
-)
+RECIPES = mrag_recipe("mrag_agent", MragAgentSettings, MragAgent)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
+from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
+from reflectune.inference.pipelines.settings import EntrySettings, PickingSettings
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -43,29 +46,27 @@ class NaiveRAG:
         return answer_with_context(self.name, self._reader, questions, images, hits, passages, clock)
 
 
-RERANKING = (
-    "passages",
-    "reranker",
-    "reranker_model",
-    "reranker_pooling",
-    "reranker_similarity",
-    "reranker_query_prefix",
-    "reranker_passage_prefix",
-    "reranker_max_length",
-    "reranker_dtype",
-)
+class NaiveRagSettings(PickingSettings, EntrySettings):
+    """Settings of naive RAG over picked passages."""
 
 
-def _recipe(form: ContextForm) -> Recipe:
-    def make(name: str, parts: PipelineParts) -> NaiveRAG:
-        config = parts.config
-        contexts = ContextBuilder(parts.knowledge, parts.reranker, config.top_n, config.passages, config.lead)
-        reader = Reader(needed(parts.engine), config.max_new_tokens)
+def _recipe(form: ContextForm) -> Recipe[Any]:
+    picks = form == "passages"
+
+    def make(name: str, settings: EntrySettings, parts: PipelineParts) -> NaiveRAG:
+        passages = settings.passages if isinstance(settings, NaiveRagSettings) else 0
+        contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, passages, settings.lead)
+        reader = Reader(needed(parts.engine), settings.max_new_tokens)
         return NaiveRAG(name, reader, needed(parts.retriever), contexts, form)
 
-    reranks = form == "passages"
-    settings = ("top_n", *(RERANKING if reranks else ()))
-    return Recipe(make, "base_model", True, knowledge_based, settings, form="naive_rag", reranks=reranks)
+    return Recipe(
+        make,
+        NaiveRagSettings if picks else EntrySettings,
+        "base_model",
+        knowledge_based,
+        requires=(ENTRIES, RERANKER) if picks else (ENTRIES,),
+        form="naive_rag",
+    )
 
 
 RECIPES = {

@@ -11,6 +11,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 
+from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
@@ -27,6 +28,13 @@ NOISE = "noise"
 _TRIES = 50
 """Number of entries tried for one passage before the knowledge base is reported to have too few."""
 _READ_FROM_RECORDS = ("rewrite", "answer")
+
+
+class NoiseSettings(Settings):
+    """Settings of noise."""
+
+    noise: int = setting(0, "MI-RAG, PMSR: irrelevant passages among the records, drawn by `noise_seed`", ge=0)
+    noise_seed: int = setting(0, "MI-RAG, PMSR: seed of the irrelevant passages and of their places", ge=0)
 
 
 def with_noise(

@@ -16,6 +16,8 @@ from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.pipelines.base import Clock, Pipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, needed, with_entry, with_evidence
+from reflectune.inference.pipelines.requirements import ENTRIES
+from reflectune.inference.pipelines.settings import EntrySettings, PassageSettings
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -152,22 +154,23 @@ def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) ->
     return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]
 
 
-def _oracle(given: Given) -> Callable[[str, PipelineParts], Oracle]:
-    def make(name: str, parts: PipelineParts) -> Oracle:
-        reader = Reader(needed(parts.engine), parts.config.max_new_tokens)
-        return Oracle(name, reader, parts.knowledge, given, lead=parts.config.lead)
+def _oracle(given: Given) -> Callable[[str, PassageSettings, PipelineParts], Oracle]:
+    def make(name: str, settings: PassageSettings, parts: PipelineParts) -> Oracle:
+        reader = Reader(needed(parts.engine), settings.max_new_tokens)
+        return Oracle(name, reader, parts.knowledge, given, lead=settings.lead)
 
     return make
 
 
-def _among_others(name: str, parts: PipelineParts) -> OracleAmongOthers:
-    config, reader = parts.config, Reader(needed(parts.engine), parts.config.max_new_tokens)
-    retriever = needed(parts.retriever)
-    return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=config.top_n, lead=config.lead)
+def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> OracleAmongOthers:
+    reader, retriever = Reader(needed(parts.engine), settings.max_new_tokens), needed(parts.retriever)
+    return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=settings.top_n, lead=settings.lead)
 
 
+_ARTICLE = Recipe(_oracle("article"), PassageSettings, "base_model", with_entry, form="oracle")
+_ARTICLES = Recipe(_among_others, EntrySettings, "base_model", with_entry, requires=(ENTRIES,), form="oracle")
 RECIPES = {
-    **baseline("oracle_article", Recipe(_oracle("article"), "base_model", False, with_entry, form="oracle")),
-    **baseline("oracle_articles", Recipe(_among_others, "base_model", True, with_entry, ("top_n",), form="oracle")),
-    "oracle_passage": Recipe(_oracle("passage"), "base_model", False, with_evidence, form="oracle"),
+    **baseline("oracle_article", _ARTICLE),
+    **baseline("oracle_articles", _ARTICLES),
+    "oracle_passage": Recipe(_oracle("passage"), PassageSettings, "base_model", with_evidence, form="oracle"),
 }

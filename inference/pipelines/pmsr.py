@@ -12,16 +12,24 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
+from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.config import ReadingConfig, Scope
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, searched, split
+from reflectune.inference.pipelines.iterative import (
+    Budgets,
+    RecordSettings,
+    expanded,
+    iterative_recipe,
+    searched,
+    split,
+)
 from reflectune.inference.pipelines.mi_rag import answered, opening, recorded
+from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 
 TRAJECTORY: Final = """\
 Question: {question}
@@ -40,33 +48,36 @@ Question: the question.
 """The trajectory's query. The paper's figure A2 is a picture; these words follow its description in A.2."""
 
 REPEATS = "queries repeat"
-NEVER = 2.0
-"""Above any similarity: `pmsr_fixed` always runs all iterations, to measure the savings of the stop."""
+
+
+class PmsrFixedSettings(RecordSettings):
+    """Settings of PMSR without its stop; `iterations: 4` in the paper."""
+
+    scopes: Literal["both", "record", "trajectory"] = setting(
+        "both", "PMSR: queries of the last record, of the whole trajectory, or both"
+    )
+    strip_question: bool = setting(False, "PMSR: compare queries without the question, as its released code does")
+
+
+class PmsrSettings(PmsrFixedSettings):
+    """Settings of PMSR."""
+
+    saturation: float = setting(
+        0.9, "PMSR: τ, 0.9 in the paper: stop when a query's similarity to an earlier one reaches it", ge=-1, le=2
+    )
 
 
 @dataclass(frozen=True)
-class Pmsr:
-    """PMSR's trajectory of one question.
+class PmsrFixed:
+    """PMSR's trajectory of one question that always runs all iterations, to measure the savings of the stop.
 
     Attributes:
-        iterations: How many follow the first, at most; the paper's is 4.
+        settings: The settings.
         budgets: The most passages of an iteration, by knowledge base.
-        saturation: τ; 0.9 in the paper.
-        max_answer: The longest answer in tokens.
-        max_record: The longest description, query and reasoning record, in tokens.
-        scopes: Which queries are made: of the record, of the trajectory, or both.
-        strip_question: Compare queries without the question that begins them, as the released code does.
-        detailed: Whether the answer is asked for as in the paper, in detail; else in the words of all pipelines here.
     """
 
-    iterations: int
+    settings: PmsrFixedSettings
     budgets: Budgets
-    saturation: float
-    max_answer: int
-    max_record: int
-    scopes: Scope = "both"
-    strip_question: bool = False
-    detailed: bool = False
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
@@ -75,8 +86,8 @@ class Pmsr:
         repeats = False
         with contextlib.suppress(BudgetSpent):
             repeats = yield from self._search(question, records, passages)
-        answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
-        ended = REPEATS if repeats else f"after {self.iterations} iterations"
+        answer = yield from answered(question, records, passages, self.settings)
+        ended = REPEATS if repeats else f"after {self.settings.iterations} iterations"
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
@@ -86,10 +97,10 @@ class Pmsr:
             True if it ended because queries repeat.
         """
         budgets = searched(question, self.budgets)
-        first, description = yield from opening(question, self.max_record)
+        first, description = yield from opening(question, self.settings.max_record_tokens)
         queries = [first]
         earlier = [self._compared(query, question) for query in queries]
-        for iteration in range(self.iterations + 1):
+        for iteration in range(self.settings.iterations + 1):
             if iteration:
                 queries = yield from self._queries(iteration, question, records)
                 if (yield from self._repeats(iteration, question, queries, earlier)):
@@ -97,7 +108,7 @@ class Pmsr:
             retrieved = merge((yield from search(iteration, queries, split(budgets, [1] * len(queries)))))
             passages |= {passage.id: passage for passage in retrieved}
             documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
-            records.append((yield from recorded(iteration, question, documents, self.max_record)))
+            records.append((yield from recorded(iteration, question, documents, self.settings.max_record_tokens)))
         return False
 
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
@@ -109,12 +120,14 @@ class Pmsr:
         self, of_record: str, iteration: int, question: Question, records: list[str], *, otherwise: str
     ) -> Steps[list[str]]:
         """Write the queries of the scopes; `otherwise` if the trajectory's is the only one, and the reply has none."""
-        if self.scopes == "record":
+        if self.settings.scopes == "record":
             return [of_record]
         slots = {"question": question.text}
-        reply = yield from write("rewrite", iteration, TRAJECTORY, slots, documents=records, max_tokens=self.max_record)
+        reply = yield from write(
+            "rewrite", iteration, TRAJECTORY, slots, documents=records, max_tokens=self.settings.max_record_tokens
+        )
         of_trajectory = [*parsing.queries(reply.text, 1)]
-        if self.scopes == "trajectory":
+        if self.settings.scopes == "trajectory":
             return of_trajectory or [otherwise]
         return [of_record, *of_trajectory]
 
@@ -123,21 +136,37 @@ class Pmsr:
         compared = [self._compared(query, question) for query in queries]
         alike = yield from liken(iteration, compared, earlier)
         earlier += compared
-        return max(alike.highest, default=-1.0) >= self.saturation
+        return self._stops(max(alike.highest, default=-1.0))
 
     def _compared(self, query: str, question: Question) -> str:
         """Return the part of a query that the stop rule compares."""
-        return query.removeprefix(expanded(question.text, "").rstrip()).strip() if self.strip_question else query
+        return (
+            query.removeprefix(expanded(question.text, "").rstrip()).strip() if self.settings.strip_question else query
+        )
+
+    def _stops(self, similarity: float) -> bool:
+        """Return True if a query's similarity to an earlier one ends the trajectory."""
+        return False
 
 
-def _make(config: ReadingConfig, budgets: Budgets, saturation: float) -> Pmsr:
-    longest = config.max_new_tokens, config.max_record_tokens
-    scopes, strip = config.scopes, config.strip_question
-    return Pmsr(config.iterations, budgets, saturation, *longest, scopes, strip, config.detailed_answer)
+@dataclass(frozen=True)
+class Pmsr(PmsrFixed):
+    """PMSR's trajectory of one question."""
+
+    settings: PmsrSettings
+
+    def _stops(self, similarity: float) -> bool:
+        return similarity >= self.settings.saturation
 
 
-_BOTH = partial(iterative_recipe, pair_text="summary", has_records=True, takes_texts=True)
+_recipe = partial(
+    iterative_recipe,
+    requires=(ANY_INDEX, OPTIONAL_TEXTS),
+    pair_text="summary",
+    takes_texts=True,
+    has_own_depth=True,
+)
 RECIPES = {
-    **_BOTH("pmsr", lambda c, budgets: _make(c, budgets, c.saturation), ("saturation", "scopes", "strip_question")),
-    **_BOTH("pmsr_fixed", lambda c, budgets: _make(c, budgets, NEVER), ("scopes", "strip_question")),
+    **_recipe("pmsr", PmsrSettings, lambda settings, parts: Pmsr(settings, settings.budgets(parts))),
+    **_recipe("pmsr_fixed", PmsrFixedSettings, lambda settings, parts: PmsrFixed(settings, settings.budgets(parts))),
 }

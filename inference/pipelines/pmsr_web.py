@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, split
+from reflectune.inference.pipelines.iterative import expanded, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import REASON
-from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
+from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.requirements import ENTRY_INDEX, OPTIONAL_TEXTS, PAGES
 from reflectune.retrieval.web.pages import WEB
 
 CONDENSE: Final = """\
@@ -43,34 +45,37 @@ _PIECE = 1_000
 """Characters of a piece of a page: the leading pieces that fit the model's context are read."""
 
 
+class PmsrWebSettings(PmsrSettings):
+    """Settings of PMSR over a search tool."""
+
+    web_results: int = setting(3, "pmsr_web: pages of each query", ge=1, le=100)
+    condense_above: int = setting(
+        400, "pmsr_web: characters above which a record's query is condensed for the search tool, as in the paper", ge=0
+    )
+
+
 @dataclass(frozen=True)
 class PmsrWeb(Pmsr):
-    """PMSR's trajectory of one question over a search tool.
+    """PMSR's trajectory of one question over a search tool."""
 
-    Attributes:
-        results: Pages of each query.
-        condense_above: A record's query of more characters is written anew; 400 in the paper.
-    """
-
-    results: int = 3
-    condense_above: int = 400
+    settings: PmsrWebSettings
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
         """Search and reason as `Pmsr._search`; a page is stored as its summary."""
         asked, earlier = {"question": question.text}, list[str]()
-        for iteration in range(self.iterations + 1):
+        for iteration in range(self.settings.iterations + 1):
             queries = (yield from self._queries(iteration, question, records)) if iteration else [""]
             if iteration and (yield from self._repeats(iteration, question, queries, earlier)):
                 return True
             tops = split(self.budgets, [1] * len(queries))
-            web = {WEB: [self.results] * len(queries)} if iteration else {}
+            web = {WEB: [self.settings.web_results] * len(queries)} if iteration else {}
             found = yield from search(iteration, queries, {**web, **tops})
             summaries = yield from self._summaries(iteration, question, queries, found)
             pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
             read = [*summaries, *merge(pairs)]
             passages |= {passage.id: passage for passage in read}
             record = yield from write(
-                "reason", iteration, REASON, asked, documents=texts_of(read), max_tokens=self.max_record
+                "reason", iteration, REASON, asked, documents=texts_of(read), max_tokens=self.settings.max_record_tokens
             )
             records.append(record.text)
         return False
@@ -78,13 +83,13 @@ class PmsrWeb(Pmsr):
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
         """Write the queries of both scopes, that of the record condensed if it is long."""
         of_record = expanded(question.text, records[-1])
-        if self.scopes != "trajectory" and len(of_record) > self.condense_above:
+        if self.settings.scopes != "trajectory" and len(of_record) > self.settings.condense_above:
             short = yield from write(
                 "rewrite",
                 iteration,
                 CONDENSE,
                 {"question": question.text, "query": of_record},
-                max_tokens=self.max_record,
+                max_tokens=self.settings.max_record_tokens,
                 picture=False,
             )
             of_record = condensed(short.text) or question.text
@@ -106,7 +111,7 @@ class PmsrWeb(Pmsr):
                 SUMMARIZE,
                 {"question": question.text, "query": query, "title": page.title},
                 documents=pieces(page.text),
-                max_tokens=self.max_record,
+                max_tokens=self.settings.max_record_tokens,
                 picture=False,
             )
             if summary.text.strip():
@@ -125,20 +130,16 @@ def pieces(text: str) -> list[str]:
     return [line[start : start + _PIECE] for line in lines for start in range(0, len(line), _PIECE)]
 
 
-def _make(config: ReadingConfig, budgets: Budgets) -> PmsrWeb:
-    return PmsrWeb(
-        config.iterations,
-        {"pairs": budgets["pairs"]} if "pairs" in budgets else {},
-        config.saturation,
-        config.max_new_tokens,
-        config.max_record_tokens,
-        config.scopes,
-        config.strip_question,
-        config.detailed_answer,
-        config.web_results,
-        config.condense_above,
-    )
+def _make(settings: PmsrWebSettings, parts: PipelineParts) -> PmsrWeb:
+    budgets = settings.budgets(parts)
+    return PmsrWeb(settings, {"pairs": budgets["pairs"]} if "pairs" in budgets else {})
 
 
-_SETTINGS = ("saturation", "scopes", "strip_question", "web_results", "condense_above", "web_place")
-RECIPES = iterative_recipe("pmsr_web", _make, _SETTINGS, pair_text="summary", has_records=True, searches_web=True)
+RECIPES = iterative_recipe(
+    "pmsr_web",
+    PmsrWebSettings,
+    _make,
+    requires=(ENTRY_INDEX, PAGES, OPTIONAL_TEXTS),
+    pair_text="summary",
+    has_own_depth=True,
+)

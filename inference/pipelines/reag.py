@@ -16,12 +16,20 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+from reflectune.core.config import setting
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, best_entries, judge_each, search, texts_of, write
-from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe, part_of_picture
+from reflectune.inference.pipelines.iterative import (
+    CandidateSettings,
+    TrajectorySettings,
+    answer_instruction,
+    iterative_recipe,
+    part_of_picture,
+)
+from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
 
 CRITIC_SYSTEM = """\
@@ -78,42 +86,48 @@ here</think><answer>short answer here</answer>"""
 """The released reader was trained with this system prompt and `ANSWER`, so both are verbatim."""
 
 
+class ReagSettings(CandidateSettings, DepthSettings, TrajectorySettings):
+    """Settings of ReAG; `top_n: 20` in the paper."""
+
+    critic_threshold: float = setting(
+        0.1, "ReAG: keep a passage if P(Yes) in the full softmax is above this; 0.1 in the paper", ge=0, le=1
+    )
+    crop: float = setting(
+        0.0,
+        "ReAG: also search with the picture's centre, this share of its width and height; 0: don't",
+        ge=0,
+        le=1,
+    )
+    box_field: str = setting(
+        "", "ReAG: field of a question's `meta` with a box to search with: left, top, right, bottom as shares of 1"
+    )
+    think: bool = setting(
+        False, "ReAG: have the model think before it answers, as its released one does; else a short answer"
+    )
+
+
 @dataclass(frozen=True)
 class ReAG:
-    """ReAG's steps for one question.
+    """ReAG's steps for one question."""
 
-    Attributes:
-        entries: How many entries are opened; 20 in the paper.
-        candidates: The most passages of one search.
-        threshold: What P(Yes) has to be above; 0.1 in the paper.
-        max_answer: The longest answer in tokens.
-        max_record: The longest thoughts in tokens.
-        crop: Share of the picture's width and height, about its centre, that is searched with, too; 0 for none.
-        box_field: The field of a question's `meta` that holds a box to search with in its place; "" for none.
-        think: Whether the model thinks before it answers.
-    """
-
-    entries: int
-    candidates: int
-    threshold: float
-    max_answer: int
-    max_record: int
-    crop: float = 0.0
-    box_field: str = ""
-    think: bool = False
+    settings: ReagSettings
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        asked = {"question": question.text}
-        boxes = (None, *part_of_picture(question, self.crop, self.box_field))
-        tops = {"pairs": [self.candidates] * len(boxes)}
+        settings, asked = self.settings, {"question": question.text}
+        boxes = (None, *part_of_picture(question, settings.crop, settings.box_field))
+        tops = {"pairs": [settings.candidates] * len(boxes)}
         found = yield from search(0, [""] * len(boxes), tops, boxes=boxes)
-        passages, kept = best_entries(found, self.entries), []
+        passages, kept = best_entries(found, settings.top_n), []
         with contextlib.suppress(BudgetSpent):
             judged = yield from judge_each(0, CRITIC, asked, texts_of(passages), system=CRITIC_SYSTEM)
-            kept = [passage for passage, each in zip(passages, judged.each, strict=True) if each.yes > self.threshold]
+            kept = [
+                passage
+                for passage, judgement in zip(passages, judged.each, strict=True)
+                if judgement.yes > settings.critic_threshold
+            ]
         template = ANSWER if kept else "{question}"
-        if not self.think:
+        if not settings.think:
             unaided = answer_prompt(question.answer_style, documents=False)
             template += answer_instruction(question, detailed=False) if kept else f" {unaided}"
         answer = yield from write(
@@ -122,30 +136,15 @@ class ReAG:
             template,
             asked,
             documents=[f"<paragraph>{text}</paragraph>\n\n" for text in texts_of(kept)],
-            max_tokens=self.max_answer + (self.max_record if self.think else 0),
+            max_tokens=settings.max_new_tokens + (settings.max_record_tokens if settings.think else 0),
             model="answerer",
-            system=THINK_SYSTEM if self.think else "",
-            keeps_thoughts=self.think,
+            system=THINK_SYSTEM if settings.think else "",
+            keeps_thoughts=settings.think,
         )
-        text = parsing.answer(answer.text) if self.think else answer.text
+        text = parsing.answer(answer.text) if settings.think else answer.text
         return TrajectoryResult(
             text, f"{len(kept)} of {len(passages)} passages kept", answer.score, tuple(kept[: answer.shown])
         )
 
 
-RECIPES = iterative_recipe(
-    "reag",
-    lambda config, _: ReAG(
-        config.top_n,
-        config.candidates,
-        config.critic_threshold,
-        config.max_new_tokens,
-        config.max_record_tokens,
-        config.crop,
-        config.box_field,
-        config.think,
-    ),
-    ("critic_threshold", "crop", "box_field", "think", "max_record_tokens"),
-    common=("top_n", "candidates"),
-    by_picture=True,
-)
+RECIPES = iterative_recipe("reag", ReagSettings, lambda settings, parts: ReAG(settings))

@@ -1,18 +1,22 @@
-"""How a pipeline is put together: what it needs, which questions it takes, and the function that makes it."""
+"""Recipe of a pipeline: its settings, required parts, the questions that it takes, and the function that builds it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from reflectune.core.config import Settings
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.config import SERVER, ModelRole, PipelineConfig, ReadingConfig
+from reflectune.inference.config import ModelRole, ModelSettings
+from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.journal import Journal
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
@@ -21,31 +25,68 @@ from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.web.pages import SearchTool
 
 Part = TypeVar("Part")
+PipelineSettings = TypeVar("PipelineSettings", bound=Settings)
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """Models that a pipeline uses under its settings.
+
+    Attributes:
+        reader: The key of the model that is loaded to read; None if none is, or a server's model reads.
+        base_answers: True if the base model answers in addition to the tuned model.
+        is_served: True if a server's model reads or answers.
+        answerer: The model that answers in place of the reader: `server` or a name; "" for the reader.
+    """
+
+    reader: ModelRole | None
+    base_answers: bool = False
+    is_served: bool = False
+    answerer: str = ""
+
+    def other_answerer(self, models: ModelSettings) -> str:
+        """Return `server`, or the name of a second model, if another model than the reader answers; else ""."""
+        reader = getattr(models, self.reader) if self.reader else SERVER
+        return "" if self.answerer == reader else self.answerer
+
+    def second_model(self, models: ModelSettings) -> str:
+        """Return the name of the model that is loaded to answer in addition to the reader; "" for none."""
+        answerer = self.other_answerer(models)
+        return "" if answerer == SERVER else answerer
+
+    @property
+    def required(self) -> tuple[Requirement, ...]:
+        """The models that must be given."""
+        by_role = {"model": TUNED_MODEL, "plain_model": PLAIN_MODEL, "base_model": BASE_MODEL}
+        roles = dict.fromkeys([self.reader, "base_model" if self.base_answers else None])
+        return tuple(by_role[role] for role in roles if role)
 
 
 @dataclass(frozen=True)
 class PipelineParts:
-    """What pipelines are put together from; the pipelines at hand need not use all.
+    """Parts of pipelines; a pipeline need not use all.
 
     Attributes:
-        config: The settings.
         knowledge: The entries.
-        probes: Where a diagnosis takes passages from; None where nothing is diagnosed.
-        engine: Reads with the model that the pipeline's recipe names.
-        base: Reads with the base model, where it answers what the tuned model has reflected on.
+        folder: The data set's folder.
+        probes: Source of a diagnosis' passages; None without a diagnosis.
+        engine: Reads with the model of the recipe.
+        base: Reads with the base model, if it answers after the tuned model's reflection.
         retriever: Finds entries.
-        reranker: Picks the passages of naive RAG.
+        reranker: Ranks passages.
         texts: Finds passages of a text knowledge base.
         text_knowledge: That knowledge base; None: it is `knowledge`.
         pages: A search server; None: pages are the text knowledge base's articles.
-        answerer: Reads with a second model of this machine, which answers; None if there is none.
-        journal: Keeps the replies to an iterative pipeline's steps; None keeps nothing.
-        remote: A model behind a server, for iterative pipelines; None if there is none.
-        judging: Whether the relevance of passages is read; without it every passage is answered from.
+        answerer: Reads with a second model of this machine, which answers; None for none.
+        journal: Stores the replies to an iterative pipeline's steps; None for no journal.
+        remote: A model behind a server, for iterative pipelines; None for none.
+        use: The roles of these models.
+        budget: Limits of a question and of the run.
+        judging: True to judge the relevance of passages; otherwise every passage is answered from.
     """
 
-    config: ReadingConfig
     knowledge: KnowledgeBase
+    folder: Path = Path()
     probes: DiagnosticPassages | None = None
     engine: PrefixEngine | None = None
     base: PrefixEngine | None = None
@@ -57,6 +98,8 @@ class PipelineParts:
     answerer: PrefixEngine | None = None
     journal: Journal | None = None
     remote: RemoteModel | None = None
+    use: ModelUse = ModelUse("base_model")
+    budget: Budget = dataclasses.field(default_factory=Budget)
     judging: bool = True
 
     @property
@@ -66,119 +109,101 @@ class PipelineParts:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How one pipeline, or one stage that measures a pipeline's parts, is made.
+class Recipe(Generic[PipelineSettings]):
+    """Recipe of a pipeline, or of a stage that measures a pipeline's parts.
 
     Attributes:
-        make: Puts it together, given the name that its traces are filed under.
-        model: The config's field that names the model it reads with: `model` (tuned to reflect), `plain_model` (tuned
-            without reflection), `base_model`, or None.
-        retrieves: Whether it needs the retriever.
-        takes: Which questions it answers.
-        settings: The config's fields that its answers depend on, beyond those that all depend on.
-        variants: Further ones, of variants: at their defaults they leave what was answered before as it is.
-        varied: What a sweep may vary beside the retriever's settings: settings, and choices that a grid point makes.
-        form: The name in a config that stands for it, perhaps with others; "" for a stage.
-        scheme: The scheme of the checkpoint that `model` has to be; "" if any will do.
-        measured_by: The stage that measures its decisions; "" if there is none.
-        reranks: Whether passages are picked by the reranker.
-        searches_text: Whether passages are found by a text.
-        searches_web: Whether it asks a search tool for pages.
-        is_iterative: Whether it is a trajectory of steps, whose replies a journal keeps.
-        takes_texts: Whether it answers questions without a picture, too; where there is an index of passages it needs
-            none of entries.
-        base_answers: Whether the base model answers if `answer_model` is `base`.
-        answer_each: Makes a pipeline that answers from each passage alone, whatever the gates say; for rewards.
+        make: Builds it from the name of its traces, its settings and its parts.
+        settings: Its settings: everything that its answers depend on but data, models and required parts.
+        model: The key of the model that reads: `model` (tuned to reflect), `plain_model` (tuned without reflection),
+            `base_model`, or None.
+        requires: The other parts that it needs.
+        takes: Returns True for a question that it answers.
+        uses: Returns the models that it uses under a command's config; None: `model` alone.
+        form: The name in a config that selects it, perhaps with others; "" for a stage.
+        scheme: The scheme that the checkpoint must have; "" for any.
+        measured_by: The stage that measures its decisions; "" for none.
+        may_use_base: True if the base model answers after the tuned model's reflection under some settings.
+        choices: Choices of a sweep's grid points in addition to its settings; empty if it can't be swept.
+        is_iterative: True if it is a trajectory of steps, whose replies a journal stores.
+        takes_texts: True if it also answers questions without a picture; with an index of passages it needs no entries.
+        has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
+        answer_each: Builds a pipeline that answers from each passage alone, independent of any gate; for rewards.
     """
 
-    make: Callable[[str, PipelineParts], Pipeline]
+    make: Callable[[str, PipelineSettings, PipelineParts], Pipeline]
+    settings: type[PipelineSettings]
     model: ModelRole | None
-    retrieves: bool
     takes: Callable[[Question], bool]
-    settings: tuple[str, ...] = ()
-    variants: tuple[str, ...] = ()
-    varied: tuple[str, ...] = ()
+    requires: tuple[Requirement, ...] = ()
+    uses: Callable[[Settings], ModelUse] | None = None
     form: str = ""
     scheme: str = ""
     measured_by: str = ""
-    reranks: bool = False
-    searches_text: bool = False
-    searches_web: bool = False
+    may_use_base: bool = False
+    choices: tuple[str, ...] = ()
     is_iterative: bool = False
     takes_texts: bool = False
-    base_answers: bool = False
-    answer_each: Callable[[PipelineParts], Pipeline] | None = None
+    has_own_depth: bool = False
+    answer_each: Callable[[PipelineSettings, PipelineParts], Pipeline] | None = None
 
-    def role(self, config: ReadingConfig) -> ModelRole | None:
-        """The config's field that names the model that reads, to be loaded; None if there is none, or a server's."""
-        return None if self.is_iterative and config.reader == SERVER else self.model
+    def settings_of(self, config: Settings) -> PipelineSettings:
+        """Return the pipeline's part of a command's config."""
+        return self.settings.of(config)
+
+    def models(self, config: Settings) -> ModelUse:
+        """Return the models that the pipeline uses under a command's config."""
+        return ModelUse(self.model) if self.uses is None else self.uses(config)
+
+    def required(self, config: Settings) -> tuple[Requirement, ...]:
+        """Return the parts that the pipeline needs under a command's config, its models included."""
+        return (*self.models(config).required, *self.requires)
+
+    def needs(self, part: str) -> bool:
+        """Return True if it requires a part, or reads it if there is one; see `Requirement.name`."""
+        return any(requirement.name == part for requirement in self.requires)
 
     @property
-    def has_own_depth(self) -> bool:
-        """Whether keys of its own say how many passages it reads, in place of the first `top_n` entries."""
-        return self.searches_text or bool({"text_passages", "pair_passages"}.intersection(self.settings))
-
-    def asks_server(self, config: ReadingConfig) -> bool:
-        """Whether a server's model reads or answers."""
-        return self.is_iterative and SERVER in (config.reader, config.answerer)
-
-    def varied_from(self, config: PipelineConfig) -> dict[str, Any]:
-        """The settings of its variants that aren't at their defaults, with their values."""
-        defaults = {name: field.default for name, field in type(config).model_fields.items()}
-        values = {name: getattr(config, name) for name in self.variants}
-        return {name: value for name, value in values.items() if value != defaults[name]}
-
-    def answered_by_base(self, config: PipelineConfig) -> bool:
-        """Whether the base model answers, so that it is needed beside the tuned one."""
-        return self.base_answers and config.answer_model == "base"
-
-    def answerer(self, config: ReadingConfig) -> str:
-        """Who answers in place of the model that reads: `server`, or a model's name; "" if there is no other."""
-        role = self.role(config)
-        reader = getattr(config, role) if role else config.reader
-        return config.answerer if self.is_iterative and config.answerer != reader else ""
-
-    def second_model(self, config: ReadingConfig) -> str:
-        """The name of the model that is loaded to answer, beside the one that reads; "" if there is none."""
-        answerer = self.answerer(config)
-        return "" if answerer == SERVER else answerer
+    def varied(self) -> tuple[str, ...]:
+        """Settings and choices that a sweep may vary in addition to the retriever's weights."""
+        return (*self.settings.model_fields, *self.choices)
 
 
 TUNED_BASELINES = "tuned_baselines"
 """The form of baselines whose model was fine-tuned on the same questions, without reflection."""
 
 
-def baseline(name: str, recipe: Recipe) -> Mapping[str, Recipe]:
-    """A baseline of the base model, and the same of the model that was fine-tuned without reflection."""
+def baseline(name: str, recipe: Recipe[Any]) -> Mapping[str, Recipe[Any]]:
+    """Return the recipe of a baseline of the base model, and of the model that was fine-tuned without reflection."""
     tuned = dataclasses.replace(recipe, model="plain_model", form=TUNED_BASELINES)
     return {name: recipe, f"{name}_tuned": tuned}
 
 
 def needed(part: Part | None) -> Part:
-    """A part that a recipe says the pipeline needs."""
+    """Return a part that a recipe requires."""
     if part is None:
-        raise ValueError("a pipeline was asked for without a model or retriever that its recipe says it needs")
+        raise ValueError("a pipeline was built without a model or retriever that its recipe requires")
     return part
 
 
-# Which questions a pipeline takes.
+# Predicates of questions, for `Recipe.takes`
 
 
 def every(question: Question) -> bool:
-    """All."""
+    """Return True."""
     return True
 
 
 def knowledge_based(question: Question) -> bool:
-    """Those that may have to be looked up."""
+    """Return True unless the question is known to need no retrieval."""
     return question.is_knowledge_based is not False
 
 
 def with_entry(question: Question) -> bool:
-    """Those of them whose entry is known."""
+    """Return True if the question is knowledge-based and its entry is known."""
     return knowledge_based(question) and bool(question.evidence or question.entity_ids)
 
 
 def with_evidence(question: Question) -> bool:
-    """Those of them whose evidence is known."""
+    """Return True if the question is knowledge-based and its evidence is known."""
     return knowledge_based(question) and bool(question.evidence)

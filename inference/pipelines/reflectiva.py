@@ -9,11 +9,10 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.formats.passages import Lead
-from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
+from reflectune.inference.pipelines.gated import GatedSettings, drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
+from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import Trace
@@ -67,15 +66,7 @@ class ReflectiVA:
     name = "reflectiva"
 
     def __init__(
-        self,
-        reader: ReflectivaReader,
-        retriever: Retriever,
-        knowledge: KnowledgeBase,
-        *,
-        top_n: int = 5,
-        gamma: float = 0.5,
-        fallback: Fallback = "random",
-        lead: Lead = "none",
+        self, reader: ReflectivaReader, retriever: Retriever, knowledge: KnowledgeBase, settings: GatedSettings
     ) -> None:
         """Bind the parts.
 
@@ -83,15 +74,11 @@ class ReflectiVA:
             reader: The fine-tuned model, with its scheme.
             retriever: Finds entries for an image.
             knowledge: The entries.
-            top_n: Number of entries to retrieve; 5 in the paper.
-            gamma: Retrieve if P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) is at least this.
-            fallback: Answer if no passage is judged relevant: `random` from one drawn by the question's id, as released
-                but repeatable; `best_product` from the likeliest; `closed_book` from the image alone; `abstain` not at
-                all.
-            lead: Text before each passage.
+            settings: The settings; `top_n: 5` in the paper. The released `fallback` is `random`, here drawn by the
+                question's id; `best_product` answers from the likeliest passage, `closed_book` from the image alone,
+                `abstain` not at all.
         """
-        self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
-        self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
+        self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
@@ -104,9 +91,7 @@ class ReflectiVA:
             self._knowledge,
             questions,
             images,
-            top_n=self._top_n,
-            gamma=self._gamma,
-            lead=self._lead,
+            self._settings,
         )
         traces = [self._chosen(question, trace) for question, trace in zip(questions, gated.traces, strict=True)]
         with clock.step("answer"):
@@ -121,7 +106,7 @@ class ReflectiVA:
     def _chosen(self, question: Question, trace: Trace) -> Trace:
         """Set the passages to answer from: the relevant ones, or the fallback's."""
         relevant = tuple(k for k, passage in enumerate(trace.passages) if passage.relevant)
-        fallback, positions = fallback_of(trace, self._fallback), range(len(trace.passages))
+        fallback, positions = fallback_of(trace, self._settings.fallback), range(len(trace.passages))
         if fallback is None:
             return dataclasses.replace(trace, kept=relevant, used=relevant)
         used: tuple[int, ...] = ()
@@ -146,26 +131,18 @@ def _answered(trace: Trace, answer: ReaderAnswer | None) -> Trace:
     return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, used=used)
 
 
-def _make(name: str, parts: PipelineParts) -> ReflectiVA:
-    config = parts.config
-    return ReflectiVA(
-        ReflectivaReader(needed(parts.engine), config.max_new_tokens),
-        needed(parts.retriever),
-        parts.knowledge,
-        top_n=config.top_n,
-        gamma=config.gamma,
-        fallback=config.fallback,
-        lead=config.lead,
-    )
+def _make(name: str, settings: GatedSettings, parts: PipelineParts) -> ReflectiVA:
+    reader = ReflectivaReader(needed(parts.engine), settings.max_new_tokens)
+    return ReflectiVA(reader, needed(parts.retriever), parts.knowledge, settings)
 
 
 RECIPES = {
     "reflectiva": Recipe(
         _make,
+        GatedSettings,
         "model",
-        True,
         every,
-        ("top_n", "gamma", "fallback"),
+        requires=(ENTRIES,),
         form="reflectiva",
         scheme="reflectiva",
         measured_by="relevance",

@@ -5,31 +5,34 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from reflectune.core.config import Settings, union
 from reflectune.core.errors import UserError
 from reflectune.inference import pipelines
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
+from reflectune.inference.pipelines.requirements import Requirement
 
 ROLES: tuple[ModelRole | None, ...] = (None, "base_model", "plain_model", "model")
 """The order of running: without a model, with the base model, with tuned ones."""
 
 
 @functools.cache
-def all_recipes() -> Mapping[str, Recipe]:
-    """Every pipeline and stage, by name, in the order of running."""
+def all_recipes() -> Mapping[str, Recipe[Any]]:
+    """Return every pipeline and stage, by name, in the order of running."""
     names = [module.name for module in pkgutil.iter_modules(pipelines.__path__)]
     modules = [importlib.import_module(f"{pipelines.__name__}.{name}") for name in names]
-    recipes: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe[Any]] = {}
     for module in modules:
         recipes.update(getattr(module, "RECIPES", {}))
     return {name: recipe for role in ROLES for name, recipe in recipes.items() if recipe.model == role}
 
 
-def find_recipe(name: str) -> Recipe:
-    """The recipe of a pipeline or stage.
+def find_recipe(name: str) -> Recipe[Any]:
+    """Return the recipe of a pipeline or stage.
 
     Raises:
         UserError: There is none of this name.
@@ -39,14 +42,37 @@ def find_recipe(name: str) -> Recipe:
     return all_recipes()[name]
 
 
-def build_pipeline(name: str, parts: PipelineParts) -> Pipeline:
-    """Put a pipeline or stage together from its parts."""
-    return find_recipe(name).make(name, parts)
+def build_pipeline(name: str, config: Settings, parts: PipelineParts) -> Pipeline:
+    """Build a pipeline or stage from its settings, or a config that has them, and its parts."""
+    recipe = find_recipe(name)
+    return recipe.make(name, recipe.settings_of(config), parts)
+
+
+def pipeline_settings(names: Iterable[str], without: Sequence[Requirement] = ()) -> type[Settings]:
+    """Return a class with the settings of pipelines and of the parts that they require.
+
+    Args:
+        names: The pipelines.
+        without: Parts whose settings are left out.
+    """
+    recipes = [find_recipe(name) for name in names]
+    parts = dict.fromkeys(part for recipe in recipes for part in recipe.requires if part not in without)
+    of_parts = [kind for part in parts for kind in part.settings]
+    return union("PipelineSettings", *dict.fromkeys([*(recipe.settings for recipe in recipes), *of_parts]))
+
+
+def missing_parts(config: Settings, names: Iterable[str]) -> list[str]:
+    """Return the problems of a config that lacks parts which pipelines require."""
+    users: dict[Requirement, list[str]] = {}
+    for name in names:
+        for requirement in find_recipe(name).required(config):
+            users.setdefault(requirement, []).append(name)
+    return [problem for part, used_by in users.items() for problem in part.missing(config, ", ".join(used_by))]
 
 
 @functools.cache
 def all_forms() -> Mapping[str, tuple[str, ...]]:
-    """The names that a config may ask for, and the pipelines that each stands for."""
+    """Return the names that a config may use, and the pipelines that each selects."""
     forms: dict[str, list[str]] = {}
     for name, recipe in all_recipes().items():
         if recipe.form:
@@ -55,28 +81,28 @@ def all_forms() -> Mapping[str, tuple[str, ...]]:
 
 
 def reflecting(measured_by: str = "") -> tuple[str, ...]:
-    """The pipelines that are called as the scheme of their checkpoint.
+    """Return the pipelines that are named like the scheme of their checkpoint.
 
     Args:
-        measured_by: Those whose decisions this stage measures; all if "".
+        measured_by: Select those whose decisions this stage measures; all if "".
     """
     reflecting_recipes = {name: recipe for name, recipe in all_recipes().items() if recipe.scheme == name}
     return tuple(name for name, recipe in reflecting_recipes.items() if measured_by in ("", recipe.measured_by))
 
 
 def sweepable() -> tuple[str, ...]:
-    """The pipelines that have settings to sweep over."""
-    return tuple(name for name, recipe in all_recipes().items() if recipe.varied)
+    """Return the pipelines that a sweep can vary."""
+    return tuple(name for name, recipe in all_recipes().items() if recipe.choices)
 
 
 def iterative() -> tuple[str, ...]:
-    """The pipelines that search several times."""
+    """Return the pipelines that search several times."""
     return tuple(name for name, recipe in all_recipes().items() if recipe.is_iterative)
 
 
 def stages_for(names: Sequence[str]) -> list[str]:
-    """The pipelines and the stages that measure their parts, in the order of running."""
-    wanted = {*names, *(find_recipe(name).measured_by for name in names)}
-    if any(find_recipe(name).retrieves for name in names):
-        wanted.add("retrieval")
-    return [name for name in all_recipes() if name in wanted]
+    """Return the pipelines and the stages that measure their parts, in the order of running."""
+    selected = {*names, *(find_recipe(name).measured_by for name in names)}
+    if any(find_recipe(name).needs("entries") for name in names):
+        selected.add("retrieval")
+    return [name for name in all_recipes() if name in selected]

@@ -11,6 +11,8 @@ from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, needed, with_entry, with_evidence
+from reflectune.inference.pipelines.requirements import ENTRIES, PROBES
+from reflectune.inference.pipelines.settings import AnswerSettings, DepthSettings, PassageSettings
 from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -82,23 +84,21 @@ RECALL_DEPTH = 5
 """Minimum number of entries that the retrieval stage records, so that recall@5 can be computed."""
 
 
-def passage_reader(parts: PipelineParts) -> PassageReader:
+def passage_reader(settings: AnswerSettings, parts: PipelineParts) -> PassageReader:
     """Return a reader of the tuned model, which judges passages unless the parts say otherwise."""
     kind = PassageReader if parts.judging else UnjudgingReader
-    return kind(needed(parts.engine), parts.config.max_new_tokens)
+    return kind(needed(parts.engine), settings.max_new_tokens)
 
 
-def _retrieval(name: str, parts: PipelineParts) -> Retrieval:
-    return Retrieval(needed(parts.retriever), max(RECALL_DEPTH, parts.config.top_n))
+def _retrieval(name: str, settings: DepthSettings, parts: PipelineParts) -> Retrieval:
+    return Retrieval(needed(parts.retriever), max(RECALL_DEPTH, settings.top_n))
+
+
+def _relevance(name: str, settings: PassageSettings, parts: PipelineParts) -> Relevance:
+    return Relevance(passage_reader(settings, parts), needed(parts.probes))
 
 
 RECIPES = {
-    "retrieval": Recipe(_retrieval, None, True, with_entry),
-    "relevance": Recipe(
-        lambda name, parts: Relevance(passage_reader(parts), needed(parts.probes)),
-        "model",
-        False,
-        with_evidence,
-        ("seed",),
-    ),
+    "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,)),
+    "relevance": Recipe(_relevance, PassageSettings, "model", with_evidence, requires=(PROBES,)),
 }

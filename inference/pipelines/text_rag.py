@@ -11,6 +11,8 @@ from reflectune.core.types import Question
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.requirements import TEXTS
+from reflectune.inference.pipelines.settings import PassageSettings, PickingSettings
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -53,12 +55,24 @@ def entries(hits: Sequence[PassageHit]) -> list[Hit]:
     ]
 
 
-def _make(name: str, parts: PipelineParts) -> TextRAG:
-    reader = Reader(needed(parts.engine), parts.config.max_new_tokens)
-    return TextRAG(name, reader, needed(parts.texts), parts.config.passages)
+class TextRagSettings(PickingSettings, PassageSettings):
+    """Settings of naive RAG over texts."""
 
 
-_RECIPE = Recipe(_make, "base_model", False, knowledge_based, ("passages",), form="text_rag", searches_text=True)
+def _make(name: str, settings: TextRagSettings, parts: PipelineParts) -> TextRAG:
+    reader = Reader(needed(parts.engine), settings.max_new_tokens)
+    return TextRAG(name, reader, needed(parts.texts), settings.passages)
+
+
+_RECIPE = Recipe(
+    _make,
+    TextRagSettings,
+    "base_model",
+    knowledge_based,
+    requires=(TEXTS,),
+    form="text_rag",
+    has_own_depth=True,
+)
 RECIPES = {
     "text_rag": _RECIPE,
     "text_rag_tuned": dataclasses.replace(_RECIPE, model="plain_model", form="text_rag_tuned"),

@@ -17,9 +17,16 @@ from dataclasses import dataclass
 
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
+from reflectune.inference.pipelines.iterative import (
+    PairSettings,
+    TrajectorySettings,
+    answer_instruction,
+    iterative_recipe,
+)
+from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
 
 REFINE = """\
@@ -42,26 +49,22 @@ ANSWER = "{question} {documents} "
 PASSED, FAILED = "inspector passed", "inspector failed"
 
 
+class WikiSeekerSettings(PairSettings, SearchSettings, DepthSettings, TrajectorySettings):
+    """Settings of WikiSeeker."""
+
+
 @dataclass(frozen=True)
 class WikiSeeker:
-    """WikiSeeker's steps for one question.
+    """WikiSeeker's steps for one question."""
 
-    Attributes:
-        passages: How many are found.
-        max_answer: The longest answer in tokens.
-        max_record: The longest reply of the refiner, in tokens.
-    """
-
-    passages: int
-    max_answer: int
-    max_record: int
+    settings: WikiSeekerSettings
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         asked = {"question": question.text}
-        refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=self.max_record)
+        refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=self.settings.max_record_tokens)
         query = next(iter(parsing.queries(refined.text, 1)), question.text)
-        passages = merge((yield from search(0, [query], {"pairs": [self.passages]})))
+        passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
         texts = texts_of(passages)
         inspected = yield from judge(0, INSPECT, asked, documents=texts)
         if inspected.share > 0.5:
@@ -72,18 +75,16 @@ class WikiSeeker:
                 template,
                 asked,
                 documents=texts,
-                max_tokens=self.max_answer,
+                max_tokens=self.settings.max_new_tokens,
                 model="answerer",
                 picture=False,
             )
             return TrajectoryResult(answer.text, PASSED, answer.score, tuple(passages[: answer.shown]))
         template = f"{{question}} {answer_prompt(question.answer_style, documents=False)}"
-        answer = yield from write("answer", 0, template, asked, max_tokens=self.max_answer)
+        answer = yield from write("answer", 0, template, asked, max_tokens=self.settings.max_new_tokens)
         return TrajectoryResult(answer.text, FAILED, answer.score)
 
 
 RECIPES = iterative_recipe(
-    "wikiseeker",
-    lambda config, _: WikiSeeker(config.pair_passages, config.max_new_tokens, config.max_record_tokens),
-    common=("top_n", "pair_passages", "text_weight", "max_record_tokens"),
+    "wikiseeker", WikiSeekerSettings, lambda settings, parts: WikiSeeker(settings), has_own_depth=True
 )

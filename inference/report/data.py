@@ -175,7 +175,7 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScor
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> bool | None:
     """What a gate should say: in MMKB-RAG whether the base model is wrong, by RET's labels; None if it is not known."""
-    if not find_recipe(name).base_answers:
+    if not find_recipe(name).may_use_base:
         return question.is_knowledge_based
     base = traces.get("closed_book")
     return (

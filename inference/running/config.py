@@ -1,47 +1,39 @@
-"""The settings of `evaluate.py`, `answer.py` and `recall.py`."""
+"""Configs of `evaluate`, `answer` and `recall`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.values import Device, InputFile, OutputFile, Seed, Share, SplitName, output_of
+from reflectune.core.values import Device, InputFile, OutputFile, Seed, Share, SplitName
 from reflectune.formats.dataset import split_issues
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import DatasetSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.pipelines.recipe import Recipe
-from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
-from reflectune.inference.trace_files.keeping import TraceForm
+from reflectune.inference.pipelines.registry import (
+    all_forms,
+    all_recipes,
+    find_recipe,
+    missing_parts,
+)
+from reflectune.inference.running.runner import RunSettings
+from reflectune.inference.running.settings import AllPipelines, ReflectingPipelines
+from reflectune.inference.trace_files.opening import trace_files
 from reflectune.metrics.config import MetricConfig
-from reflectune.models.remote.endpoint import RemoteConfig
-from reflectune.retrieval.config import IndexKeys
+from reflectune.retrieval.config import IndexKeys, RetrieverConfig
 from reflectune.retrieval.retrievers.queries import Fusion
 
 
-class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
+class EvaluateConfig(RunSettings, MetricConfig, ModelSettings, DatasetSettings, AllPipelines):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
     splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
-    output: Annotated[str, output_of()] = setting(
-        "",
-        "folder for traces/, metrics.json and report.html",
-        needed="a folder for traces/, metrics.json and report.html",
-    )
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
-    batch_questions: int = setting(8, "questions answered together", ge=1)
-    traces: TraceForm = setting(
-        "auto", "jsonl: text to read and grep; parquet: a twentieth of that; auto: parquet beyond 64 MiB of JSONL"
-    )
     report_questions: int = setting(1000, "questions to list in the report", ge=0)
-    text_index: str = setting("", "text_rag, iterative: index of passages; see retrieval.build_text_index")
-    text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
-    on_error: Literal["stop", "skip"] = setting(
-        "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
-    )
     seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
 
     @cross_check
@@ -66,96 +58,83 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
             yield "`pipelines` is empty; name at least one of " + ", ".join(all_forms())
 
     @cross_check
-    def missing_parts(self) -> list[str]:
-        """Return the models, indexes and keys that the pipelines lack."""
-        known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
-        return self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
-
-    def _missing_parts(self, recipes: Mapping[str, Recipe]) -> list[str]:
-        """Which models, and what else, the pipelines asked for lack."""
-        issues: list[str] = []
-        by_texts = {name for name, recipe in recipes.items() if recipe.takes_texts and self.text_index}
-        retrieving = [name for name, recipe in recipes.items() if recipe.retrieves and name not in by_texts]
-        if retrieving and not self.finds_entries:
-            issues.append(f"`index` is needed by {', '.join(retrieving)}, or `ranked_entities`")
-        iterative = [name for name, recipe in recipes.items() if recipe.is_iterative]
-        if iterative and self.ranked_entities:
-            issues.append(f"`index` is needed by {', '.join(iterative)}: ranked entities can't be searched with texts")
-        asking_web = [name for name, recipe in recipes.items() if recipe.searches_web]
-        if asking_web and not (self.web_url or self.text_index):
-            issues.append(f"`text_index` is needed by {', '.join(asking_web)}, or `web_url`: one of them finds pages")
-        reading_texts = [name for name, recipe in recipes.items() if recipe.searches_text]
-        if reading_texts and not self.text_index:
-            issues.append(f"`text_index` is needed by {', '.join(reading_texts)}: build one with build_text_index")
-        for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
-            if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
-                issues.append(f"`{key}`: {folder} has no {marker}")
-        reflecting = [name for name, recipe in recipes.items() if recipe.model == "model"]
-        schemes = sorted({recipes[name].scheme for name in reflecting})
-        if reflecting and not self.model:
-            issues.append(f"`model` is needed by {', '.join(reflecting)}: a checkpoint that train/sft.py wrote")
+    def part_problems(self) -> list[str]:
+        """Return the problems of models and parts that the pipelines require."""
+        recipes = self.recipes()
+        reflecting_names = [name for name, recipe in recipes.items() if recipe.model == "model"]
+        schemes = sorted({recipes[name].scheme for name in reflecting_names})
+        issues = missing_parts(self, recipes)
         if len(schemes) > 1:
             issues.append(
                 f"`pipelines`: {' and '.join(schemes)} need checkpoints of different schemes; run them one by one"
             )
         elif schemes and self.scheme not in ("", *schemes):
-            issues.append(f"`scheme` is {self.scheme}, but {reflecting[0]} needs a checkpoint of scheme {schemes[0]}")
-        tuned_plainly = [name for name, recipe in recipes.items() if recipe.model == "plain_model"]
-        if tuned_plainly and not self.plain_model:
             issues.append(
-                f"`plain_model` is needed by {', '.join(tuned_plainly)}: a checkpoint of scheme plain, see build_plain"
+                f"`scheme` is {self.scheme}, but {reflecting_names[0]} needs a checkpoint of scheme {schemes[0]}"
             )
-        served = any(recipe.asks_server(self) for recipe in recipes.values())
-        if served:
-            issues += self.llm_problems()
-        for key in ("run_tokens", "run_cost"):
-            if getattr(self, key) and not served:
-                issues.append(f"`{key}` is of a server's model, and none is asked; set `reader` or `answerer`: server")
-        if self.run_cost and served and not (self.llm_input_price or self.llm_output_price):
-            issues.append("`run_cost` needs `llm_input_price` or `llm_output_price`: without a price nothing costs")
-        based = [n for n, r in recipes.items() if r.role(self) == "base_model" or r.answered_by_base(self)]
-        if based and not self.base_model:
-            issues.append("`base_model` is needed by " + ", ".join(based))
         return issues
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:
-        """Set the scheme of the tuned pipeline that is to be run, if none is named."""
-        schemes = {find_recipe(name).scheme for name in self.forms() if name in all_recipes()} - {""}
+        """Set the scheme of the tuned pipeline to run, if none is named."""
+        schemes = {recipe.scheme for recipe in self.recipes().values()} - {""}
         self.scheme = self.scheme or (schemes.pop() if len(schemes) == 1 else "")
         return self
 
     def roles(self) -> list[ModelRole]:
-        """The keys that name the models of the pipelines asked for."""
-        recipes = [find_recipe(name) for name in self.forms() if name in all_recipes()]
-        roles: set[ModelRole] = {role for recipe in recipes if (role := recipe.role(self))}
-        if any(recipe.answered_by_base(self) for recipe in recipes):
+        """Return the keys that name the models of the selected pipelines."""
+        uses = [recipe.models(self) for recipe in self.recipes().values()]
+        roles: set[ModelRole] = {use.reader for use in uses if use.reader}
+        if any(use.base_answers for use in uses):
             roles.add("base_model")
         return sorted(roles)
 
     def forms(self) -> list[str]:
-        """The pipelines to run: `naive_rag`, `oracle` and `tuned_baselines` are several each."""
+        """Return the selected pipelines: `naive_rag`, `oracle` and `tuned_baselines` select several each."""
         return list(dict.fromkeys(form for name in self.pipelines for form in all_forms().get(name, (name,))))
 
+    def recipes(self) -> dict[str, Recipe[Any]]:
+        """Return the recipes of the selected pipelines, without unknown ones."""
+        return {name: find_recipe(name) for name in self.forms() if name in all_recipes()}
 
-class AnswerConfig(ReadingConfig):
-    """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
 
-    image: InputFile = setting("", "the image, a path", needed="")
-    question: str = setting("", "the question", needed="")
+class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
+    """Answer one question about one image, or show how an evaluation answered one of its questions."""
+
+    image: InputFile = setting("", "the image, a path")
+    question: str = setting("", "the question")
     as_json: bool = setting(False, "print the whole trace as JSON")
+    evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, and answer nothing")
+    question_id: str = setting("", "id of the evaluation's question; all questions, a line of JSON each, if unset")
+    pipeline: str = setting("", "pipeline whose trace to show; all pipelines and stages if unset")
+
+    def trace_files(self) -> dict[str, Path]:
+        """Return the evaluation's files of traces to read, by pipeline."""
+        stored = trace_files(Path(self.evaluation, "traces"))
+        return {name: path for name, path in stored.items() if self.pipeline in ("", name)}
+
+    @cross_check
+    def dataset_problems(self) -> list[str]:
+        """Return the problems of the data set's folder; an evaluation's traces are shown without it."""
+        return [] if self.evaluation else super().dataset_problems()
 
     @cross_check
     def answer_problems(self) -> Iterator[str]:
-        """Yield a problem if there is no checkpoint or nothing to find entries with."""
-        if not self.model:
-            yield "`model` is needed: a checkpoint that sft wrote"
-        if not self.finds_entries:
-            yield "`index` is needed, or `ranked_entities`"
+        """Yield the problems of the question, or of the evaluation to read."""
+        if not self.evaluation:
+            yield from (f"`{key}` is needed" for key in ("image", "question") if not getattr(self, key).strip())
+            if not self.model:
+                yield "`model` is needed: a checkpoint that sft wrote"
+            if not RetrieverConfig.of(self).finds_entries:
+                yield "`index` is needed, or `ranked_entities`"
+        elif not (stored := trace_files(Path(self.evaluation, "traces"))):
+            yield f"`evaluation`: {self.evaluation} has no finished pipeline in traces/"
+        elif self.pipeline and self.pipeline not in stored:
+            yield f"`pipeline`: {self.evaluation} has no traces of {self.pipeline}; one of {', '.join(stored)}"
 
 
-class RecallConfig(IndexKeys):
-    """Whose pictures or words to search for, in which index, and how."""
+class RecallConfig(TextIndexSettings, IndexKeys):
+    """Measure how often an index finds the right entries and passages."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
     splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "whose questions", needed="")
@@ -169,8 +148,6 @@ class RecallConfig(IndexKeys):
     fusion: Fusion = setting(
         "scores", "text_weights: add up scores, or search one vector: their sum, or the encoder's own (features)"
     )
-    text_index: str = setting("", "index of passages to search by the questions' words; see build_text_index")
-    text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
     overlap: bool = setting(False, "compare an approximate index with an exact search of its vectors, which is slow")
     depths: list[Annotated[int, Field(ge=1)]] = setting([1, 5, 10, 20, 50], "k of recall@k", needed="")
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
@@ -191,10 +168,3 @@ class RecallConfig(IndexKeys):
         """Yield a problem if the data set is missing."""
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
             yield f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"
-
-    @cross_check
-    def text_index_problems(self) -> Iterator[str]:
-        """Yield a problem if the index of passages or its knowledge base is missing."""
-        for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
-            if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
-                yield f"`{key}`: {folder} has no {marker}"

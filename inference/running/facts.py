@@ -1,62 +1,68 @@
-"""What is told of an evaluation beside its scores: what it was of, its budgets, its minutes and its memory."""
+"""Facts of an evaluation in addition to its scores: its data, models, settings, budgets, minutes and memory."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from reflectune.core.config import Settings
 from reflectune.core.durable import read_json
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
+from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.pipelines.iterative import PAPER_BUDGETS, RecordSettings
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.notices import ModelFacts
 from reflectune.inference.scoring.scores import Traces
+from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.rerankers.config import RerankerConfig
 
 
-def run_facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> Mapping[str, str]:
-    """Name and value of everything that determined the run, as its report shows them."""
+def run_facts(
+    config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], settings: Mapping[str, Settings]
+) -> Mapping[str, str]:
+    """Return name and value of everything that determined a run, for its report.
+
+    Args:
+        config: The evaluation's config.
+        dataset: The data set.
+        models: The models that were loaded.
+        settings: The settings of the pipelines and stages, by name.
+    """
     roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection", "answerer": "answerer"}
-    named = {roles.get(model.role, "base model"): str(model) for model in models}
-    index = {}
-    if config.index:
-        index = {"index": f"{config.index}, manifest {config.finder_fingerprint()}", "encoder": config.encoder}
-    if config.ranked_entities:
-        index = {"ranked entities": f"{config.ranked_entities}, fingerprint {config.finder_fingerprint()}"}
+    texts = TextIndexSettings.of(config)
     return {
         "data set": f"{data_set_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
         "metric": config.scored_by(config.dataset) + (f", BEM {config.bem}" if config.bem else ""),
         "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
-        **index,
-        **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
-        **named,
-        "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
-        "retriever": (_weights(config) if config.index else "")
-        + f"top_n {config.top_n}"
-        + (f", S_ret by softmax / {config.s_ret_temperature:g}" if config.s_ret_temperature else ""),
-        "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
-        f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
-        **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),
-        **({"iterative": _iterative(config)} if any(find_recipe(n).is_iterative for n in config.forms()) else {}),
+        **_retriever_facts(RetrieverConfig.of(config)),
+        **({"text index": texts.text_index} if texts.text_index else {}),
+        **{roles.get(model.role, "base model"): str(model) for model in models},
+        **_part_facts(config, settings),
+        "batches": f"{config.batch_questions} questions",
+        **_settings_facts(settings),
         "seed": str(config.seed),
         "output": config.output,
     }
 
 
-def budgets(config: EvaluateConfig, planned: Iterable[str]) -> dict[str, dict[str, float]]:
-    """How far MI-RAG and PMSR may go, and how much they may read, by pipeline and key; 0 of a base that isn't there."""
-    values = {key: getattr(config, key) for key in PAPER_BUDGETS}
-    absent = {"text_passages": not config.text_index, "pair_passages": not config.finds_entries}
-    values |= {key: 0 for key, is_absent in absent.items() if is_absent}
-    recipes = {name: find_recipe(name) for name in planned}
-    bounded = (name for name, each in recipes.items() if "iterations" in each.settings and not each.searches_web)
-    return {name: dict(values) for name in bounded}
+def budgets(settings: Mapping[str, Settings], parts: PipelineParts) -> dict[str, dict[str, float]]:
+    """Return the budgets of MI-RAG and PMSR by pipeline and key; 0 for a knowledge base that doesn't exist."""
+    absent = {"text_passages": parts.texts is None, "pair_passages": parts.retriever is None}
+    return {
+        name: {key: 0 if absent.get(key) else getattr(pipeline_settings, key) for key in PAPER_BUDGETS}
+        for name, pipeline_settings in settings.items()
+        if isinstance(pipeline_settings, RecordSettings) and not find_recipe(name).needs("pages")
+    }
 
 
 def minutes(traces: Traces) -> dict[str, float]:
-    """Minutes that each pipeline or stage spent answering, all processes and interrupted runs together."""
+    """Return the minutes that each pipeline or stage spent, summed over processes and interrupted runs."""
     spent = {
         f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in pipeline_traces.values()) / 60
         for name, pipeline_traces in traces.items()
@@ -65,7 +71,7 @@ def minutes(traces: Traces) -> dict[str, float]:
 
 
 def peak_gib(output: Path) -> float:
-    """The highest memory that any run into this folder has needed on the main process, in GiB."""
+    """Return the peak memory of any run into this folder on the main process, in GiB."""
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # ru_maxrss is in KiB on Linux
     before = output / "metrics.json"
     earlier = read_json(before, "the earlier metrics").get("peak_gib", 0.0) if before.exists() else 0.0
@@ -73,32 +79,48 @@ def peak_gib(output: Path) -> float:
 
 
 def data_set_name(dataset: Dataset) -> str:
-    """What a data set is called: by its manifest, else by its folder."""
+    """Return a data set's name, from its manifest or its folder."""
     return str(dataset.manifest.get("name", dataset.root.resolve().name))
 
 
-def _weights(config: EvaluateConfig) -> str:
-    """How an index of entries is searched, in words."""
-    summaries = f"summary_share {config.summary_share:g}, " if config.summary_share else ""
-    return f"title_weight {config.title_weight:g}, {summaries}"
+def _retriever_facts(retriever: RetrieverConfig) -> Mapping[str, str]:
+    if retriever.ranked_entities:
+        found = f"{retriever.ranked_entities}, fingerprint {retriever.finder_fingerprint()}"
+        return {"ranked entities": found}
+    if not retriever.index:
+        return {}
+    summaries = f", summary_share {retriever.summary_share:g}" if retriever.summary_share else ""
+    return {
+        "index": f"{retriever.index}, manifest {retriever.finder_fingerprint()}",
+        "encoder": retriever.encoder,
+        "retriever": f"title_weight {retriever.title_weight:g}{summaries}",
+    }
 
 
-def _iterative(config: EvaluateConfig) -> str:
-    """The settings of iterative pipelines in words."""
-    server = f"; server {config.endpoint().shown_url}, {config.llm_model}" if config.llm_url else ""
-    fusion = f", fusion {config.fusion}" if config.fusion != "scores" else ""
-    answerer = config.answerer or config.reader
-    return (
-        f"at most {config.iterations} iterations after the first, {config.text_passages} passages and "
-        f"{config.pair_passages} pairs each, λ {config.text_weight:g}{fusion}, τ {config.saturation:g}, records of "
-        f"at most {config.max_record_tokens} tokens; reader {config.reader}, answerer {answerer}{server}"
-    )
+def _part_facts(config: Settings, settings: Mapping[str, Settings]) -> Mapping[str, str]:
+    """Return the reranker and the models of iterative pipelines, if a pipeline uses them."""
+    recipes = [find_recipe(name) for name in settings]
+    facts: dict[str, str] = {}
+    if any(recipe.needs("reranker") for recipe in recipes):
+        reranker = RerankerConfig.of(config)
+        facts["reranker"] = f"{reranker.reranker} {reranker.reranker_model}".strip()
+    if any(recipe.is_iterative for recipe in recipes):
+        roles, remote = RoleSettings.of(config), RemoteConfig.of(config)
+        server = f"; server {remote.endpoint().shown_url}, {remote.llm_model}" if remote.llm_url else ""
+        facts["iterative"] = f"reader {roles.reader}, answerer {roles.answerer or roles.reader}{server}"
+    return facts
 
 
-def _reflection(config: EvaluateConfig) -> str:
-    """MMKB-RAG's settings in words."""
-    kept = f"those that reach {config.threshold:g}" if config.srt else "5"
-    return (
-        f"documents {config.documents}, RET {'on' if config.ret else 'off'}, SRT {'on' if config.srt else 'off'}, "
-        f"k {config.k}{'' if config.k else f' ({kept})'}, MCT {config.mct}, answers by the {config.answer_model} model"
-    )
+def _settings_facts(settings: Mapping[str, Settings]) -> Mapping[str, str]:
+    """Return the settings of pipelines by name, pipelines of equal settings together."""
+    names: dict[str, list[str]] = {}
+    for name, pipeline_settings in settings.items():
+        values = ", ".join(f"{key} {_in_words(value)}" for key, value in pipeline_settings.model_dump().items())
+        names.setdefault(values, []).append(name)
+    return {", ".join(used_by): values for values, used_by in names.items()}
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"

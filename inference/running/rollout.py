@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.config import PipelineConfig, ReadingConfig
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
-from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever
+from reflectune.inference.running.loading import open_engine, open_entries, open_plain
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.scoring.registry import Worth
@@ -29,6 +30,7 @@ from reflectune.models.schemes.gate_outcomes import (
     KLAnchor,
     PassageOutcome,
 )
+from reflectune.retrieval.config import RetrieverConfig
 
 DIRECT, RETRIEVED, PASSAGES = "direct", "retrieved", "passages"
 
@@ -47,7 +49,9 @@ class GateRewardRollout:
     share the first round.
 
     Args:
-        config: Names the index and the base model, and has the pipeline's settings.
+        settings: The pipeline's settings, or a config that has them.
+        models: Names the base model, and sets how it is loaded.
+        retriever: Names the index.
         loaded: The model, which may be trained between two rounds.
         dataset: The data set.
         questions: The questions.
@@ -60,7 +64,9 @@ class GateRewardRollout:
 
     def __init__(
         self,
-        config: PipelineConfig,
+        settings: Settings,
+        models: ModelSettings,
+        retriever: RetrieverConfig,
         loaded: Loaded,
         dataset: Dataset,
         questions: Sequence[Question],
@@ -71,14 +77,14 @@ class GateRewardRollout:
         relevance: bool = False,
         run: str = "",
     ) -> None:
-        values = PipelineConfig.of(config).model_dump()
-        self._config, self._loaded, self._dataset = ReadingConfig.model_construct(**values), loaded, dataset
-        self._questions, self._folder, self._batch = questions, folder, batch_questions
+        self._settings, self._models, self._retriever = settings, models, retriever
+        self._loaded, self._dataset, self._questions = loaded, dataset, questions
+        self._folder, self._batch = folder, batch_questions
         self._correctness = correctness
         self._names = (DIRECT, RETRIEVED, PASSAGES) if relevance else (DIRECT, RETRIEVED)
         self._run = run
         for question in questions:
-            self._correctness("?", question)  # one that can't be scored is an error before hours of answering
+            self._correctness("?", question)  # raises for a question that can't be scored, before hours of answering
 
     def __call__(self, number: int, *, kept: bool = False) -> list[GateOutcome]:
         """Return the outcomes of a round, one a question, in the order of the questions.
@@ -123,50 +129,51 @@ class GateRewardRollout:
         return self._loaded.scheme.name
 
     @property
-    def _recipe(self) -> Recipe:
+    def _recipe(self) -> Recipe[Any]:
         return find_recipe(self._scheme)
+
+    @property
+    def _base_answers(self) -> bool:
+        return self._recipe.models(self._settings).base_answers
 
     def _open_base(self) -> Loaded | None:
         """Load the base model if it answers; it is released after each round."""
-        if self._recipe.answered_by_base(self._config):
-            return open_plain(self._config, self._config.base_model)
-        return None
+        return open_plain(self._models, self._models.base_model) if self._base_answers else None
 
     def _parts(self, base: Loaded | None) -> PipelineParts:
         return PipelineParts(
-            config=self._config,
             knowledge=self._dataset.knowledge,
-            retriever=open_retriever(self._config, self._dataset.knowledge),
-            engine=open_engine(self._config, self._loaded),
-            base=open_engine(self._config, base) if base else None,
+            retriever=open_entries(self._retriever, self._dataset, self._models.device),
+            engine=open_engine(self._models, self._loaded),
+            base=open_engine(self._models, base) if base else None,
         )
 
     def _build(self, name: str, parts: PipelineParts) -> Pipeline:
+        settings = self._recipe.settings_of(self._settings)
         if name == PASSAGES:
             if self._recipe.answer_each is None:
                 raise UserError(f"the pipeline {self._scheme} can't answer from each passage alone; refine `retrieve`")
-            return self._recipe.answer_each(parts)
-        forced = parts.config.model_copy(update={"gamma": _GAMMA[name]})
-        return build_pipeline(self._scheme, dataclasses.replace(parts, config=forced))
+            return self._recipe.answer_each(settings, parts)
+        forced = {"gamma": _GAMMA[name]} | ({"ret": True} if "ret" in type(settings).model_fields else {})
+        return build_pipeline(self._scheme, settings.model_copy(update=forced), parts)
 
     def _fingerprint(self, number: int, base: Loaded | None) -> str:
-        settings = [name for name in self._recipe.settings if name not in ("gamma", "ret")]
+        """Hash everything that a round's traces depend on. The first round's don't depend on costs."""
+        settings = self._recipe.settings_of(self._settings)
         return fingerprint(
             {
                 "scheme": self._scheme,
                 "dataset": self._dataset.fingerprint,
-                "index": self._config.finder_fingerprint(),
+                "index": self._retriever.finder_fingerprint(),
+                "weights": {"title": self._retriever.title_weight, "summary": self._retriever.summary_share},
                 "model": self._loaded.fingerprint,
                 "base_model": base.fingerprint if base else None,
+                "dtype": self._models.dtype,
+                "token_budget": self._models.token_budget,
                 "batch_questions": self._batch,
-                "settings": self._config.as_used(
-                    {
-                        name: getattr(self._config, name)
-                        for name in (*settings, "lead", "max_new_tokens", "token_budget", "dtype")
-                    }
-                )
-                | self._recipe.varied_from(self._config),
-                **({"round": number, "run": self._run} if number else {}),
+                "settings": settings.model_dump(exclude={"gamma", "ret"}),
+                "round": number,
+                "run": self._run if number else "",
             }
         )
 
@@ -184,7 +191,7 @@ class GateRewardRollout:
 
     def _anchor(self, direct: Trace, retrieved: Trace, *, refined: bool) -> KLAnchor:
         """Return the anchors of the KL penalty; `refined` if the relevance gates have rewards of their own."""
-        own_words = not self._recipe.answered_by_base(self._config)
+        own_words = not self._base_answers
         passages = []
         for judged in _drawn_passage(retrieved):
             log_odds, answer = None if refined else _relevance(judged), judged.answer or ""

@@ -5,21 +5,40 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from PIL import Image
 
+from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.core.resumable import Row
 from reflectune.core.types import Question
+from reflectune.core.values import output_of
 from reflectune.formats.dataset import image_roots
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row
 from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceStore
+
+
+class RunSettings(Settings):
+    """How pipelines are run, and where their traces are stored."""
+
+    output: Annotated[str, output_of()] = setting(
+        "",
+        "folder for traces/, metrics.json and report.html",
+        needed="a folder for traces/, metrics.json and report.html",
+    )
+    batch_questions: int = setting(8, "questions answered together", ge=1)
+    traces: TraceForm = setting(
+        "auto", "jsonl: text to read and grep; parquet: a twentieth of that; auto: parquet beyond 64 MiB of JSONL"
+    )
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
+    )
 
 
 def run_pipeline(

@@ -1,4 +1,4 @@
-"""One question, one image, one answer, with the pipeline of the checkpoint's scheme."""
+"""Answer one question about one image with the pipeline of the checkpoint's scheme."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines import base
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
-from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
+from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.inference.report.words import explain
 from reflectune.inference.running.config import AnswerConfig
+from reflectune.inference.running.loading import open_engine, open_entries, open_plain, open_tuned
 from reflectune.inference.trace import Trace
+from reflectune.retrieval.config import RetrieverConfig
 
 __all__ = ["answer", "describe", "explain"]
 
@@ -25,34 +28,34 @@ def answer(config: AnswerConfig) -> Trace:
         UserError: The image, the checkpoint or the index is bad, or a base model is needed and none is given.
     """
     image = load_image(config.image)
-    knowledge = Dataset(Path(config.dataset)).knowledge
-    tuned = open_tuned(config)
+    dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
+    tuned = open_tuned(models)
     name = tuned.scheme.name if tuned.scheme else ""  # a fine-tuned model has one
     if name not in reflecting():
         raise UserError(
-            f"`model`: {config.model} was fine-tuned with the scheme {name}, which doesn't reflect; `answer` shows how "
-            f"a model of {' or '.join(reflecting())} decides"
+            f"`model`: {models.model} was fine-tuned with the scheme {name}, which doesn't reflect; `answer` shows the "
+            f"decisions of a model of {' or '.join(reflecting())}"
         )
-    with_base = find_recipe(name).answered_by_base(config)
-    if with_base and not config.base_model:
+    with_base = find_recipe(name).models(config).base_answers
+    if with_base and not models.base_model:
         raise UserError(
-            f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that is "
-            "to answer, or set answer_model: tuned"
+            f"`base_model` is needed: {models.model} only reflects (answer_model: base); name the plain model that "
+            "answers, or set answer_model: tuned"
         )
     parts = PipelineParts(
-        config,
-        knowledge,
-        engine=open_engine(config, tuned),
-        base=open_engine(config, open_plain(config, config.base_model)) if with_base else None,
-        retriever=open_retriever(config, knowledge),
+        dataset.knowledge,
+        engine=open_engine(models, tuned),
+        base=open_engine(models, open_plain(models, models.base_model)) if with_base else None,
+        retriever=open_entries(RetrieverConfig.of(config), dataset, models.device),
     )
-    return base.answer(build_pipeline(name, parts), config.question, image)
+    return base.answer(build_pipeline(name, config, parts), config.question, image)
 
 
 def describe(config: AnswerConfig) -> str:
-    """What would be done, for `--dry_run`."""
-    told = f"the index {config.index}" if config.index else f"the ranked entities {config.ranked_entities}"
+    """Describe the run, for `--dry_run`."""
+    retriever = RetrieverConfig.of(config)
+    found = f"the index {retriever.index}" if retriever.index else f"the ranked entities {retriever.ranked_entities}"
     return (
-        f"would ask {config.model} “{config.question}” about {config.image}, looking up at most {config.top_n} "
-        f"entries of {config.dataset} through {told}"
+        f"would ask {config.model} “{config.question}” about {config.image}, retrieving at most "
+        f"{DepthSettings.of(config).top_n} entries of {config.dataset} from {found}"
     )

@@ -12,10 +12,11 @@ from reflectune.core.config import cross_check, setting
 from reflectune.core.parsing import parse_json
 from reflectune.core.values import Seed, SplitName, one_of, output_of, short
 from reflectune.formats.dataset import split_issues
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.registry import find_recipe, sweepable
-from reflectune.inference.sweeps.points import ELSEWHERE, Point, expand, problems
+from reflectune.inference.sweeps.points import ELSEWHERE, GridSettings, Point, expand, problems
 from reflectune.metrics.config import MetricConfig
+from reflectune.retrieval.config import RetrieverConfig
 
 WEIGHTS: Final = ("title_weight", "summary_share")
 """Weights of the retriever. All values can be searched with on one index."""
@@ -39,7 +40,7 @@ def read_grid(value: Any) -> Grid:
         raise ValueError(f"must be a JSON mapping of settings to lists of values: {error}") from None
 
 
-class SweepConfig(MetricConfig, ReadingConfig):
+class SweepConfig(MetricConfig, GridSettings):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
     pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose settings to vary")
@@ -89,7 +90,7 @@ class SweepConfig(MetricConfig, ReadingConfig):
         """Yield the models and the index that are missing."""
         if not self.model:
             yield "`model` is needed"
-        if not self.finds_entries:
+        if not RetrieverConfig.of(self).finds_entries:
             yield "`index` is needed, or `ranked_entities`"
         if "base_model" in self.roles() and not self.base_model:
             yield "`base_model` is needed: RET is measured against its answers, and it may answer"
@@ -100,11 +101,11 @@ class SweepConfig(MetricConfig, ReadingConfig):
 
     def roles(self) -> list[ModelRole]:
         """Return the roles of the models that the points need."""
-        return ["model", "base_model"] if find_recipe(self.pipeline).base_answers else ["model"]
+        return ["model", "base_model"] if find_recipe(self.pipeline).may_use_base else ["model"]
 
-    def reading(self) -> ReadingConfig:
+    def reading(self) -> GridSettings:
         """Return the settings that points start from."""
-        return ReadingConfig.of(self)
+        return GridSettings.of(self)
 
     def start(self) -> dict[str, Any]:
         """Return the values of the grid's settings in this config."""
@@ -114,7 +115,7 @@ class SweepConfig(MetricConfig, ReadingConfig):
     def points(self) -> list[Point]:
         """Return the grid's points, the starting point first."""
         grid = {
-            name: values if name in ELSEWHERE else [getattr(ReadingConfig(**{name: value}), name) for value in values]
+            name: values if name in ELSEWHERE else [getattr(GridSettings(**{name: value}), name) for value in values]
             for name, values in self.grid.items()
         }
         return expand(grid, self.start(), product=self.product)

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reflectune.core.config import find_problems
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import DatasetSettings, ModelSettings
 from reflectune.inference.reading.ranking import RANKINGS
+from reflectune.inference.running.settings import SinglePassPipelines
 
 READ_ONLY = ("ranking",)
 """Settings that re-rank a finished trace, without running a pipeline."""
 
 ELSEWHERE = ("pipeline", "relevance", "entries", *READ_ONLY)
 """Settings that are not fields of a config."""
+
+
+class GridSettings(ModelSettings, DatasetSettings, SinglePassPipelines):
+    """Settings that grid points start from: models, and the settings of all pipelines that retrieve at most once."""
+
 
 START = "start"
 """Name of the point with the config's own values."""
@@ -45,7 +51,7 @@ class Point:
         """Key that is equal for points that share one run of a pipeline."""
         return tuple(sorted((key, repr(value)) for key, value in self.settings.items() if key not in READ_ONLY))
 
-    def config(self, base: ReadingConfig) -> ReadingConfig:
+    def config(self, base: GridSettings) -> GridSettings:
         """Return the config with this point's settings."""
         changes = {key: value for key, value in self.settings.items() if key not in ELSEWHERE}
         return type(base).model_validate({**base.model_dump(), **changes})
@@ -80,7 +86,7 @@ def label(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={show(value)}" for name, value in settings.items())
 
 
-def problems(grid: Mapping[str, Any], config: ReadingConfig) -> list[str]:
+def problems(grid: Mapping[str, Any], config: GridSettings) -> list[str]:
     """Return the problems of a grid: not a list, an unknown setting, a value that the config or a ranking refuses."""
     issues = []
     fields = type(config).model_fields.keys()
@@ -99,7 +105,7 @@ def problems(grid: Mapping[str, Any], config: ReadingConfig) -> list[str]:
     return issues
 
 
-def _refused(config: ReadingConfig, name: str, value: Any, accepted: set[str]) -> list[str]:
+def _refused(config: GridSettings, name: str, value: Any, accepted: set[str]) -> list[str]:
     issues = find_problems(type(config), {**config.model_dump(), name: value})
     return [issue for issue in issues if issue not in accepted]
 

@@ -10,8 +10,8 @@ from reflectune.core.durable import write_json
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_state
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.reading.collaborators import require_models
 from reflectune.inference.running.experiment import select
+from reflectune.inference.running.loading import require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
@@ -20,6 +20,7 @@ from reflectune.inference.sweeps.outcomes import GridOutcomes, point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
+from reflectune.retrieval.config import RetrieverConfig
 
 ELSEWHERE = frozenset(
     "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
@@ -66,7 +67,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "metric": measure.facts(measure.official(questions)),
         "questions": len(questions),
         "seed": config.seed,
-        "start": {name: _plain(value) for name, value in config.start().items()},
+        "start": config.start(),
         "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
         "points": [_record(outcomes, point, config.seed) for point in points],
     }
@@ -93,29 +94,19 @@ def describe(config: SweepConfig) -> str:
 
 
 def _record(results: GridOutcomes, point: Point, seed: int) -> dict[str, Any]:
-    settings = {name: _plain(value) for name, value in point.settings.items()}
-    return {"name": point.name, "settings": settings, **point_scores(results, point.name, seed)}
+    return {"name": point.name, "settings": dict(point.settings), **point_scores(results, point.name, seed)}
 
 
 def _fingerprint(
     config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: TraceScorer
 ) -> str:
-    used = config.as_used(config.model_dump())
-    settings = {name: str(value) for name, value in used.items() if name not in ELSEWHERE}
     return fingerprint(
         {
-            "settings": settings,
+            "settings": {name: value for name, value in config.model_dump().items() if name not in ELSEWHERE},
             "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
             "dataset": dataset.fingerprint,
-            **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),
-            "index": config.finder_fingerprint(),
+            "bem": measure.bem.fingerprint if measure.bem is not None else None,
+            "index": RetrieverConfig.of(config).finder_fingerprint(),
             "models": runner.fingerprints(config.roles()),
         }
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as JSON: a number of documents as a number, `auto` as text."""
-    if type(value) in (bool, int, float, str):
-        return value
-    return int(value) if isinstance(value, int) and value else str(value)

@@ -8,19 +8,24 @@ from typing import Any
 
 from PIL import Image
 
+from reflectune.core.launching import launch_device
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
-from reflectune.inference.reading.collaborators import open_model, open_reranker, open_retriever
+from reflectune.inference.pipelines.settings import PassageSettings
+from reflectune.inference.running.loading import open_entries, open_model
 from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingRetriever
-from reflectune.inference.sweeps.points import Point
+from reflectune.inference.sweeps.points import GridSettings, Point
 from reflectune.inference.trace import Trace
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.config import RerankerConfig
+from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 
@@ -30,7 +35,7 @@ class GridRunner:
     A model is loaded when the first point needs it.
     """
 
-    def __init__(self, config: ReadingConfig, dataset: Dataset, pipeline: str, seed: int = 0) -> None:
+    def __init__(self, config: GridSettings, dataset: Dataset, pipeline: str, seed: int = 0) -> None:
         """Bind the parts that all points share.
 
         Args:
@@ -42,8 +47,9 @@ class GridRunner:
         self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
         self._engines: dict[str, CachingEngine] = {}
         self._hashes: dict[str, str] = {}
-        self._entries = open_retriever(config, dataset.knowledge)
-        self._retrievers = {(config.title_weight, config.summary_share): CachingRetriever(self._entries)}
+        retriever = RetrieverConfig.of(config)
+        self._entries = open_entries(retriever, dataset, config.device)
+        self._retrievers = {(retriever.title_weight, retriever.summary_share): CachingRetriever(self._entries)}
         self._gold = GoldRetriever()
         self._pipelines: dict[Any, Pipeline] = {}
 
@@ -59,7 +65,7 @@ class GridRunner:
         self._gold.expect(taken_questions, pictures)
         traces = self._pipelines[point.run_key].run(taken_questions, pictures)
         role = self._recipe(point).model
-        if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
+        if not find_recipe(self._pipeline).may_use_base and role not in (None, "model"):
             self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         return {trace.question_id: trace for trace in traces}
 
@@ -73,7 +79,9 @@ class GridRunner:
         for role in roles:
             self.engine(role)
         reranker = (
-            {"reranker": self._reranker.fingerprint} if any(self._recipe(point).reranks for point in points) else {}
+            {"reranker": self._reranker.fingerprint}
+            if any(self._recipe(point).needs("reranker") for point in points)
+            else {}
         )
         return {**{role: self._hashes[role] for role in roles}, **reranker}
 
@@ -95,28 +103,30 @@ class GridRunner:
     def _name(self, point: Point) -> str:
         return str(point.settings.get("pipeline", self._pipeline))
 
-    def _recipe(self, point: Point) -> Recipe:
+    def _recipe(self, point: Point) -> Recipe[Any]:
         return find_recipe(self._name(point))
 
     def _build(self, point: Point) -> Pipeline:
         recipe, config = self._recipe(point), point.config(self._config)
+        lead = PassageSettings.of(config).lead
         parts = PipelineParts(
-            config=config,
             knowledge=self._dataset.knowledge,
+            folder=self._dataset.root,
             probes=DiagnosticPassages(
-                self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
+                self._dataset.root, self._dataset.manifest, self._dataset.knowledge, lead, self._seed
             ),
             engine=self.engine(recipe.model) if recipe.model else None,
-            base=self.engine("base_model") if recipe.answered_by_base(config) else None,
+            base=self.engine("base_model") if recipe.models(config).base_answers else None,
             retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),
-            reranker=self._reranker if recipe.reranks else None,
+            reranker=self._reranker if recipe.needs("reranker") else None,
             judging=bool(point.settings.get("relevance", True)),
         )
-        return build_pipeline(self._name(point), parts)
+        return build_pipeline(self._name(point), config, parts)
 
-    def _weighted(self, config: ReadingConfig) -> CachingRetriever:
+    def _weighted(self, config: GridSettings) -> CachingRetriever:
         """Return the retriever with a point's weights of titles and summaries; ranked entities have none."""
-        weights = config.title_weight, config.summary_share
+        retriever = RetrieverConfig.of(config)
+        weights = retriever.title_weight, retriever.summary_share
         if weights not in self._retrievers:
             entries = self._entries
             if isinstance(entries, EntryRetriever):
@@ -126,4 +136,4 @@ class GridRunner:
 
     @functools.cached_property
     def _reranker(self) -> Reranker:
-        return open_reranker(self._config)
+        return open_reranker(RerankerConfig.of(self._config), device=launch_device(self._config.device))

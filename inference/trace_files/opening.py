@@ -5,41 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.trace import Trace, from_row
 from reflectune.inference.trace_files.columns import TraceColumns
 from reflectune.inference.trace_files.layout import is_questions
 from reflectune.inference.trace_files.reading import TraceFile
-
-
-class ShowTraceConfig(Settings):
-    """Which evaluation's traces to show, and how."""
-
-    evaluation: str = setting(
-        "", "folder that evaluate wrote, with traces/ in it", needed="a folder that evaluate wrote"
-    )
-    pipeline: str = setting("", "whose traces; of all pipelines and stages if unset")
-    question: str = setting("", "the question's id; all questions, a line of JSON each, if unset")
-    as_json: bool = setting(False, "show the whole trace as JSON")
-
-    @cross_check
-    def show_trace_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
-        if not self.evaluation:
-            return []
-        kept = trace_files(Path(self.evaluation, "traces"))
-        if not kept:
-            return [f"`evaluation`: {self.evaluation} has no finished pipeline in traces/"]
-        if self.pipeline and self.pipeline not in kept:
-            return [f"`pipeline`: {self.evaluation} has no traces of {self.pipeline}; one of {', '.join(kept)}"]
-        return []
-
-    def files(self) -> dict[str, Path]:
-        """The files to read, by pipeline."""
-        kept = trace_files(Path(self.evaluation, "traces"))
-        return {self.pipeline: kept[self.pipeline]} if self.pipeline else kept
 
 
 def trace_files(folder: Path) -> dict[str, Path]:

@@ -43,7 +43,6 @@ class WebConfig(Settings):
     web_key_variable: str = setting(
         "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", secret=True
     )
-    web_results: int = setting(3, "pmsr_web: pages of each query", ge=1, le=100)
     web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", ge=1)
     web_timeout: float = setting(30.0, "pmsr_web: seconds to wait for a connection, and for a reply's next bytes", gt=0)
     web_retries: int = setting(

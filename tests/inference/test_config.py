@@ -7,7 +7,6 @@ import pytest
 from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
-from reflectune.inference.config import AUTO, Count
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 
 
@@ -124,18 +123,18 @@ def test_a_tuned_model_that_answers_itself_needs_no_base_model(folders) -> None:
     assert config.problems() == []
 
 
-@pytest.mark.parametrize(("written", "expected"), [("auto", AUTO), ("5", Count(5)), ("'5'", Count(5))])
+@pytest.mark.parametrize(("written", "expected"), [("auto", "auto"), ("5", 5), ("'5'", 5)])
 def test_k_is_a_word_or_a_number_in_yaml_and_on_the_command_line(
-    folders, tmp_path: Path, written: str, expected: Count
+    folders, tmp_path: Path, written: str, expected: int | str
 ) -> None:
     needed = {**folders, "model": "m", "base_model": "b", "output": "o"}
     path = tmp_path / "config.yaml"
     path.write_text("".join(f"{name}: {value}\n" for name, value in needed.items()) + f"k: {written}\nret: false\n")
     config = parse_config(EvaluateConfig, argv=["--config", str(path)])
-    assert (config.k, str(config.k), config.ret) == (expected, str(expected), False)
+    assert (config.k, config.ret) == (expected, False)
     config = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "3", "--ret"])
     assert (config.k, config.ret) == (3, True)
     config = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "auto"])
-    assert str(config.k) == "auto"
+    assert config.k == "auto"
     with pytest.raises(UserError, match="many"):
         parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "many"])

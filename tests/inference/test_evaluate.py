@@ -296,7 +296,7 @@ def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_pat
     for row, pipeline_row in zip(kept(tmp_path)["reflection.jsonl"], kept(tmp_path)["mmkb_rag.jsonl"], strict=False):
         assert row["gate"] == pytest.approx(pipeline_row["gate"], abs=1e-5)  # the same decision, read in another batch
     report = (tmp_path / "report.html").read_text()
-    assert "RET on, SRT on, k 3, MCT rerank, answers by the base model" in report
+    assert "ret on, srt on, k 3, threshold 0.5, mct rerank, answer_model base" in report
     assert "RET against its threshold" in report or metrics["reflection"]["ret"]["overall"]["auroc"] is None
     files = {path: path.read_bytes() for path in (tmp_path / "traces").iterdir()}
     again = experiment.run(wanted)

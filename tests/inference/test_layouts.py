@@ -171,6 +171,6 @@ def test_a_set_is_scored_by_its_own_metric_from_its_files_to_the_report(
         kinds = {"Vehicles and Transportation", "Sports and Recreation"}
         assert set(metrics["pipelines"]["closed_book"]["by_type"]) == kinds
     if name == "evqa":
-        again = experiment.run(parse_config(EvaluateConfig, argv=[*argv[:-2], "--metric", "evqa_exact"])[0])
+        again = experiment.run(parse_config(EvaluateConfig, argv=[*argv[:-2], "--metric", "evqa_exact"]))
         assert again["metric"]["name"] == "evqa_exact"  # of the same traces
         assert "lower bound" in (tmp_path / "out/report.html").read_text()

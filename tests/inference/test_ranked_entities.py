@@ -14,16 +14,17 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
-from reflectune.inference.reading.collaborators import open_engine, open_reranker, open_retriever
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.loading import open_engine, open_entries
 from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.rerankers.words import WordReranker
 
-RETRIEVING = [name for name, recipe in all_recipes().items() if recipe.retrieves and not recipe.is_iterative]
+RETRIEVING = [name for name, recipe in all_recipes().items() if recipe.needs("entries") and not recipe.is_iterative]
 ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative]
 
 
@@ -66,7 +67,7 @@ def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(
 ) -> None:
     recipe = find_recipe(name)
     tuned = "mmkb_rag" if name in ("mmkb_rag", "reflection") else "reflectiva" if name == "reflectiva" else "mr2ag"
-    config = ReadingConfig(
+    config = EvaluateConfig(
         dataset=str(world),
         ranked_entities=str(world / "ranked.jsonl"),
         base_model=checkpoints.base,
@@ -77,17 +78,16 @@ def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(
     )
     dataset = Dataset(world)
     parts = PipelineParts(
-        config,
         dataset.knowledge,
-        probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
+        probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, "first_sentence", seed=0),
         engine=open_engine(config, models[tuned if recipe.model == "model" else recipe.model or "base_model"]),
-        retriever=open_retriever(config, dataset.knowledge),
+        retriever=open_entries(RetrieverConfig.of(config), dataset, "cpu"),
         base=open_engine(config, models["base_model"]),
-        reranker=open_reranker(config),
+        reranker=WordReranker(),
     )
     questions = dataset.questions("val")
     images = [load_image(question.image, root=world) for question in questions]
-    listed, unlisted = build_pipeline(name, parts).run(questions, images)
+    listed, unlisted = build_pipeline(name, config, parts).run(questions, images)
     assert not unlisted.error
     assert unlisted.hits == ()
     assert {hit.entry_id for hit in listed.hits} == {"e0", "e1"}
@@ -108,12 +108,11 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
     problem, *others = config.problems()
     assert all(name == "pmsr_web" and "`text_index` is needed" in other for other in others)
     assert problem == f"`index` is needed by {name}: ranked entities can't be searched with texts"
-    knowledge = Dataset(world).knowledge
-    parts = PipelineParts(
-        config, knowledge, retriever=open_retriever(config, knowledge), reranker=open_reranker(config)
-    )
+    dataset = Dataset(world)
+    retriever = open_entries(RetrieverConfig.of(config), dataset, "cpu")
+    parts = PipelineParts(dataset.knowledge, retriever=retriever, reranker=WordReranker())
     with pytest.raises(UserError, match=f"{name} searches with texts, too: give it an `index`"):
-        build_pipeline(name, parts)
+        build_pipeline(name, config, parts)
 
 
 def test_an_evaluation_says_what_it_read_and_for_how_many_nothing_was_found(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from reflectune.core.config import find_problems
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Question
 from reflectune.formats.dataset import Dataset, write_questions
@@ -168,8 +169,8 @@ def test_without_any_gold_entry_there_is_no_recall(
 
 
 def test_what_is_no_weight_or_depth_is_told(folder: Path) -> None:
-    config = RecallConfig(dataset=str(folder), title_weights=[0.5, 1.5], depths=[0], text_knowledge=str(folder))
-    problems = " ".join(config.problems())
+    values = {"dataset": str(folder), "title_weights": [0.5, 1.5], "depths": [0], "text_knowledge": str(folder)}
+    problems = " ".join(find_problems(RecallConfig, values))
     for part in ("`index` is needed", "`title_weights`", "`depths`", "has no kb.json"):
         assert part in problems
 

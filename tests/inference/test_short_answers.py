@@ -26,13 +26,14 @@ from reflectune.data_builders.probing.probe import Prober
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.formats.passages import split_passages
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
-from reflectune.inference.reading.collaborators import open_engine, open_reranker, open_retriever
 from reflectune.inference.running import single
-from reflectune.inference.running.config import AnswerConfig
+from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
+from reflectune.inference.running.loading import open_engine, open_entries
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.inference.trace import Trace
 from reflectune.metrics.scoring.registry import find_metric
@@ -46,6 +47,7 @@ from reflectune.models.schemes.examples import (
     TrainingExample,
 )
 from reflectune.models.schemes.registry import find_scheme
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.contexts import Document
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
@@ -53,6 +55,7 @@ from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
+from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.train.runs.answers import AnswerReader
 
@@ -209,22 +212,22 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
 @pytest.fixture
 def parts(
     models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path
-) -> Callable[..., PipelineParts]:
-    def make(name: str, **more: Any) -> PipelineParts:
-        config, dataset = ReadingConfig(**settings(**more)), Dataset(world)
+) -> Callable[..., tuple[EvaluateConfig, PipelineParts]]:
+    def make(name: str, **more: Any) -> tuple[EvaluateConfig, PipelineParts]:
+        config, dataset = EvaluateConfig(**settings(**more)), Dataset(world)
         role = find_recipe(name).model or ""
         measures_prompts = name in ("mmkb_rag", "reflection")
         loaded = models[role if role != "model" else "mmkb_rag" if measures_prompts else "mr2ag"]
-        return PipelineParts(
-            config,
+        made = PipelineParts(
             dataset.knowledge,
-            probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
+            probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, "first_sentence", seed=0),
             engine=open_engine(config, loaded),
-            retriever=open_retriever(config, dataset.knowledge),
+            retriever=open_entries(RetrieverConfig.of(config), dataset, "cpu"),
             base=open_engine(config, models["base_model"]),
-            reranker=open_reranker(config),
+            reranker=WordReranker(),
             texts=open_text_retriever(world / "text_index", dataset.knowledge, device="cpu"),
         )
+        return config, made
 
     return make
 
@@ -240,10 +243,10 @@ def test_no_pipeline_that_answers_is_forgotten_here() -> None:
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_every_pipeline_asks_for_what_the_question_wants(
-    route: Route, chatty: Chatty, parts: Callable[..., PipelineParts], world: Path
+    route: Route, chatty: Chatty, parts: Callable[..., tuple[EvaluateConfig, PipelineParts]], world: Path
 ) -> None:
     chatty.yes = route.yes
-    pipeline = build_pipeline(route.pipeline, parts(route.pipeline, **dict(route.settings)))
+    pipeline = build_pipeline(route.pipeline, *parts(route.pipeline, **dict(route.settings)))
 
     traces = pipeline.run(QUESTIONS, images(world))
 
@@ -253,12 +256,12 @@ def test_every_pipeline_asks_for_what_the_question_wants(
 
 
 def test_the_routes_are_taken_as_they_are_called(
-    chatty: Chatty, parts: Callable[..., PipelineParts], world: Path
+    chatty: Chatty, parts: Callable[..., tuple[EvaluateConfig, PipelineParts]], world: Path
 ) -> None:
     def traces(name: str) -> list[Trace]:
         route = ROUTES[name]
         chatty.yes = route.yes
-        return build_pipeline(route.pipeline, parts(route.pipeline, **dict(route.settings))).run(
+        return build_pipeline(route.pipeline, *parts(route.pipeline, **dict(route.settings))).run(
             QUESTIONS, images(world)
         )
 
@@ -272,12 +275,13 @@ def test_the_routes_are_taken_as_they_are_called(
 
 
 def test_each_document_alone_is_asked_for_the_same(
-    chatty: Chatty, parts: Callable[..., PipelineParts], world: Path
+    chatty: Chatty, parts: Callable[..., tuple[EvaluateConfig, PipelineParts]], world: Path
 ) -> None:
     answer_each = find_recipe("mmkb_rag").answer_each
     assert answer_each is not None
     for answer_model in ("tuned", "base"):
-        for trace in answer_each(parts("mmkb_rag", answer_model=answer_model)).run(QUESTIONS, images(world)):
+        config, made = parts("mmkb_rag", answer_model=answer_model)
+        for trace in answer_each(MmkbRagSettings.of(config), made).run(QUESTIONS, images(world)):
             assert {passage.answer for passage in trace.passages} == {SAID[trace.question_id]}
 
 
@@ -349,9 +353,11 @@ def test_rewards_are_of_short_answers_both_ways(
     world: Path,
     tmp_path: Path,
 ) -> None:
-    config = ReadingConfig(**settings(answer_model=model, base_model=checkpoints.base, mct="none"))
+    config = EvaluateConfig(**settings(answer_model=model, base_model=checkpoints.base, mct="none"))
     both = GateRewardRollout(
         config,
+        ModelSettings.of(config),
+        RetrieverConfig.of(config),
         models[scheme],
         Dataset(world),
         QUESTIONS[:2],

@@ -22,8 +22,9 @@ from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.extraction import with_extraction
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
@@ -41,7 +42,10 @@ from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
 
 ASKED = Question("q", "", "What position did the woman in Kiss and Tell hold?", ("Chief of Protocol",))
 BOTH = {"texts": 2, "pairs": 1}
-PIPELINES: dict[str, Any] = {"mi_rag": MiRag(1, BOTH, 8, 32), "pmsr": Pmsr(1, BOTH, 2.0, 8, 32)}
+PIPELINES: dict[str, Any] = {
+    "mi_rag": MiRag(RecordSettings(iterations=1, max_new_tokens=8, max_record_tokens=32), BOTH),
+    "pmsr": Pmsr(PmsrSettings(iterations=1, saturation=2.0, max_new_tokens=8, max_record_tokens=32), BOTH),
+}
 READ = "Based on the retrieved document, answer the question with a single word or phrase."
 FOLLOWED = {"mi_rag": "## Queries\nQuestion 1: Who is she?", "pmsr": "## Output\nQuestion: Who is she?"}
 
@@ -118,7 +122,8 @@ def test_a_server_is_sent_no_picture(stub_server: Callable[..., Any], scripting:
     script = scripting(find=lambda query, base: [f"{base} {len(query)}"])
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
         model = ServedModel(remote)
-        steps = with_extraction(dataclasses.replace(PIPELINES["mi_rag"], detailed=True), lambda _: (), 8)
+        detailed = RecordSettings(iterations=1, max_new_tokens=8, max_record_tokens=32, detailed_answer=True)
+        steps = with_extraction(MiRag(detailed, BOTH), lambda _: (), 8)
         trace = run("mi_rag", Tools({"reader": model, "answerer": model}, script.search, script.embed), steps)
     kinds = {part["type"] for _, body in server.requests for part in body["messages"][-1]["content"]}
     assert kinds == {"text"}
@@ -159,7 +164,7 @@ def test_a_pipeline_that_needs_a_picture_refuses_the_question_in_one_line(script
         )
         return [trace.error for trace in traces.values()]
 
-    told = "question q has no image; mend or remove the row, set on_error: skip, or ask mi_rag or pmsr"
+    told = "question q has no image; fix or remove the row, set on_error: skip, or run mi_rag or pmsr"
     with pytest.raises(UserError, match=told):
         answered("stop", takes_texts=False)
     assert answered("skip", takes_texts=False) == [told]
@@ -234,8 +239,8 @@ def test_who_needs_an_index_of_entries(hotpotqa: dict[str, Any]) -> None:
         return config(hotpotqa, *pipelines, base_model="miniature/llava", **more).problems()
 
     assert issues("mi_rag", "pmsr", "pmsr_fixed") == []
-    assert issues("pmsr", "pmsr_web") == ["`index` is needed by pmsr_web, or `ranked_entities`"]
-    assert issues("pmsr", text_index="") == ["`index` is needed by pmsr, or `ranked_entities`"]
+    assert issues("pmsr", "pmsr_web") == ["`index` is needed by pmsr_web"]
+    assert issues("pmsr", text_index="") == ["`index` is needed by pmsr"]
 
 
 @pytest.mark.parametrize(

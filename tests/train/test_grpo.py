@@ -17,7 +17,7 @@ import yaml
 from peft import PeftModel
 from PIL import Image
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import Settings, parse_config
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Question, Section
@@ -30,6 +30,7 @@ from reflectune.examples.miniature.models.architecture import (
 )
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.running.rollout import GateRewardRollout, log_odds
 from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
@@ -37,6 +38,7 @@ from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.tokens import add_reflection_tokens
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.train.grpo import GrpoConfig, grpo
@@ -148,13 +150,17 @@ def config(tmp_path: Path, world: Path, encoder: str, tuned: Callable[..., str])
     return build
 
 
+def measured_with(config: GrpoConfig) -> tuple[Settings, ModelSettings, RetrieverConfig]:
+    return config, config.models(), RetrieverConfig.of(config)
+
+
 def read_gates(config: GrpoConfig, model: str, relevance: bool = False) -> list[GateOutcome]:
     """The gates of a model, and what follows from them, read as an evaluation would."""
     dataset = Dataset(Path(config.dataset))
     loaded = load(model, scheme=config.scheme)
     folder = Path(config.output_dir).with_name(f"read-{loaded.fingerprint}")
     return GateRewardRollout(
-        config,
+        *measured_with(config),
         loaded,
         dataset,
         dataset.questions("train"),
@@ -175,7 +181,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
 
     def measuring(loaded: Loaded, dataset: Dataset, questions: list[Question]) -> Callable[..., list[GateOutcome]]:
         both = GateRewardRollout(
-            config,
+            *measured_with(config),
             loaded,
             dataset,
             questions,
@@ -635,12 +641,21 @@ def test_a_scheme_that_cannot_answer_from_each_passage_refines_its_retrieval_gat
         parse_config(GrpoConfig, argv=["--config", str(path)])
 
 
-@pytest.mark.parametrize("key", ["train_data", "gamma", "eval_data", "tree", "ret", "device_map"])
+@pytest.mark.parametrize("key", ["train_data", "eval_data", "tree", "device_map"])
 def test_keys_that_have_no_meaning_here_are_unknown(tmp_path: Path, key: str) -> None:
     path = tmp_path / "grpo.yaml"
     path.write_text(f"{key}: 1\n")
 
     with pytest.raises(UserError, match=f"unknown key `{key}`"):
+        parse_config(GrpoConfig, argv=["--config", str(path)])
+
+
+@pytest.mark.parametrize(("key", "value"), [("gamma", "0.5"), ("ret", "true")])
+def test_keys_of_the_gate_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(f"{key}: {value}\n")
+
+    with pytest.raises(UserError, match=f"`{key}` means nothing here: rewards are of both outcomes"):
         parse_config(GrpoConfig, argv=["--config", str(path)])
 
 

@@ -12,8 +12,8 @@ from reflectune.core.config import cross_check, setting
 from reflectune.core.values import Device, Dtype, Seed, SplitName, one_of, output_of
 from reflectune.examples.miniature.world.questions import SPLITS
 from reflectune.formats.dataset import split_issues
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.registry import sweepable
+from reflectune.inference.sweeps.points import GridSettings
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import EncoderName, ModelName
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -110,25 +110,26 @@ class TablesConfig(MetricConfig, RerankerConfig):
         if any(k > self.documents for k in self.k):
             yield f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}"
 
-    def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
-        """Return the settings that points start from."""
-        return ReadingConfig(
-            dataset=str(world),
-            index=str(index),
-            encoder=self.encoder,
-            model=str(checkpoint),
-            base_model=self.base_model,
-            plain_model=str(plain or ""),
-            scheme=self.paper,
-            top_n=self.top_n,
-            passages=self.passages,
-            gamma=self.gamma,
-            documents=self.documents,
-            answer_model=self.answer_model,
-            max_new_tokens=self.max_new_tokens,
-            max_reply_tokens=self.max_reply_tokens,
-            token_budget=self.token_budget,
-            dtype=self.dtype,
-            device=self.device,
+    def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> GridSettings:
+        """The settings that points start from."""
+        values = {
+            "dataset": str(world),
+            "index": str(index),
+            "encoder": self.encoder,
+            "model": str(checkpoint),
+            "base_model": self.base_model,
+            "plain_model": str(plain or ""),
+            "scheme": self.paper,
+            "top_n": self.top_n,
+            "passages": self.passages,
+            "gamma": self.gamma,
+            "documents": self.documents,
+            "answer_model": self.answer_model,
+            "max_new_tokens": self.max_new_tokens,
+            "max_reply_tokens": self.max_reply_tokens,
+            "token_budget": self.token_budget,
+            "dtype": self.dtype,
+            "device": self.device,
             **{name: getattr(self, name) for name in RerankerConfig.model_fields},
-        )
+        }
+        return GridSettings.model_validate(values)

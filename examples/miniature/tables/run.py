@@ -79,9 +79,8 @@ def answer(config: TablesConfig, answering: Answering) -> GridOutcomes:
     measured = TraceScorer(metric, config.open_bem(config.device))
     runner = GridRunner(reading, dataset, config.paper, config.seed)
     tuned_plainly: list[ModelRole] = ["plain_model"] if answering.plain else []
-    used = reading.as_used(reading.model_dump())
     key = {
-        "settings": {name: str(value) for name, value in used.items() if name not in ELSEWHERE},
+        "settings": {name: value for name, value in reading.model_dump().items() if name not in ELSEWHERE},
         "points": [(point.name, repr(point.run_key), point.ranking) for point in answering.points],
         "dataset": dataset.fingerprint,
         "metric": [measured.metric, measured.bem.fingerprint if measured.bem is not None else None],

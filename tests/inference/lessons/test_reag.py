@@ -270,4 +270,3 @@ def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(
     before, after = (config(pipelines=["mi_rag"], negatives=number).decisive_settings() for number in (4, 9))
     assert before == after
     assert config(negatives=4).decisive_settings() != config(negatives=9).decisive_settings()
-    assert (before["reranker_similarity"], before["reranker_max_length"]) == ("cosine", 512)

@@ -20,16 +20,17 @@ from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import with_extraction
-from reflectune.inference.pipelines.iba import Iba
+from reflectune.inference.pipelines.iba import Iba, IbaSettings
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.mm_r2 import MmR2
-from reflectune.inference.pipelines.mrag import DocumentStages, Mrag
-from reflectune.inference.pipelines.mrag_agent import MragAgent
-from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr
-from reflectune.inference.pipelines.pmsr_web import PmsrWeb
-from reflectune.inference.pipelines.reag import ReAG
+from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings
+from reflectune.inference.pipelines.mrag import Mrag, MragSettings
+from reflectune.inference.pipelines.mrag_agent import MragAgent, MragAgentSettings
+from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr, PmsrSettings
+from reflectune.inference.pipelines.pmsr_web import PmsrWeb, PmsrWebSettings
+from reflectune.inference.pipelines.reag import ReAG, ReagSettings
 from reflectune.inference.pipelines.registry import iterative
-from reflectune.inference.pipelines.wikiseeker import WikiSeeker
+from reflectune.inference.pipelines.wikiseeker import WikiSeeker, WikiSeekerSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
@@ -40,18 +41,39 @@ from reflectune.retrieval.retrievers.queries import Query
 
 BOTH = {"texts": 2, "pairs": 1}
 PIPELINES: dict[str, Any] = {
-    "mi_rag": MiRag(2, BOTH, 8, 32),
-    "pmsr": Pmsr(2, BOTH, 0.9, 8, 32),
-    "pmsr_web": PmsrWeb(2, {"pairs": 1}, 0.9, 8, 32, results=1, condense_above=10),
-    "mrag": Mrag(DocumentStages("IC", 3, "listwise"), 1, 8),
-    "mrag_agent": MragAgent(DocumentStages("I", 3, "pairwise"), 8),
-    "reag": ReAG(2, 9, 0.1, 8, 32),
-    "wikiseeker": WikiSeeker(3, 8, 32),
-    "iba": Iba(9, 2, (0.5, 0.5, 1.0), 8, 32),
-    "mm_r2": MmR2(9, 2, 8, 32),
-    "mi_rag, without a picture": MiRag(2, BOTH, 8, 32),
-    "pmsr, without a picture": Pmsr(2, BOTH, 0.9, 8, 32),
-    "mi_rag, extracted": with_extraction(MiRag(2, BOTH, 8, 32, detailed=True), lambda _: (), 8),
+    "mi_rag": MiRag(RecordSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), BOTH),
+    "pmsr": Pmsr(PmsrSettings(iterations=2, saturation=0.9, max_new_tokens=8, max_record_tokens=32), BOTH),
+    "pmsr_web": PmsrWeb(
+        PmsrWebSettings(
+            iterations=2, saturation=0.9, max_new_tokens=8, max_record_tokens=32, web_results=1, condense_above=10
+        ),
+        {"pairs": 1},
+    ),
+    "mrag": Mrag(MragSettings(query_modality="IC", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),
+    "mrag_agent": MragAgent(MragAgentSettings(query_modality="I", top_n=3, agent_rerank="pairwise", max_new_tokens=8)),
+    "reag": ReAG(ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32)),
+    "wikiseeker": WikiSeeker(WikiSeekerSettings(pair_passages=3, max_new_tokens=8, max_record_tokens=32)),
+    "iba": Iba(
+        IbaSettings(
+            candidates=9,
+            passages=2,
+            identification_weight=0.5,
+            similarity_weight=0.5,
+            rerank_weight=1.0,
+            max_new_tokens=8,
+            max_record_tokens=32,
+        )
+    ),
+    "mm_r2": MmR2(MmR2Settings(candidates=9, passages=2, max_new_tokens=8, max_record_tokens=32)),
+    "mi_rag, without a picture": MiRag(RecordSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), BOTH),
+    "pmsr, without a picture": Pmsr(
+        PmsrSettings(iterations=2, saturation=0.9, max_new_tokens=8, max_record_tokens=32), BOTH
+    ),
+    "mi_rag, extracted": with_extraction(
+        MiRag(RecordSettings(iterations=2, max_new_tokens=8, max_record_tokens=32, detailed_answer=True), BOTH),
+        lambda _: (),
+        8,
+    ),
 }
 WORDS = " ".join(f"word{n}" for n in range(10_000))
 REPLIES: dict[str, Callable[[str], str]] = {

@@ -18,20 +18,21 @@ from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import write
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.mrag import DocumentStages, Mrag
-from reflectune.inference.pipelines.pmsr import Pmsr
-from reflectune.inference.pipelines.reag import ReAG
+from reflectune.inference.pipelines.mrag import Mrag, MragSettings
+from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
+from reflectune.inference.pipelines.reag import ReAG, ReagSettings
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
 
 PIPELINES: dict[str, Callable[..., Any]] = {
-    "mi_rag": MiRag(2, {"texts": 2}, max_answer=8, max_record=32),
-    "pmsr": Pmsr(2, {"texts": 2}, saturation=2.0, max_answer=8, max_record=32),
-    "reag": ReAG(2, 10, 0.1, max_answer=8, max_record=32),
-    "mrag": Mrag(DocumentStages("I", 3, "listwise"), 1, 8),
+    "mi_rag": MiRag(RecordSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
+    "pmsr": Pmsr(PmsrSettings(iterations=2, saturation=2.0, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
+    "reag": ReAG(ReagSettings(top_n=2, candidates=10, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32)),
+    "mrag": Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),
 }
 
 

@@ -19,7 +19,7 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel, ServedModel, conversation
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
@@ -45,7 +45,9 @@ def say(text: str) -> str:
 
 def run(model: Any, scripting: type[Any]) -> Trace:
     script = scripting(find=lambda query, base: [f"{base} {len(query)}"])
-    trajectory = Pmsr(2, {"texts": 2, "pairs": 1}, saturation=2.0, max_answer=8, max_record=32)
+    trajectory = Pmsr(
+        PmsrSettings(iterations=2, saturation=2.0, max_new_tokens=8, max_record_tokens=32), {"texts": 2, "pairs": 1}
+    )
     tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
     (trace,) = TrajectoryPipeline("pmsr", trajectory, tools).run([Question("q", "image.png", "Who built it?")], [IMAGE])
     return from_row({**to_row(trace), "seconds": {}})

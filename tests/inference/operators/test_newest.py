@@ -13,10 +13,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.iba import Iba, scaled
+from reflectune.inference.pipelines.iba import Iba, IbaSettings, scaled
 from reflectune.inference.pipelines.iterative import part_of_picture
-from reflectune.inference.pipelines.reag import CRITIC_SYSTEM, THINK_SYSTEM, ReAG
-from reflectune.inference.pipelines.wikiseeker import WikiSeeker
+from reflectune.inference.pipelines.reag import CRITIC_SYSTEM, THINK_SYSTEM, ReAG, ReagSettings
+from reflectune.inference.pipelines.wikiseeker import WikiSeeker, WikiSeekerSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 
 QUESTION = "What does this bird eat?"
@@ -42,7 +42,12 @@ def critic(passage: str) -> tuple[str, str]:
     )
 
 
-REAG = ReAG(entries=3, candidates=9, threshold=0.1, max_answer=8, max_record=32)
+def iba(alpha: float, beta: float, gamma: float, passages: int) -> Iba:
+    weights = {"identification_weight": alpha, "similarity_weight": beta, "rerank_weight": gamma}
+    return Iba(IbaSettings(candidates=9, passages=passages, max_new_tokens=8, max_record_tokens=32, **weights))
+
+
+REAG = ReAG(ReagSettings(top_n=3, candidates=9, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32))
 BIRDS = {"kestrel": 0.2, "merlin": 0.1, "hobby": 0.9}
 
 
@@ -87,7 +92,9 @@ def test_reag_answers_without_passages_if_none_is_kept(scripting: type[Any]) -> 
 
 def test_reag_thinks_and_its_answer_is_cut_out(scripting: type[Any]) -> None:
     script = birds(scripting, say=lambda prompt: "<think>A hobby, not a fly.</think>\n<answer> mice </answer>")
-    thinking = ReAG(3, 9, 0.5, 8, 32, think=True)
+    thinking = ReAG(
+        ReagSettings(top_n=3, candidates=9, critic_threshold=0.5, max_new_tokens=8, max_record_tokens=32, think=True)
+    )
     trace = run(thinking, script)
     assert trace.answer == "mice"
     assert trace.steps[-1].text.startswith("<think>A hobby")  # its thoughts are asked for, and stay in the trace
@@ -100,7 +107,12 @@ def test_reag_thinks_and_its_answer_is_cut_out(scripting: type[Any]) -> None:
 def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_picture_or_in_a_part(scripting: type[Any]) -> None:
     found = iter([["kestrel", "merlin"], ["hobby", "kestrel"]])  # scores 0.9 and 0.8 each
     script = scripting(find=lambda query, base: next(found), probability=lambda prompt: 0.0)
-    run(ReAG(2, 9, 0.1, 8, 32, crop=0.5), script)
+    run(
+        ReAG(
+            ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32, crop=0.5)
+        ),
+        script,
+    )
     assert script.asked[:2] == [("search", "", "pairs", 9), ("search", "", "pairs", 9, (0.25, 0.25, 0.75, 0.75))]
     assert script.asked[2:4] == [critic("kestrel"), critic("hobby")]
 
@@ -145,7 +157,7 @@ INSPECT = (
     f"Question: {QUESTION}\nRetrieved text: kestrel: kestrel\nmerlin: merlin\n\nIs the retrieved text about what the "
     "image shows, and does it hold what is needed to answer the question? Answer Yes or No."
 )
-WIKISEEKER = WikiSeeker(passages=2, max_answer=8, max_record=32)
+WIKISEEKER = WikiSeeker(WikiSeekerSettings(pair_passages=2, max_new_tokens=8, max_record_tokens=32))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +206,10 @@ def identify(prompt: str) -> str:
 def test_iba_names_the_entity_then_ranks_its_passages(scripting: type[Any]) -> None:
     relevant = {"hobby": 3.0, "kestrel": 5.0, "kite": 4.0}
     script = scripting(say=identify, find=lambda query, base: NAMES, score=lambda text: relevant[text])
-    trace = run(Iba(9, 2, (0.5, 0.5, 1.0), 8, 32), script)
+    trace = run(
+        iba(0.5, 0.5, 1.0, passages=2),
+        script,
+    )
     assert script.asked == [
         ("search", "", "pairs", 9),
         (
@@ -231,13 +246,16 @@ def test_iba_names_the_entity_then_ranks_its_passages(scripting: type[Any]) -> N
 )
 def test_each_weight_of_iba_alone(scripting: type[Any], weights: tuple[float, float, float], best: str) -> None:
     script = scripting(say=identify, find=lambda query, base: NAMES, score=lambda text: float(text == "kestrel"))
-    (read,) = run(Iba(9, 1, weights, 8, 32), script).passages
+    (read,) = run(iba(*weights, passages=1), script).passages
     assert read.passage.entry_id == best
 
 
 def test_iba_with_a_model_that_names_nothing_takes_the_entries_that_look_most_alike(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "A bird of prey.", find=lambda query, base: NAMES)
-    trace = run(Iba(9, 3, (1.0, 1.0, 1.0), 8, 32), script)
+    trace = run(
+        iba(1.0, 1.0, 1.0, passages=3),
+        script,
+    )
     assert trace.ended == "identified kite, kestrel, merlin"
     assert [read.passage.entry_id for read in trace.passages] == ["kite", "kestrel", "merlin"]
 
@@ -247,7 +265,14 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("until", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("steps", [REAG, Iba(9, 2, (0.5, 0.5, 1.0), 8, 32)], ids=["reag", "iba"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        REAG,
+        iba(0.5, 0.5, 1.0, passages=2),
+    ],
+    ids=["reag", "iba"],
+)
 def test_a_run_that_was_cut_off_is_not_judged_or_reranked_again(
     scripting: type[Any], steps: Any, until: int, tmp_path: Path
 ) -> None:

@@ -13,11 +13,16 @@ from PIL import Image
 from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Box, RerankRequest, SearchRequest
-from reflectune.inference.operators.searching import KnowledgeBases, PairText, cropped, knowledge_bases, reranked
+from reflectune.inference.operators.searching import (
+    KnowledgeBases,
+    PairText,
+    SearchSettings,
+    cropped,
+    knowledge_bases,
+    reranked,
+)
 from reflectune.inference.pipelines.registry import find_recipe, iterative
-from reflectune.inference.running.config import EvaluateConfig
 from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -105,8 +110,10 @@ class Nearest:
 def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
     pair_text: PairText, top_n: int, asked: list[int], found: list[str]
 ) -> None:
-    entries, config = Nearest(), ReadingConfig(top_n=top_n, lead="none")
-    bases = knowledge_bases(entries, None, ARTICLES, config, pair_text)  # type: ignore[arg-type]
+    entries, weights = Nearest(), SearchSettings()
+    bases = knowledge_bases(
+        entries, None, ARTICLES, pair_text, search=weights, on_failure="stop", top_n=top_n, lead="none"
+    )  # type: ignore[arg-type]
     (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), SearchRequest(0, ("owl", "an owl"), {"pairs": (3, 2)}))])
     assert entries.asked == asked
     assert [" ".join(hit.passage.id for hit in hits["pairs"]) for hits in retrieved.hits] == found
@@ -115,7 +122,7 @@ def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
 @pytest.mark.parametrize("name", iterative())
 def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opened(name: str) -> None:
     by_budget = name == "mi_rag" or name.startswith("pmsr")
-    assert ("top_n" in find_recipe(name).settings) is not by_budget
+    assert ("top_n" in find_recipe(name).settings.model_fields) is not by_budget
 
 
 class Upright:
@@ -141,8 +148,10 @@ def test_a_picture_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text:
     asked = SearchRequest(0, ("", "bee", ""), {"pairs": (1, 1, 1)})
 
     def found(text_weight: float) -> list[tuple[str, float]]:
-        config = EvaluateConfig(text_weight=text_weight, top_n=1)
-        bases = knowledge_bases(retriever, None, kb, config, pair_text)
+        weights = SearchSettings(text_weight=text_weight)
+        bases = knowledge_bases(
+            retriever, None, kb, pair_text, search=weights, on_failure="stop", top_n=1, lead="first_sentence"
+        )
         (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), asked)])
         best = [hits["pairs"][0] for hits in retrieved.hits]
         return [(hit.passage.entry_id, hit.score) for hit in best]

@@ -16,9 +16,11 @@ from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.gated import GatedSettings
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
-from reflectune.inference.pipelines.mr2ag import MR2AG
+from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
+from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
 from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
 from reflectune.inference.reading.passage_reader import PassageReader
@@ -42,7 +44,8 @@ def build(
 ) -> Callable[[str], tuple[Pipeline, PrefixEngine]]:
     def make(name: str) -> tuple[Pipeline, PrefixEngine]:
         retriever = scripted.retriever({"a": 0.8, "b": 0.4})
-        finder = DocumentFinder(retriever, knowledge, top_n=2)
+        settings = MmkbRagSettings(top_n=2, gamma=0.0, k=2, mct="rerank")
+        finder = DocumentFinder(retriever, knowledge, settings)
         tuned = {"mmkb_rag": prompted.tuned, "mr2ag": checkpoints.tuned, "direct": checkpoints.tuned}
         scheme = {"scheme": "reflectiva", "seed": 2} if name == "reflectiva" else {}
         engine = PrefixEngine(load(tuned.get(name, checkpoints.base), **scheme), token_budget=4096)
@@ -53,13 +56,20 @@ def build(
             "naive_rag": lambda: NaiveRAG(
                 name, Reader(engine, MAX_NEW), retriever, ContextBuilder(knowledge, None, 2, 5, "none"), "article"
             ),
-            "mr2ag": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, gamma=0.0),
-            "direct": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, gamma=1.0),
-            "reflectiva": lambda: ReflectiVA(ReflectivaReader(engine, MAX_NEW), retriever, knowledge, gamma=0.0),
-            "mmkb_rag": lambda: MMKBRAG(
-                PromptedReader(engine, MAX_NEW, MAX_NEW), finder, Reflection(gamma=0.0, k=2, mct="rerank")
+            "mr2ag": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, Mr2agSettings(gamma=0.0)),
+            "direct": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, Mr2agSettings(gamma=1.0)),
+            "reflectiva": lambda: ReflectiVA(
+                ReflectivaReader(engine, MAX_NEW),
+                retriever,
+                knowledge,
+                GatedSettings(gamma=0.0, fallback="random", lead="none"),
             ),
-            "mi_rag": lambda: TrajectoryPipeline(name, MiRag(1, {"texts": 2}, MAX_NEW, MAX_NEW), tools),
+            "mmkb_rag": lambda: MMKBRAG(PromptedReader(engine, MAX_NEW, MAX_NEW), finder, settings),
+            "mi_rag": lambda: TrajectoryPipeline(
+                name,
+                MiRag(RecordSettings(iterations=1, max_new_tokens=MAX_NEW, max_record_tokens=MAX_NEW), {"texts": 2}),
+                tools,
+            ),
         }
         return pipelines[name](), engine
 

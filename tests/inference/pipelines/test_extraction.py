@@ -18,8 +18,9 @@ from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import UNREAD, drawn_shots, with_extraction
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.metrics.judging.extraction import Shot, extraction_messages
 from reflectune.models.loading import load
@@ -29,8 +30,13 @@ ASKED = Question("q", "bird.png", "What does it eat?", ("mice",))
 SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)
 LONG = "It eats mice, and now and then beetles."
 PIPELINES: dict[str, Any] = {
-    "mi_rag": MiRag(1, {"texts": 2}, 32, 32, detailed=True),
-    "pmsr": Pmsr(1, {"texts": 2}, 2.0, 32, 32, detailed=True),
+    "mi_rag": MiRag(
+        RecordSettings(iterations=1, max_new_tokens=32, max_record_tokens=32, detailed_answer=True), {"texts": 2}
+    ),
+    "pmsr": Pmsr(
+        PmsrSettings(iterations=1, saturation=2.0, max_new_tokens=32, max_record_tokens=32, detailed_answer=True),
+        {"texts": 2},
+    ),
 }
 
 

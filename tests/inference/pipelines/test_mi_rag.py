@@ -9,6 +9,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.trace import Trace
 
@@ -40,9 +41,8 @@ def script(scripting: type[Any]) -> Any:
 
 
 def run(script: Any, **settings: Any) -> Trace:
-    trajectory = MiRag(
-        **{"iterations": 1, "budgets": {"texts": 4, "pairs": 2}, "max_answer": 8, "max_record": 64, **settings}
-    )
+    asked_for = {"iterations": 1, "max_new_tokens": 8, "max_record_tokens": 64}
+    trajectory = MiRag(RecordSettings(**{**asked_for, **settings}), {"texts": 4, "pairs": 2})
     (trace,) = TrajectoryPipeline("mi_rag", trajectory, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
     return trace
 
@@ -110,5 +110,5 @@ def test_nothing_found_ends_with_what_the_model_sees(scripting: type[Any]) -> No
 
 
 def test_the_papers_own_last_words(script: Any) -> None:
-    run(script, detailed=True)
+    run(script, detailed_answer=True)
     assert script.asked[-1][1].endswith("Based on the information, provide a detailed answer to the question.")

@@ -13,7 +13,7 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.requests import Picture, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.mm_r2 import UNPARSED, MmR2, knowledge_map
+from reflectune.inference.pipelines.mm_r2 import UNPARSED, MmR2, MmR2Settings, knowledge_map
 from reflectune.inference.trace import Trace, from_row, to_row
 
 QUESTION = "What does this bird eat?"
@@ -57,7 +57,7 @@ def replies(state: str, units: str, query: str) -> Callable[[str], str]:
 
 STATE = "Need: what it eats\nReferent: kestrel\nConstraints: none"
 TOLD = replies(STATE, "[2] > [3]", "Query: food of the kestrel")
-STEPS = MmR2(candidates=9, passages=2, max_answer=8, max_record=32)
+STEPS = MmR2(MmR2Settings(candidates=9, passages=2, max_new_tokens=8, max_record_tokens=32))
 
 
 def run(script: Any, budget: Budget | None = None, steps: MmR2 = STEPS) -> Trace:

@@ -6,7 +6,7 @@ import pytest
 
 from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.documents import DocumentFinder
-from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
+from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.trace import from_row, to_row
 
 # The question's words are in all four documents alike, so the retriever's order is that of the entries.
@@ -16,8 +16,8 @@ RELEVANCE = {"a#0.0": 0.2, "a#1.0": 0.7, "b#0.0": 0.9, "b#1.0": 0.6}
 
 def build(scripted, knowledge, reader, base=None, documents=10, **settings):
     retriever = scripted.retriever({"a": 0.8, "b": 0.4})
-    finder = DocumentFinder(retriever, knowledge, top_n=2, documents=documents, lead="none")
-    return MMKBRAG(reader, finder, Reflection(**settings), base), retriever
+    settings = MmkbRagSettings(top_n=2, documents=documents, lead="none", **settings)
+    return MMKBRAG(reader, DocumentFinder(retriever, knowledge, settings), settings, base), retriever
 
 
 def run(make, scripted, knowledge, reader, **settings):
@@ -66,12 +66,12 @@ def test_without_ret_everything_is_looked_up_and_there_is_no_gate(make, scripted
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"k": 0, "threshold": 0.5}, ["b#0.0", "a#1.0", "b#1.0"]),
-        ({"k": 0, "threshold": 0.7}, ["b#0.0", "a#1.0"]),
+        ({"k": "auto", "threshold": 0.5}, ["b#0.0", "a#1.0", "b#1.0"]),
+        ({"k": "auto", "threshold": 0.7}, ["b#0.0", "a#1.0"]),
         ({"k": 2}, ["b#0.0", "a#1.0"]),
         ({"k": 4}, ["b#0.0", "a#1.0", "b#1.0", "a#0.0"]),
         ({"srt": False, "k": 3}, ORDER[:3]),
-        ({"srt": False, "k": 0}, ORDER),
+        ({"srt": False, "k": "auto"}, ORDER),
     ],
 )
 def test_srt_orders_and_k_keeps(make, scripted, knowledge, settings: dict, expected: list[str]) -> None:
@@ -87,7 +87,7 @@ def test_srt_orders_and_k_keeps(make, scripted, knowledge, settings: dict, expec
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({"k": 0}, ["a#1.0", "b#0.0", "b#1.0"]), ({"k": 2}, ["a#1.0", "a#0.0"]), ({"threshold": 0.95}, ["a#1.0"])],
+    [({"k": "auto"}, ["a#1.0", "b#0.0", "b#1.0"]), ({"k": 2}, ["a#1.0", "a#0.0"]), ({"threshold": 0.95}, ["a#1.0"])],
 )
 def test_a_temperature_lets_the_nearest_entry_come_first(
     make, scripted, knowledge, settings: dict, expected: list[str]
@@ -191,9 +191,10 @@ def test_a_document_that_is_too_long_to_judge_is_left_out_and_counted(make, scri
 
 
 def test_no_document_at_all_is_answered_closed_book_and_said(make, scripted, knowledge) -> None:
-    finder = DocumentFinder(scripted.retriever({"empty": 0.9}), knowledge)
+    settings = MmkbRagSettings(ret=False)
+    finder = DocumentFinder(scripted.retriever({"empty": 0.9}), knowledge, settings)
     reader = scripted.prompted()
-    (trace,) = MMKBRAG(reader, finder, Reflection(ret=False)).run([make.question(0)], scripted.images(1))
+    (trace,) = MMKBRAG(reader, finder, settings).run([make.question(0)], scripted.images(1))
     assert trace.retrieved
     assert (trace.passages, trace.kept, trace.used, trace.mct) == ((), (), (), None)
     assert trace.fallback == "closed_book"

@@ -12,14 +12,13 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import SearchRequest
 from reflectune.inference.operators.reranking import UNREAD
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.mrag import DocumentStages, Mrag
-from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent
+from reflectune.inference.pipelines.mrag import Mrag, MragSettings
+from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent, MragAgentSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.trace import Trace, from_row, to_row
@@ -28,7 +27,6 @@ from reflectune.retrieval.retrievers.queries import Query, Weights, modality_wei
 
 ASKED = Question("q", "image.png", "Who built it?")
 INSTRUCTION = "Based on the retrieved document, answer the question with a single word or phrase."
-PLAIN = DocumentStages("I", 3, "none")
 
 
 def find(query: str, base: str) -> list[str]:
@@ -59,7 +57,9 @@ def kind(asked: tuple[Any, ...]) -> str:
 def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
     script = scripting(say=lambda p: "[Document 2] > [Document 1]" if "ranking" in p else "Ann Kirk", find=find)
 
-    trace = run(script, Mrag(DocumentStages("I", 3, "listwise"), 1, 8))
+    trace = run(
+        script, Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8))
+    )
 
     assert list(map(kind, script.asked)) == ["search", "rank one+two+three", "answer two"]
     assert script.asked[0] == ("search", "", "entries", 3)
@@ -78,14 +78,16 @@ def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
 
 def test_more_documents_are_read_in_their_order(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "Ann Kirk", find=find)
-    trace = run(script, Mrag(PLAIN, 2, 8))
+    trace = run(script, Mrag(MragSettings(top_n=3, rerank="none", answer_documents=2, max_new_tokens=8)))
     assert "RELATED DOCUMENTS:\none: one\ntwo: two\n\n" in script.asked[-1][1]
     assert (trace.chosen, trace.used) == (None, (0, 1))
 
 
 def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "I can't.", find=find)
-    trace = run(script, Mrag(DocumentStages("I", 3, "listwise"), 1, 8))
+    trace = run(
+        script, Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8))
+    )
     assert kind(script.asked[-1]) == "answer one"
     assert trace.tokens[UNREAD] == 1
     assert trace.steps[1].text == "I can't."
@@ -97,7 +99,10 @@ MODALITIES = {"I": "", "IQ": "Who built it?", "IC": "A red bridge.", "C": "A red
 @pytest.mark.parametrize(("modality", "text"), MODALITIES.items(), ids=MODALITIES)
 def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -> None:
     script = scripting(say=lambda p: "A red bridge." if "image caption" in p else "Ann Kirk", find=find)
-    run(script, Mrag(DocumentStages(modality, 3, "none"), 1, 8))
+    run(
+        script,
+        Mrag(MragSettings(query_modality=modality, top_n=3, rerank="none", answer_documents=1, max_new_tokens=8)),
+    )
     *before, search, _ = script.asked
     assert search == ("search", text, "entries", 3)
     assert [asked[1] for asked in before] == (
@@ -112,12 +117,15 @@ def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -
 
 def test_without_a_caption_the_question_is_searched_with(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: " ", find=find)
-    run(script, Mrag(DocumentStages("C", 3, "none"), 1, 8))
+    run(script, Mrag(MragSettings(query_modality="C", top_n=3, rerank="none", answer_documents=1, max_new_tokens=8)))
     assert script.asked[1] == ("search", "Who built it?", "entries", 3)
 
 
 def test_nothing_found_is_answered_without_documents(scripting: type[Any]) -> None:
-    trace = run(scripting(say=lambda prompt: "oak"), Mrag(DocumentStages("I", 3, "listwise"), 1, 8))
+    trace = run(
+        scripting(say=lambda prompt: "oak"),
+        Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),
+    )
     assert (trace.answer, trace.passages, trace.chosen) == ("oak", (), None)
 
 
@@ -177,7 +185,7 @@ def test_the_agents_ways(
     scripting: type[Any], yes: Mapping[str, float], steps: list[str], answer: str, ended: str, chosen: int | None
 ) -> None:
     script = scripting(say=answers, find=find, probability=likely(**yes))
-    trace = run(script, MragAgent(PLAIN, 8))
+    trace = run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8)))
     assert list(map(kind, script.asked)) == ["search", *steps]
     assert (trace.answer, trace.ended, trace.chosen) == (answer, ended, chosen)
     assert trace.fallback == ("" if chosen is not None else "abstain")
@@ -185,7 +193,7 @@ def test_the_agents_ways(
 
 def test_the_agent_verifies_by_figure_11(scripting: type[Any]) -> None:
     script = scripting(say=answers, find=find, probability=lambda prompt: 0.9)
-    run(script, MragAgent(PLAIN, 8))
+    run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8)))
     assert script.asked[-1] == (
         "judge",
         "Given the following reference document, image, question, and response, please evaluate whether the response "
@@ -208,7 +216,7 @@ def test_falling_back_to_the_first_document(
     scripting: type[Any], yes: Mapping[str, float], first: list[str], last: list[str]
 ) -> None:
     script = scripting(say=answers, find=find, probability=likely(**yes))
-    trace = run(script, MragAgent(PLAIN, 8, "first"))
+    trace = run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8, agent_fallback="first")))
     assert list(map(kind, script.asked)) == ["search", *first, "relevant two", "relevant three", *last]
     assert (trace.answer, trace.ended, trace.fallback, trace.chosen) == ("from one", FAILS, "first", 0)
 
@@ -230,19 +238,21 @@ def test_an_empty_answer_is_never_valid_and_no_other_is_read_into(
     scripting: type[Any], reply: str, steps: list[str], answer: str
 ) -> None:
     script = scripting(say=lambda prompt: reply, find=find, probability=lambda prompt: 0.9)
-    trace = run(script, MragAgent(PLAIN, 8))
+    trace = run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8)))
     assert list(map(kind, script.asked)) == ["search", *steps]
     assert trace.answer == answer
 
 
 def test_a_document_of_which_nothing_fits_is_not_relevant(scripting: type[Any]) -> None:
     script = scripting(say=answers, find=find, probability=lambda prompt: 0.9, room=0)
-    assert run(script, MragAgent(PLAIN, 8)).ended == FAILS
+    assert run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8))).ended == FAILS
 
 
 def test_the_agent_without_documents_fails(scripting: type[Any]) -> None:
     for fallback in ("abstain", "first"):
-        trace = run(scripting(say=answers), MragAgent(PLAIN, 8, fallback))  # type: ignore[arg-type]
+        trace = run(
+            scripting(say=answers), MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8, agent_fallback=fallback))
+        )  # type: ignore[arg-type]
         assert (trace.answer, trace.ended) == ("", FAILS)
 
 
@@ -251,7 +261,9 @@ def test_the_agent_may_rerank_first(scripting: type[Any]) -> None:
         return "[Document 3]" if "ranking" in prompt else answers(prompt)
 
     script = scripting(say=say, find=find, probability=lambda prompt: 0.9)
-    trace = run(script, MragAgent(DocumentStages("I", 3, "listwise"), 8))
+    trace = run(
+        script, MragAgent(MragAgentSettings(query_modality="I", top_n=3, agent_rerank="listwise", max_new_tokens=8))
+    )
     assert list(map(kind, script.asked))[2:] == ["relevant three", "answer three", "valid three"]
     assert trace.chosen == 0
 
@@ -305,6 +317,6 @@ def test_or_its_passage_by_the_question_whatever_is_searched_with(knowledge: Kno
 
 
 def test_a_list_of_ranked_entities_has_no_modalities(knowledge: KnowledgeBase, scripted: Any) -> None:
-    parts = PipelineParts(ReadingConfig(), knowledge, retriever=scripted.retriever({"a": 0.5}), reranker=WordReranker())
+    parts = PipelineParts(knowledge, retriever=scripted.retriever({"a": 0.5}), reranker=WordReranker())
     with pytest.raises(UserError, match="mrag searches with texts, too"):
-        build_pipeline("mrag", parts)
+        build_pipeline("mrag", MragSettings(), parts)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
-from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr
+from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr, PmsrSettings
 from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 
@@ -46,14 +46,8 @@ def script(scripting: type[Any]) -> Any:
 
 
 def run(script: Any, **settings: Any) -> Trace:
-    asked_for = {
-        "iterations": 2,
-        "budgets": {"texts": 4, "pairs": 2},
-        "saturation": 0.9,
-        "max_answer": 8,
-        "max_record": 64,
-    }
-    trajectory = Pmsr(**{**asked_for, **settings})
+    asked_for = {"iterations": 2, "saturation": 0.9, "max_new_tokens": 8, "max_record_tokens": 64}
+    trajectory = Pmsr(PmsrSettings(**{**asked_for, **settings}), {"texts": 4, "pairs": 2})
     (trace,) = TrajectoryPipeline("pmsr", trajectory, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
     return trace
 

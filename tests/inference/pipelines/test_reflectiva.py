@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.formats.hits import Hit
 from reflectune.formats.passages import split_passages
-from reflectune.inference.pipelines.gated import drawn_place
+from reflectune.inference.pipelines.gated import GatedSettings, drawn_place
 from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded, load
@@ -88,7 +88,12 @@ def images() -> list[Image.Image]:
 def pipeline(model: Callable[[], Loaded]) -> Callable[..., ReflectiVA]:
     def make(**settings: Any) -> ReflectiVA:
         reader = ReflectivaReader(PrefixEngine(model()), MAX_NEW)
-        return ReflectiVA(reader, Finding(), Knowledge(), **settings)  # type: ignore[arg-type]
+        return ReflectiVA(
+            reader,
+            Finding(),
+            Knowledge(),
+            GatedSettings(**{"lead": "none", "fallback": "random", **settings}),
+        )  # type: ignore[arg-type]
 
     return make
 
@@ -188,7 +193,7 @@ def test_nothing_relevant_is_answered_as_the_fallback_says(pipeline, questions, 
 
 def test_gamma_decides_whether_to_retrieve(pipeline, questions, images) -> None:
     assert all(trace.retrieved for trace in pipeline(gamma=0.0).run(questions, images))
-    assert not any(trace.retrieved for trace in pipeline(gamma=1.1).run(questions, images))
+    assert not any(trace.retrieved for trace in pipeline(gamma=1.0).run(questions, images))
 
 
 def test_a_released_checkpoint_is_taken_as_fine_tuned_and_another_one_is_not(checkpoints, tmp_path) -> None:

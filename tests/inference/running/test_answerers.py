@@ -9,15 +9,17 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import ValidationError
 
 from reflectune.core.types import Entry, Section
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.pipelines.iterative import reading_models
-from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
-from reflectune.inference.running import experiment
+from reflectune.inference.running import experiment, parts
 from reflectune.inference.running.config import EvaluateConfig
 
 BASE, SECOND = "miniature/llava", "miniature/qwen2_vl"
@@ -89,18 +91,17 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[EvaluateConfig], tuple[lis
     """Runs an evaluation up to its iterative pipeline: the models that were loaded, and what would be run."""
     loaded: list[str] = []
 
-    def load(config: EvaluateConfig, name: str) -> SimpleNamespace:
+    def load(models: ModelSettings, name: str) -> SimpleNamespace:
         loaded.append(name)
         return SimpleNamespace(name=name, fingerprint=f"hash of {name}", model=SimpleNamespace(num_parameters=int))
 
     def run(name: str, build: Any, *_: object, fingerprint: str, **__: object) -> dict[str, object]:
         if name in ITERATIVE:
-            raise Ran(fingerprint, build.args[1])
+            raise Ran(fingerprint, build.args[2])
         return {}
 
     engine = SimpleNamespace(renderer=None, image_prefixes=SimpleNamespace(keep=lambda least: None))
-    monkeypatch.setattr(experiment, "open_retriever", lambda *_: None)
-    monkeypatch.setattr(experiment, "open_reranker", lambda *_: SimpleNamespace(fingerprint="reranker"))
+    monkeypatch.setattr(parts, "open_entries", lambda *_: None)
     monkeypatch.setattr(experiment, "open_model", lambda config, role: load(config, getattr(config, role)))
     monkeypatch.setattr(experiment, "open_plain", load)
     monkeypatch.setattr(experiment, "open_engine", lambda *_: engine)
@@ -145,19 +146,18 @@ def test_a_config_needs_the_models_that_work_and_no_other(case: Case, pipeline: 
     without_base = config(case, pipeline, base_model="").problems()
     assert [issue.split(" by ")[0] for issue in without_base] == ["`base_model` is needed"] * (BASE in case.loaded[:1])
     assert bool(config(case, pipeline, llm_url="").problems()) is case.asks_server
-    role = "base_model" if case.reader == "base_model" else None
-    recipe = find_recipe(pipeline)
-    assert recipe.role(config(case, pipeline)) == role
-    assert recipe.asks_server(config(case, pipeline)) is case.asks_server
-    assert recipe.second_model(config(case, pipeline)) == (SECOND if SECOND in case.loaded else "")
+    used = config(case, pipeline)
+    use = find_recipe(pipeline).models(used)
+    assert use.reader == ("base_model" if case.reader == "base_model" else None)
+    assert use.is_served is case.asks_server
+    assert use.second_model(ModelSettings.of(used)) == (SECOND if SECOND in case.loaded else "")
 
 
 def test_an_answerer_that_cannot_be_a_model_is_a_config_problem(config: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     case = Case("base_model", str(tmp_path / "empty"), (BASE,), (LocalModel, LocalModel))
-    (issue,) = config(case).problems()
-    assert "`answerer`" in issue
-    assert "holds no model" in issue
+    with pytest.raises(ValidationError, match="holds no model"):
+        config(case)
 
 
 def test_a_folder_called_server_is_not_in_the_servers_way(
@@ -169,7 +169,5 @@ def test_a_folder_called_server_is_not_in_the_servers_way(
 
 
 def test_a_closed_book_has_no_second_model(config: Any) -> None:
-    recipe = find_recipe("closed_book")
     for case in CASES.values():
-        assert (recipe.role(config(case)), recipe.second_model(config(case))) == ("base_model", "")
-        assert not recipe.asks_server(config(case))
+        assert find_recipe("closed_book").models(config(case)) == ModelUse("base_model")

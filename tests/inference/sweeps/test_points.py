@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from reflectune.inference.config import AUTO, ReadingConfig
-from reflectune.inference.sweeps.points import START, Point, expand, problems
+from reflectune.inference.sweeps.points import START, GridSettings, Point, expand, problems
 
 TOLD = (
     "list of values",
@@ -41,13 +40,13 @@ def test_points_that_differ_in_the_ranking_alone_share_a_run() -> None:
 
 
 def test_a_point_changes_the_config_where_it_says_so() -> None:
-    config = Point("p", {"k": "auto", "gamma": 0.9, "ranking": "rel"}).config(ReadingConfig(k=3))
-    assert (config.k, config.gamma, config.top_n) == (AUTO, 0.9, 5)
+    config = Point("p", {"k": "auto", "gamma": 0.9, "ranking": "rel"}).config(GridSettings(k=3))
+    assert (config.k, config.gamma, config.top_n) == ("auto", 0.9, 5)
 
 
 def test_a_bad_grid_is_told_whole() -> None:
     grid = {"gamma": 0.5, "gama": [1], "ranking": ["best"], "top_n": [1, 0], "k": ["many"], "mct": ["sort"], "ret": [1]}
-    issues = problems(grid, ReadingConfig())
+    issues = problems(grid, GridSettings())
     assert len(issues) == 7
     for issue, told in zip(issues, TOLD, strict=True):
         assert told in issue

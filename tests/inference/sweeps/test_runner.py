@@ -12,19 +12,20 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
-from reflectune.inference.reading.collaborators import (
+from reflectune.inference.running.loading import (
     open_engine,
+    open_entries,
     open_model,
     open_plain,
-    open_reranker,
-    open_retriever,
     open_tuned,
 )
-from reflectune.inference.sweeps.points import START, Point
+from reflectune.inference.sweeps.points import START, GridSettings, Point
 from reflectune.inference.sweeps.runner import GridRunner
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.rerankers.config import RerankerConfig
+from reflectune.retrieval.rerankers.loading import open_reranker
 
 MR2AG = [
     Point("start", {"gamma": 0.0}),
@@ -59,7 +60,7 @@ def setting(small_world, encoder, request) -> SimpleNamespace:
     """Config and data set for one pipeline's checkpoints."""
 
     def make(pipeline: str, models: SimpleNamespace) -> SimpleNamespace:
-        config = ReadingConfig(
+        config = GridSettings(
             dataset=str(small_world),
             index=str(small_world / "index"),
             encoder=encoder,
@@ -83,10 +84,9 @@ def plainly(case: SimpleNamespace, point: Point) -> dict[str, Any]:
     """What a point's pipeline says without a memory, built as `evaluate.py` builds it."""
     name, config = str(point.settings.get("pipeline", case.pipeline)), point.config(case.config)
     parts = PipelineParts(
-        config,
         case.dataset.knowledge,
-        retriever=open_retriever(config, case.dataset.knowledge),
-        reranker=open_reranker(config),
+        retriever=open_entries(RetrieverConfig.of(config), case.dataset, "cpu"),
+        reranker=open_reranker(RerankerConfig.of(config)),
     )
     base = open_engine(config, open_plain(config, config.base_model))
     if name == "mr2ag":
@@ -102,7 +102,7 @@ def plainly(case: SimpleNamespace, point: Point) -> dict[str, Any]:
         for q, image in zip(case.questions, case.images, strict=True)
         if not name.startswith("naive") or q.requires_retrieval
     ]
-    traces = build_pipeline(name, parts).run([q for q, _ in taken], [image for _, image in taken])
+    traces = build_pipeline(name, config, parts).run([q for q, _ in taken], [image for _, image in taken])
     return {trace.question_id: comparable(trace) for trace in traces}
 
 
@@ -228,7 +228,9 @@ def test_a_point_retrieves_by_its_own_weights(setting, checkpoints, title_weight
     runner = GridRunner(case.config, case.dataset, "mr2ag")
     points = [Point(START), Point("other", {"title_weight": title_weight}), Point("again", {})]
     start, other, again = (runner.run(point, case.questions, case.images) for point in points)
-    expected = open_retriever(points[1].config(case.config), case.dataset.knowledge).search(case.images, 5)
+    expected = open_entries(RetrieverConfig.of(points[1].config(case.config)), case.dataset, "cpu").search(
+        case.images, 5
+    )
     for question, hits in zip(case.questions, expected, strict=True):
         if other[question.id].hits:
             assert [hit.entry_id for hit in other[question.id].hits] == [hit.entry_id for hit in hits]

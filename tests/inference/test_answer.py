@@ -1,4 +1,4 @@
-"""The command that shows what happened to a question of an evaluation."""
+"""`answer --evaluation` shows how an evaluation answered its questions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.launching import ALONE
-from reflectune.inference import show_trace
+from reflectune.inference import answer
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.inference.trace_files.keeping import TraceStore
 
@@ -18,7 +18,7 @@ from reflectune.inference.trace_files.keeping import TraceStore
 def evaluation(make, tmp_path: Path) -> Path:
     """A folder with traces of two pipelines in JSONL and of one in Parquet; each has the first question alone."""
     passages = (make.read("e2", answer="oak", ans=0.5), make.read("e3", rel=0.2))
-    kept = {
+    stored = {
         "mr2ag": [
             make.trace(0, gate=0.9, retrieved=True, hits=(make.hit("e2", 1),), passages=passages, chosen=0),
             make.trace(1, answer="fir", gate=0.25),
@@ -26,7 +26,7 @@ def evaluation(make, tmp_path: Path) -> Path:
         "closed_book": [make.trace(0, "closed_book", "elm")],
         "oracle_article": [make.trace(0, "oracle_article", "", error="no image")],
     }
-    for name, traces in kept.items():
+    for name, traces in stored.items():
         form = "parquet" if name == "mr2ag" else "jsonl"
         rows = {trace.question_id: to_row(trace) for trace in traces}
         questions = [make.question(number) for number in range(len(rows))]
@@ -36,21 +36,26 @@ def evaluation(make, tmp_path: Path) -> Path:
 
 
 def shown(evaluation: Path, monkeypatch: pytest.MonkeyPatch, capsys, *arguments: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["show_trace.py", "--evaluation", str(evaluation), *arguments])
-    show_trace.show_trace.main()
+    monkeypatch.setattr(sys, "argv", ["answer.py", "--evaluation", str(evaluation), *arguments])
+    answer.answer.main()
     return capsys.readouterr().out
 
 
-def test_a_question_is_told_in_words_for_every_pipeline(evaluation, monkeypatch, capsys) -> None:
-    text = shown(evaluation, monkeypatch, capsys, "--question", "q000")
+def test_a_question_is_explained_in_words_for_every_pipeline(evaluation, monkeypatch, capsys) -> None:
+    text = shown(evaluation, monkeypatch, capsys, "--question_id", "q000")
     heads = [line for line in text.splitlines() if ", question " in line]
     assert heads == [f"{name}, question q000" for name in ("closed_book", "mr2ag", "oracle_article")]
-    for told in ("answer: elm", "decision: look it up (gate 0.900)", "Title e2 – H0: It is made of oak.", "no image"):
-        assert told in text
+    for text_part in (
+        "answer: elm",
+        "decision: look it up (gate 0.900)",
+        "Title e2 – H0: It is made of oak.",
+        "no image",
+    ):
+        assert text_part in text
 
 
 def test_a_trace_is_shown_as_json(evaluation, monkeypatch, capsys) -> None:
-    text = shown(evaluation, monkeypatch, capsys, "--question", "q001", "--json", "true")
+    text = shown(evaluation, monkeypatch, capsys, "--question_id", "q001", "--as_json")
     assert from_row(json.loads(text)) == Trace("q001", "mr2ag", "fir", gate=0.25)  # no other pipeline took it
 
 
@@ -66,17 +71,17 @@ def test_all_traces_are_lines_of_json(evaluation, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
-        (["--question", "q7"], "no trace of question q7 among those of closed_book, mr2ag, oracle_article"),
+        (["--question_id", "q7"], "no trace of question q7 among those of closed_book, mr2ag, oracle_article"),
         (["--pipeline", "pmsr"], "has no traces of pmsr; one of closed_book, mr2ag, oracle_article"),
         (["--evaluation", "nowhere"], "nowhere has no finished pipeline in traces/"),
-        (["--evaluation", ""], "`evaluation` is needed"),
+        (["--evaluation", ""], "`image` is needed"),
     ],
     ids=["question", "pipeline", "folder", "nothing"],
 )
-def test_what_is_not_there_is_said(evaluation, monkeypatch, capsys, arguments: list[str], said: str) -> None:
+def test_a_missing_trace_is_named(evaluation, monkeypatch, capsys, arguments: list[str], problem: str) -> None:
     with pytest.raises(SystemExit) as caught:
         shown(evaluation, monkeypatch, capsys, *arguments)
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    assert problem in capsys.readouterr().err

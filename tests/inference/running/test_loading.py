@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.inference.config import ReadingConfig
-from reflectune.inference.reading.collaborators import open_plain, open_tuned
+from reflectune.inference.config import ModelSettings
+from reflectune.inference.running.loading import open_plain, open_tuned
 from reflectune.models.loading import load, read_info, write_info
 from reflectune.models.processing.image_config import ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
@@ -37,7 +37,7 @@ def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str
 def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refused(
     checkpoint: str, checkpoints: SimpleNamespace
 ) -> None:
-    config = ReadingConfig(model=checkpoint, base_model=checkpoints.base, device="cpu")
+    config = ModelSettings(model=checkpoint, base_model=checkpoints.base, device="cpu")
 
     open_tuned(config)
     with pytest.raises(UserError, match="give the first in the config, for both"):
@@ -46,11 +46,11 @@ def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refus
 
 def test_the_keys_are_for_both(checkpoint: str, checkpoints: SimpleNamespace, family: str) -> None:
     keys = OTHERWISE[family][1]
-    config = ReadingConfig(model=checkpoint, base_model=checkpoints.base, device="cpu", **keys)
+    config = ModelSettings(model=checkpoint, base_model=checkpoints.base, device="cpu", **keys)
 
     tuned, base = open_tuned(config), open_plain(config, config.base_model)
 
     first, second = (loaded.processor.image_processor.to_dict() for loaded in (tuned, base))
     assert {**first, "image_processor_type": ""} == {**second, "image_processor_type": ""}
     with pytest.raises(UserError, match="was trained on pictures"):
-        open_tuned(ReadingConfig(model=checkpoints.tuned, device="cpu", **keys))
+        open_tuned(ModelSettings(model=checkpoints.tuned, device="cpu", **keys))

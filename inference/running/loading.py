@@ -1,4 +1,4 @@
-"""Load the parts of a pipeline: a model with its engine, a retriever over an index, a reranker."""
+"""Load the parts of a pipeline: a model with its engine, a retriever over an index."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.launching import launch_device
-from reflectune.formats.dataset import image_roots
+from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
-from reflectune.retrieval.rerankers import loading as rerankers
-from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.retrievers import entry_retriever
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 
 
 def require_models(names: Iterable[str]) -> None:
@@ -35,47 +34,47 @@ def require_models(names: Iterable[str]) -> None:
             is_stored_in(name, "float32")
 
 
-def open_tuned(config: ReadingConfig) -> Loaded:
-    """Load the config's fine-tuned checkpoint.
+def open_tuned(models: ModelSettings) -> Loaded:
+    """Load the fine-tuned checkpoint.
 
     Raises:
         UserError: It has no scheme, a different scheme, or was never fine-tuned.
     """
-    loaded = _load(config, config.model, config.scheme or None)
+    loaded = _load(models, models.model, models.scheme or None)
     if not loaded.is_tuned:
         raise UserError(
-            f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
+            f"`model`: {models.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
             "that train/sft.py wrote"
         )
     return loaded
 
 
-def open_model(config: ReadingConfig, role: ModelRole) -> Loaded:
+def open_model(models: ModelSettings, role: ModelRole) -> Loaded:
     """Load the model of a role, and check its scheme.
 
     Raises:
         UserError: It was not fine-tuned with the scheme that the role needs.
     """
     if role == "model":
-        return open_tuned(config)
-    loaded = open_plain(config, getattr(config, role))
+        return open_tuned(models)
+    loaded = open_plain(models, getattr(models, role))
     if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
         raise UserError(
-            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
+            f"`plain_model`: {models.plain_model} was not fine-tuned with scheme plain; the untuned model is "
             "`base_model`, and one that reflects is `model`"
         )
     return loaded
 
 
-def open_plain(config: ReadingConfig, name: str) -> Loaded:
+def open_plain(models: ModelSettings, name: str) -> Loaded:
     """Load a model without a scheme, normally a base without reflection tokens.
 
     Raises:
         UserError: It is of the checkpoint's family, and fits pictures differently.
     """
-    loaded = _load(config, name, None)
-    if config.model and Path(config.model).is_dir():
-        _refuse_other_images(loaded, Path(config.model))
+    loaded = _load(models, name, None)
+    if models.model and Path(models.model).is_dir():
+        _refuse_other_images(loaded, Path(models.model))
     return loaded
 
 
@@ -91,28 +90,27 @@ def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
         )
 
 
-def _load(config: ReadingConfig, model: str, scheme: str | None) -> Loaded:
+def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
     return load(
         model,
         scheme=scheme,
-        dtype=config.dtype,
-        device=launch_device(config.device),
-        images=config.image_settings(),
-        device_map=config.device_map,
+        dtype=models.dtype,
+        device=launch_device(models.device),
+        images=models.image_settings(),
+        device_map=models.device_map,
     )
 
 
-def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
+def open_engine(settings: EngineSettings, loaded: Loaded) -> PrefixEngine:
     """Return the engine of a loaded model."""
-    return PrefixEngine(loaded, config.token_budget, config.keep_images)
+    return PrefixEngine(loaded, settings.token_budget, settings.keep_images)
 
 
-def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> Retriever:
-    """Open the retriever over the config's ranked entities, or over its index of this knowledge base."""
-    roots = image_roots(config.dataset)
-    return entry_retriever.open_retriever(config, knowledge, image_roots=roots, device=launch_device(config.device))
+def open_entries(settings: RetrieverConfig, dataset: Dataset, device: str) -> Retriever:
+    """Open the retriever over ranked entities, or over the index of the data set's knowledge base."""
+    return open_retriever(settings, dataset.knowledge, image_roots=dataset.image_roots, device=launch_device(device))
 
 
-def open_reranker(config: ReadingConfig) -> Reranker:
-    """Load the reranker of naive RAG's passages."""
-    return rerankers.open_reranker(config, device=launch_device(config.device))
+def open_texts(settings: TextIndexSettings, knowledge: KnowledgeBase, device: str) -> TextRetriever:
+    """Open the retriever over the index of passages."""
+    return open_text_retriever(settings.text_index, knowledge, device=device)

@@ -1,0 +1,120 @@
+"""Open the parts that an evaluation's pipelines require, and hash them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.config import Settings
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.launching import launch_processes
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.operators.budget import Budget, BudgetSettings
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
+from reflectune.inference.pipelines.settings import PassageSettings
+from reflectune.inference.running.loading import open_entries, open_texts
+from reflectune.models.remote.client import RemoteModel
+from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.rerankers.config import RerankerConfig
+from reflectune.retrieval.rerankers.loading import open_reranker
+from reflectune.retrieval.web.config import WebConfig
+from reflectune.retrieval.web.server import ServedPages
+
+
+def open_parts(
+    config: Settings, dataset: Dataset, recipes: Iterable[Recipe[Any]], *, device: str, seed: int
+) -> PipelineParts:
+    """Open the parts that pipelines require, without models and servers.
+
+    Args:
+        config: Has the settings of the parts.
+        dataset: The data set.
+        recipes: The pipelines' recipes.
+        device: Device of the encoder and the reranker.
+        seed: Seed of a diagnosis.
+    """
+    required = {requirement.name for recipe in recipes for requirement in recipe.requires}
+    retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
+    text_knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else None
+    reads_texts = bool(required & {"texts", "pages"}) and bool(texts.text_index)
+    lead = PassageSettings.of(config).lead
+    return PipelineParts(
+        knowledge=dataset.knowledge,
+        folder=dataset.root,
+        probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, lead, seed),
+        retriever=open_entries(retriever, dataset, device) if retriever.finds_entries else None,
+        reranker=open_reranker(RerankerConfig.of(config), device=device) if "reranker" in required else None,
+        texts=open_texts(texts, text_knowledge or dataset.knowledge, device) if reads_texts else None,
+        text_knowledge=text_knowledge,
+    )
+
+
+@contextmanager
+def open_servers(
+    config: Settings, parts: PipelineParts, output: Path, *, remote: bool, pages: bool
+) -> Iterator[PipelineParts]:
+    """Connect to the servers that pipelines use. Their replies are stored in files of this process.
+
+    Args:
+        config: Has the settings of the servers.
+        parts: The other parts.
+        output: Folder of the files.
+        remote: True if a remote model reads or answers.
+        pages: True if a search tool is used.
+
+    Returns:
+        The parts with the servers, and with the budget of a run.
+    """
+    model: RemoteModel | None = None
+    tool: ServedPages | None = None
+    remote_settings, web = RemoteConfig.of(config), WebConfig.of(config)
+    with ExitStack() as stack:
+        if remote:
+            replies = own_file(Path(remote_settings.llm_cache or output / "replies.jsonl"))
+            model = stack.enter_context(RemoteModel(remote_settings.endpoint(), replies))
+        if pages and web.web_url:
+            tool = stack.enter_context(ServedPages(web.web_endpoint(), own_file(output / "pages.jsonl")))
+        budget = Budget.of(BudgetSettings.of(config), model)
+        yield dataclasses.replace(parts, remote=model, pages=tool, budget=budget)
+    if model is not None:
+        print(model.summary())
+
+
+def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: int) -> Mapping[str, Any]:
+    """Return everything that answers depend on of each part, by the part's name.
+
+    Args:
+        config: Has the settings of the parts.
+        parts: The parts.
+        remote: True if a remote model reads or answers.
+        seed: Seed of a diagnosis.
+    """
+    retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
+    endpoint = RemoteConfig.of(config).endpoint() if remote else None
+    entries = {
+        "index": retriever.finder_fingerprint() if retriever.finds_entries else None,
+        "title_weight": retriever.title_weight,
+        "summary_share": retriever.summary_share,
+    }
+    return {
+        "entries": entries,
+        "texts": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
+        "pages": WebConfig.of(config).web_place,
+        "reranker": parts.reranker.fingerprint if parts.reranker is not None else None,
+        "remote": (endpoint.shown_url, endpoint.request([])) if endpoint is not None else None,
+        "probes": seed,
+        "budget": None,  # a higher budget resumes trajectories
+    }
+
+
+def own_file(path: Path) -> Path:
+    """Return this process's variant of a file."""
+    index = launch_processes().index
+    return path if index == 0 else path.with_suffix(f".{index}{path.suffix}")

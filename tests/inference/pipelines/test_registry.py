@@ -1,0 +1,93 @@
+"""A pipeline is one file: its settings become keys of `evaluate`, and part of what its traces depend on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.config import find_problems
+from reflectune.inference.pipelines import requirements
+from reflectune.inference.pipelines.registry import all_recipes, find_recipe, missing_parts
+from reflectune.inference.running.config import EvaluateConfig
+
+PIPELINE = '''
+from reflectune.core.config import setting
+from reflectune.inference.pipelines.closed_book import ClosedBook
+from reflectune.inference.pipelines.recipe import Recipe, every, needed
+from reflectune.inference.pipelines.settings import AnswerSettings
+from reflectune.inference.reading.reader import Reader
+
+
+class ShoutingSettings(AnswerSettings):
+    """Settings of a pipeline that shouts."""
+
+    loudness: int = setting(3, "exclamation marks", ge=1)
+
+
+def make(name, settings, parts):
+    return ClosedBook(name * settings.loudness, Reader(needed(parts.engine), settings.max_new_tokens))
+
+
+RECIPES = {"shouting": Recipe(make, ShoutingSettings, "base_model", every, form="shouting")}
+'''
+PROGRAM = """
+import json, sys
+from reflectune.inference import pipelines
+pipelines.__path__.append(sys.argv[1])
+from reflectune.core.config import find_problems
+from reflectune.inference.running import experiment
+from reflectune.inference.running.config import EvaluateConfig
+
+question = experiment.Question("q", "", "What?")
+def planned(**more):
+    config = EvaluateConfig(pipelines=["shouting"], **more)
+    return experiment.plan(config, [question])["shouting"]
+
+problems = find_problems(EvaluateConfig, {"pipelines": ["shouting"], "loudness": 0})
+print(json.dumps([problems, planned(loudness=5).settings.model_dump()]))
+"""
+
+
+def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "shouting.py").write_text(PIPELINE)
+    program = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
+    problems, settings = json.loads(program.stdout)
+    assert "`loudness` must be at least 1, found 0" in problems
+    assert "`base_model` is needed by shouting" in problems
+    assert settings == {"loudness": 5, "max_new_tokens": 32}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "changes", "key"),
+    [
+        ("mr2ag", {}, "model"),
+        ("closed_book_tuned", {}, "plain_model"),
+        ("closed_book", {}, "base_model"),
+        ("mmkb_rag", {"model": "m", "index": "i"}, "base_model"),
+        ("naive_rag_passages", {"base_model": "b"}, "index"),
+        ("text_rag", {"base_model": "b"}, "text_index"),
+        ("pmsr_web", {"base_model": "b", "index": "i"}, "text_index"),
+        ("reag", {"index": "i", "reader": "server"}, "llm_url"),
+    ],
+)
+def test_a_pipeline_names_the_part_that_it_lacks(pipeline: str, changes: dict[str, str], key: str) -> None:
+    config = EvaluateConfig(pipelines=[pipeline], **changes)
+    assert any(problem.startswith(f"`{key}` is needed") for problem in missing_parts(config, [pipeline]))
+
+
+def test_a_part_that_settings_make_needless_is_not_required() -> None:
+    config = EvaluateConfig(answer_model="tuned", reader="server")
+    assert requirements.BASE_MODEL not in find_recipe("mmkb_rag").required(config)
+    assert requirements.BASE_MODEL not in find_recipe("pmsr").required(config)
+    assert requirements.BASE_MODEL in find_recipe("mmkb_rag").required(EvaluateConfig())
+
+
+def test_every_key_of_a_pipeline_is_a_key_of_evaluate_with_one_help() -> None:
+    for name, recipe in all_recipes().items():
+        for key, field in recipe.settings.model_fields.items():
+            assert EvaluateConfig.model_fields[key].description == field.description, (name, key)
+    assert find_problems(EvaluateConfig, {"saturation": 3.0})[0].startswith("`saturation` must be between -1 and 2")
