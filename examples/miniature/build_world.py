@@ -26,7 +26,7 @@ class WorldConfig(Settings):
     traffic: int = setting(0, "questions of a further split, traffic, two in five about famous entities; 0: none", ge=0)
     two_hop: int = setting(0, "questions of a further split, two_hop_train, about a neighbour's facts; 0: none", ge=0)
     neighbours: float | None = setting(
-        None, "share of the articles that name the entity beside their own; unset: one of seven", ge=0, le=1
+        None, "share of the articles that name a neighbour of their entity; unset: one of seven", ge=0, le=1
     )
     dry_run: bool = setting(False, "say what would be built, and stop")
 

@@ -1,8 +1,8 @@
 """Pre-train a miniature's base weights: `python -m reflectune.examples.miniature.pretrain --family llava --output DIR`.
 
-It plays the part of a lab's pre-training. The result sees, reads a given passage and knows the famous entities' facts
-by heart, but has no reflection tokens. It never meets a look that validation or test uses, nor their facts. The two
-retrievers are pre-trained here too: `clip` (images and titles) and `text` (questions and passages).
+This stands for a lab's pre-training. The result sees, reads a given passage and knows the famous entities' facts by
+heart, but has no reflection tokens. Training never shows looks or facts of validation or test. The two retrievers are
+pre-trained here as well: `clip` (images and titles) and `text` (questions and passages).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from reflectune.examples.miniature.world.lessons import Teacher
 from reflectune.examples.miniature.world.passage_lessons import Librarian
 
 CLIP_STEPS = 500
-"""Enough for a useful retriever, and not so many that the first hit is nearly always right."""
+"""Enough for a useful retriever; with more steps the first hit is nearly always right."""
 
 TEXT_STEPS = 900
-"""Enough for a retriever that nobody can call weak: the baselines that use it are compared with mR²AG."""
+"""Enough for a strong retriever: the baselines that use it are compared with mR²AG."""
 
 EXAMS = 500
-"""Questions that the text retriever is examined with, at each number of articles."""
+"""Questions of the text retriever's exam, at each number of articles."""
 
 Log = Callable[[str], None]
 
@@ -62,7 +62,7 @@ class PretrainConfig(Settings):
 
 @command(PretrainConfig, writes="output")
 def pretrain(config: PretrainConfig) -> None:
-    """Run the curriculum, stage by stage; finished stages are kept, so that a killed run goes on."""
+    """Run the curriculum, stage by stage; a killed run resumes after its finished stages."""
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # the CPU's attention kernel is slow in less
     torch.manual_seed(config.seed)
@@ -141,8 +141,8 @@ def _pretrain_text(
     for articles in (1, 5):
         exams = [examiner.exam(articles) for _ in range(EXAMS)]
         with torch.inference_mode():
-            firsts = [passage_logits(model, tokenizer, one).argmax(1).item() for one in exams]
-        right = sum(first == one.gold[0] for first, one in zip(firsts, exams, strict=True))
+            firsts = [passage_logits(model, tokenizer, exam).argmax(1).item() for exam in exams]
+        right = sum(first == exam.gold[0] for first, exam in zip(firsts, exams, strict=True))
         log(f"held-out looks and phrasings, {articles} articles: {right / EXAMS:.3f} first")
 
 

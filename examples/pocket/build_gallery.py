@@ -55,8 +55,8 @@ def build_gallery(config: GalleryConfig) -> None:
 
     cache = Path(config.cache).expanduser() if config.cache else user_cache("gallery")
     if config.dry_run:
-        beside = f", captions in {config.captions}" if config.captions else ""
-        print(f"a gallery in {config.output}{beside}, of packages unpacked in {cache}:")
+        captions = f", captions in {config.captions}" if config.captions else ""
+        print(f"a gallery in {config.output}{captions}, of packages unpacked in {cache}:")
         for name in config.sources:
             print(f"  {SOURCES[name].package}: {SOURCES[name].holds} ({SOURCES[name].package.licence})")
         return

@@ -1,4 +1,4 @@
-"""Fetches pocket's parts into the user's cache: `python -m reflectune.examples.pocket.fetch [--list]`."""
+"""Fetch pocket's parts into the user's cache: `python -m reflectune.examples.pocket.fetch [--list]`."""
 
 from __future__ import annotations
 

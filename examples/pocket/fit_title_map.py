@@ -1,7 +1,7 @@
 """Fit a title map: `python -m reflectune.examples.pocket.fit_title_map --pictures FILE --knowledge DIR --output FILE`.
 
-A title map lets images and titles of two models that were not trained together be compared, as equation 3 does. What
-this writes is an `encoder` for configs. Pictures whose `use` is `train` are read, and no others.
+A title map makes images and titles of two models comparable that were not trained together, as equation 3 needs. The
+output is the map of the encoder `pocket/clip`. Only pictures whose `use` is `train` are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reflectune.models.names import EncoderName
 
 
 class TitleMapConfig(Settings):
-    """Which pictures and models, and where to."""
+    """Pictures, models and output of a title map."""
 
     pictures: InputFile = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl", needed="")
     knowledge: InputFolder = setting(
@@ -44,7 +44,7 @@ class TitleMapConfig(Settings):
 
 
 def run(config: TitleMapConfig) -> dict[str, Any]:
-    """Encode the pictures that are for training and their titles, fit the map and write it.
+    """Encode the training pictures and their titles, fit the map and write it.
 
     Returns:
         The map's record.
@@ -65,10 +65,10 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
     kb = KnowledgeBase(config.knowledge)
     rows = training_pictures(Path(config.pictures))
     titles = {entry.id: entry.title for entry in kb if entry.title.strip()}
-    places = {entry_id: place for place, entry_id in enumerate(titles)}
-    if unknown := [entity for _, entity in rows if entity not in places]:
+    rows_of = {entry_id: row for row, entry_id in enumerate(titles)}
+    if unknown := [entity for _, entity in rows if entity not in rows_of]:
         raise UserError(f"{config.pictures} names {unknown[0]}, which {kb.folder} has no entry with a title of")
-    shown = np.array([places[entity] for _, entity in rows], dtype=np.int64)
+    shown = np.array([rows_of[entity] for _, entity in rows], dtype=np.int64)
     if len(set(shown)) < 2:
         raise UserError(f"{config.pictures} has training pictures of fewer than two entities: nothing can be held out")
     vision, text = find_checkpoint(config.vision), find_checkpoint(config.text)

@@ -26,7 +26,7 @@ from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
 
 
 class MappedEncoder:
-    """An image tower, a text model, and a map of the one's vectors into the other's space."""
+    """An image tower, a text model, and a map from the first's space into the second's."""
 
     def __init__(self, name: str, path: Path, device: torch.device, dtype: torch.dtype) -> None:
         self._map: TitleMap = read_title_map(path)
@@ -48,15 +48,15 @@ class MappedEncoder:
         )
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions)."""
+        """Encode pictures as vectors of length 1, shape (n, dimensions)."""
         return self._vision.encode_images(images)
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, title_dimensions); a text too long for the model is cut."""
+        """Encode texts as vectors of length 1, shape (n, title_dimensions); long texts are truncated."""
         return self._text.encode(texts)
 
     def to_title_space(self, images: Vectors) -> Vectors:
-        """Vectors of images as those of texts, of length 1, shape (n, title_dimensions)."""
+        """Map vectors of images into the space of texts, at length 1, shape (n, title_dimensions)."""
         return self._map.apply(images)
 
 
@@ -64,7 +64,7 @@ class ImageTower(PictureModel):
     """The image tower of a CLIP with its projection.
 
     Raises:
-        UserError: The checkpoint is of another kind of model.
+        UserError: The checkpoint is of a different kind of model.
     """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
@@ -78,7 +78,7 @@ class ImageTower(PictureModel):
         self.dimensions = int(config.projection_dim)
 
     def features(self, inputs: Prepared) -> torch.Tensor:
-        """The projected vectors of pictures, shape (n, dimensions)."""
+        """Compute the projected vectors of pictures, shape (n, dimensions)."""
         return self._model(**inputs).image_embeds
 
 
@@ -91,7 +91,7 @@ class TitleModel:
         self._name, self.dimensions = checkpoint.name, self._model.dimensions
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
+        """Encode titles as vectors of length 1, shape (n, dimensions); long ones are truncated."""
         if not texts:
             return no_vectors(self.dimensions)
         return unit_rows(self._model.encode(texts), self._name)

@@ -1,7 +1,7 @@
-"""Keeps what a stage of pocket trained, and nothing else: `python -m reflectune.examples.pocket.pack --checkpoint DIR`.
+"""Pack the trained weights of a stage of pocket: `python -m reflectune.examples.pocket.pack --checkpoint DIR`.
 
-The projector and the adapters, in bfloat16, are a few MB, and all that is shipped of pocket/llava and of what is tuned
-of it; both are built of them and of the parts on first use.
+Only the projector and the adapters of pocket/llava and of its tuned models are shipped, in bfloat16: a few MB. The
+models are built of them and of the parts on first use.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from reflectune.models.weights.projector import PROJECTOR as NAMES
 
 ADAPTER_CONFIG = "adapter_config.json"
 BASE = "pocket/llava"
-"""What tuned models are adapters of."""
+"""Base model of the tuned models' adapters."""
 _FRONT = "multi_modal_projector."
 
 
 def pack(checkpoint: Path, output: Path) -> dict[str, int]:
-    """Write the projector, and the adapters if there are any; of a model tuned to reflect adapters and scheme.
+    """Write the projector and the adapters of a stage, or the adapters and the scheme of a tuned model.
 
     Args:
-        checkpoint: As train/sft.py wrote it: of stage 1 (all weights), of stage 2 (adapters with the projector), or
-            adapters of `pocket/llava`.
-        output: Folder; what else it holds stays.
+        checkpoint: Checkpoint of `sft`: of stage 1 (all weights), of stage 2 (adapters with the projector), or adapters
+            of `pocket/llava`.
+        output: Output folder; its other files stay.
 
     Returns:
-        How many numbers each file holds.
+        The number of weights in each file.
 
     Raises:
         UserError: The checkpoint has neither a projector nor adapters of pocket/llava.
@@ -74,7 +74,7 @@ def pack(checkpoint: Path, output: Path) -> dict[str, int]:
 
 
 def _base_of(checkpoint: Path) -> str:
-    """What a checkpoint's adapters belong on; "" if it doesn't say."""
+    """Return the base model of a checkpoint's adapters; "" if it is not recorded."""
     return str(read_info(checkpoint)["base_model"]) if (checkpoint / INFO_FILE).is_file() else ""
 
 

@@ -59,7 +59,7 @@ NEEDS = {
     "captions": ("gallery",),
     "caption_prompts": ("captions",),
     "stage1": ("assemble", "caption_prompts"),
-    "visual": ("stage1",),  # beside stage 1's data, which it would otherwise read too
+    "visual": ("stage1",),  # in the same folder as stage 1's data, which stage 1 would read as well
     "visual_prompts": ("visual",),
     "stage2": ("visual_prompts",),
     "look": ("stage2",),
@@ -188,9 +188,7 @@ def main() -> None:
     less = parser.add_mutually_exclusive_group()
     less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the shipped models")
     less.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
-    parser.add_argument(
-        "--collect", action="store_true", help="run nothing: print the tables of what is measured so far"
-    )
+    parser.add_argument("--collect", action="store_true", help="run nothing: print the tables of the finished stages")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
     arguments = parser.parse_args()
     output = arguments.output.resolve() if arguments.output else None

@@ -1,4 +1,4 @@
-"""The pictures that a title map is fitted on: of training alone, and none that a held-out question is about."""
+"""Pictures to fit a title map on: of training alone, and none of a held-out question."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from reflectune.examples.pocket.title_map import Vectors
 
 
 def training_pictures(path: Path) -> list[tuple[str, str]]:
-    """(image, entity) of each row whose use is `train`, without images that also have another use.
+    """Return (image, entity) of each row whose use is `train`, without images that also have a different use.
 
-    Images that a question of another split than training is about are left out too, as `questions/` beside the file
-    says: a question that training doesn't have may be about a picture that it has.
+    Images of questions of other splits are left out as well, read from `questions/` in the same folder: a held-out
+    question may be about a picture that training has.
 
     Raises:
         UserError: The file is missing, or a row is not as it should be.
     """
     if not path.is_file():
-        raise UserError(f"`pictures`: there is no file {path}")
+        raise UserError(f"`pictures`: the file {path} does not exist")
     rows = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -43,7 +43,7 @@ def training_pictures(path: Path) -> list[tuple[str, str]]:
 
 
 def _asked_about(folder: Path) -> set[str]:
-    """Images of the questions of every split whose name has no `train` in it."""
+    """Return the images of the questions of every split whose name doesn't contain `train`."""
     files = [file for file in folder.rglob("*.parquet") if "train" not in str(file.relative_to(folder))]
     images: set[str] = set()
     for path in files:
@@ -53,7 +53,7 @@ def _asked_about(folder: Path) -> set[str]:
 
 
 def encode_pictures(tower: ImageTower, folder: Path, images: list[str], batch_size: int) -> Vectors:
-    """Vectors of the images of a folder, shape (n, dimensions)."""
+    """Encode the images of a folder, shape (n, dimensions)."""
     vectors = []
     with progress_bar(total=len(images), unit="picture", desc="encoding") as bar:
         for start in range(0, len(images), batch_size):

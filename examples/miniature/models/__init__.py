@@ -1,1 +1,1 @@
-"""Miniature LLaVA, Qwen2-VL and CLIP of the real transformers classes, their base weights and how they were made."""
+"""Miniature LLaVA, Qwen2-VL and CLIP of the real transformers classes: base weights and pre-training."""

@@ -31,13 +31,13 @@ from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
 Family = Literal["llava", "qwen2_vl"]
 Retrieving = Literal["clip", "text"]
-"""The retrievers' families: images and titles, and texts alone."""
+"""Families of the retrievers: images and titles, and texts alone."""
 
 Size = Literal["base", "test"]
 
 FAMILIES: tuple[Family, ...] = ("llava", "qwen2_vl")
 IMAGE_SIZE = 64
-"""Side of the square that a miniature sees, in pixels; it becomes 4 × 4 = 16 image tokens."""
+"""Side of a miniature's square picture, in pixels; it becomes 4 × 4 = 16 image tokens."""
 
 _SPECIAL_TOKENS: dict[str, tuple[str, ...]] = {
     "llava": ("<pad>", "<s>", "</s>", "<image>"),
@@ -86,7 +86,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Retr
     Args:
         texts: The corpus.
         vocab_size: Number of tokens, special ones included (at least 256 more than those).
-        family: Whose special tokens and chat template it gets.
+        family: Family of the special tokens and the chat template.
     """
     specials = _SPECIAL_TOKENS[family]
     tokenizer = Tokenizer(models.BPE())
@@ -114,7 +114,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Retr
 
 
 def build_processor(family: Family, tokenizer: PreTrainedTokenizerFast) -> ProcessorMixin:
-    """The family's own processor over a miniature tokenizer, with a PIL image processor."""
+    """Build the family's own processor over a miniature tokenizer, with a PIL image processor."""
     template = _CHAT_TEMPLATES[family]
     if family == "llava":
         return LlavaProcessor(
@@ -141,16 +141,16 @@ def build_model(
     tie_word_embeddings: bool | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """A randomly initialised miniature in fp32, with sdpa attention.
+    """Build a randomly initialised miniature in fp32, with sdpa attention.
 
     Args:
         family: `llava` or `qwen2_vl`.
-        tokenizer: Decides the special tokens' ids.
+        tokenizer: Tokenizer with the special tokens' ids.
         size: `base` (about 1.7 M parameters) or `test` (about 0.1 M).
         vocab_size: Rows of the embedding; more than the tokenizer has gives a padded table. The tokenizer's length
             if None.
-        tie_word_embeddings: None takes the family's habit: LLaVA untied, Qwen2-VL (as its 2B) tied.
-        seed: Of the initial weights.
+        tie_word_embeddings: None takes the family's default: LLaVA untied, Qwen2-VL (as its 2B) tied.
+        seed: Seed of the initial weights.
     """
     tie = family == "qwen2_vl" if tie_word_embeddings is None else tie_word_embeddings
     rows = len(tokenizer) if vocab_size is None else vocab_size
@@ -168,7 +168,7 @@ def build_model(
 
 
 def build_clip(tokenizer: PreTrainedTokenizerFast, *, size: Size = "base", seed: int = 0) -> CLIPModel:
-    """A randomly initialised miniature CLIP: the retriever's encoder."""
+    """Build a randomly initialised miniature CLIP: the retriever's encoder."""
     width, layers, heads = _VISION_SIZES[size]
     tower = {"hidden_size": width, "intermediate_size": width * 3, "num_attention_heads": heads}
     config = CLIPConfig(
@@ -190,7 +190,7 @@ def build_clip(tokenizer: PreTrainedTokenizerFast, *, size: Size = "base", seed:
 
 
 def build_text_encoder(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> BertModel:
-    """A randomly initialised miniature text retriever: a BERT of about 0.16 M parameters whose states are averaged."""
+    """Build a randomly initialised miniature text retriever: a BERT of about 0.16 M parameters with mean pooling."""
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -209,7 +209,7 @@ def build_text_encoder(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> 
 
 
 def build_clip_processor(tokenizer: PreTrainedTokenizerFast) -> CLIPProcessor:
-    """CLIP's own processor over a miniature tokenizer, with a PIL image processor."""
+    """Build CLIP's own processor over a miniature tokenizer, with a PIL image processor."""
     return CLIPProcessor(_square_image_processor(), tokenizer)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 _END_WEIGHT = 0.2
-"""What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
+"""Loss weight of an answer's end token: it is soon learned, and would outweigh a one-word answer."""
 
 _TEXT = -1
 """The group of targets that are the user's words: no turn's answer."""
@@ -21,10 +21,10 @@ _TEXT = -1
 
 @dataclass(frozen=True)
 class Turn:
-    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
+    """A continuation of a lesson's prefix: the user's text, the assistant's answer, and its weight.
 
-    `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
-    predicting. `shown` lists words by the character of the text where they end, and whether the picture shows them.
+    `text_weight` is the loss weight of the user's own words: a description that fits the picture is worth predicting.
+    `shown` lists words by the character of the text where they end, each with True if the picture shows it.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Lesson:
     turns: tuple[Turn, ...]
 
     def characters(self) -> int:
-        """Characters that a model reads of it."""
+        """Number of characters that a model reads."""
         return len(self.question) + sum(len(turn.text) + len(turn.answer) for turn in self.turns)
 
 
@@ -61,7 +61,7 @@ class LessonEncoder:
 
     @staticmethod
     def _pieces(processor: Any, *, with_image: bool) -> tuple[str, str, str, str]:
-        """What the chat template puts before a question, between it and the answer's cue, and after the answer."""
+        """Return the chat template's text before a question, between it and the answer's cue, and after the answer."""
         image = [{"type": "image"}] if with_image else []
         user = {"role": "user", "content": [*image, {"type": "text", "text": "QUESTION"}]}
         reply = {"role": "assistant", "content": [{"type": "text", "text": "ANSWER"}]}
@@ -72,21 +72,21 @@ class LessonEncoder:
         return head, middle, answer_start, end
 
     def image_head(self) -> list[int]:
-        """Ids of the chat template's head for a question with a picture; the picture is one token."""
+        """Return the ids of the chat template's head for a question with a picture, which is one token."""
         return self.ids(self._heads[True])
 
     @functools.lru_cache(maxsize=20_000)  # noqa: B019  one encoder lives as long as its process
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens."""
+        """Return the token ids of a text, without special tokens."""
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def prefix(self, lesson: Lesson) -> list[int]:
-        """Ids of the chat template's head, the picture's tokens, and the beginning of the user's turn."""
+        """Return the ids of the chat template's head, the picture's tokens, and the beginning of the user's turn."""
         head = self._heads[lesson.picture is not None]
         return self.ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
 
     def turn(self, lesson: Lesson, turn: Turn) -> EncodedTurn:
-        """Ids of one continuation."""
+        """Return the ids of one continuation."""
         text = f" {turn.text}" if lesson.question else turn.text
         encoded = self._tokenizer.backend_tokenizer.encode(text)
         answer = [*self.ids(self._answer_start + turn.answer), *self._end]
@@ -100,8 +100,8 @@ class LessonEncoder:
 class EncodedTurn:
     """Ids of a continuation.
 
-    `text` counts the user's tokens (the first), `answer` those of the answer and its end (the last); `shown` gives
-    the place of a word's last token and whether the picture shows it.
+    `text` counts the user's tokens (the first), `answer` those of the answer and its end (the last); `shown` has the
+    index of a word's last token and True if the picture shows the word.
     """
 
     ids: list[int]
@@ -114,8 +114,8 @@ class EncodedTurn:
 class Batch:
     """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`.
 
-    `group` says which turn's answer a target belongs to. `word` indexes the same for words that the picture may show,
-    and `is_shown` says whether it does.
+    `group` is the turn of a target's answer. `word` indexes the same for words that the picture may show; `is_shown` is
+    True if it shows them.
     """
 
     inputs: dict[str, Tensor]
@@ -128,7 +128,7 @@ class Batch:
     is_shown: Tensor
 
     def whole_answers(self, hits: Tensor) -> list[float]:
-        """For each turn, 1 if every token of its answer is right, else 0.
+        """Return, for each turn, 1 if every token of its answer is right, else 0.
 
         Args:
             hits: 1 for each target that is predicted, else 0, of shape (targets,).
@@ -143,7 +143,7 @@ class LessonCollator:
 
     Args:
         model: The model that reads them.
-        encoder: Its family's.
+        encoder: Encoder of its family.
         pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
     """
 
@@ -154,7 +154,7 @@ class LessonCollator:
         self._image_shift = self._find_image_shift(model)
 
     def __call__(self, lessons: Sequence[Lesson]) -> Batch:
-        """One row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
+        """Return one row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
         rows = [_Row() for _ in lessons]
         targets: list[int] = []
         weights: list[float] = []
@@ -170,46 +170,46 @@ class LessonCollator:
                 encoded = self._encoder.turn(lesson, turn)
                 row.extend(encoded.ids, segment=branch, start=prefix)
                 start, end = len(row.ids) - len(encoded.ids), len(row.ids)
-                sources += [(number, place - 1) for place in range(end - encoded.answer, end)]
+                sources += [(number, index - 1) for index in range(end - encoded.answer, end)]
                 targets += encoded.ids[-encoded.answer :]
                 weights += [*[turn.weight] * (encoded.answer - 1), turn.weight * _END_WEIGHT]
                 groups += [len(skills)] * encoded.answer
                 if turn.text_weight:
                     # the first word is predicted by the prefix's last token, not by the branch before
                     read = range(start, start + encoded.text)
-                    sources += [(number, place - 1 if place > start else prefix - 1) for place in read]
+                    sources += [(number, index - 1 if index > start else prefix - 1) for index in read]
                     targets += encoded.ids[: encoded.text]
                     weights += [turn.text_weight] * encoded.text
                     groups += [_TEXT] * encoded.text
-                words += [(number, start + place) for place, _ in encoded.shown]
+                words += [(number, start + index) for index, _ in encoded.shown]
                 is_shown += [float(shown) for _, shown in encoded.shown]
                 skills.append(turn.skill)
         length = max(len(row.ids) for row in rows)
         inputs = self._inputs(rows, length, [lesson.picture for lesson in lessons])
         return Batch(
             inputs,
-            torch.tensor([number * length + place for number, place in sources]),
+            torch.tensor([number * length + index for number, index in sources]),
             torch.tensor(targets),
             torch.tensor(weights),
             torch.tensor(groups),
             skills,
-            torch.tensor([number * length + place for number, place in words], dtype=torch.long),
+            torch.tensor([number * length + index for number, index in words], dtype=torch.long),
             torch.tensor(is_shown),
         )
 
     def vision(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Vision inputs of some pictures of the pool, by their places in it."""
+        """Return the vision inputs of some pictures of the pool, by their indices."""
         chosen = [self._pictures[row] for row in rows]
         vision = {key: torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}
         return vision | {"pixel_values": vision["pixel_values"].float()}  # the pool is kept in half precision
 
     def _find_image_shift(self, model: PreTrainedModel) -> tuple[Tensor, int]:
-        """M-RoPE: positions (3, n) of a prefix up to the picture's end, and what later indices are shifted by."""
+        """Compute M-RoPE positions (3, n) of a prefix up to the picture's end, and the shift of later indices."""
         if not self._is_qwen:
             return torch.empty(3, 0, dtype=torch.long), 0
         ids = torch.tensor([self._encoder.image_head()])
-        place = (ids[0] == self._image_token_id).nonzero().item()
-        row = torch.cat([ids[:, :place], ids[:, place : place + 1].expand(-1, 16), ids[:, place + 1 :]], 1)
+        index = (ids[0] == self._image_token_id).nonzero().item()
+        row = torch.cat([ids[:, :index], ids[:, index : index + 1].expand(-1, 16), ids[:, index + 1 :]], 1)
         kinds = (row == self._image_token_id).int()
         grid = self._pictures[0]["image_grid_thw"]
         positions, _ = model.model.get_rope_index(row, mm_token_type_ids=kinds, image_grid_thw=grid)
@@ -232,7 +232,7 @@ class LessonCollator:
         return inputs
 
     def _rope_positions(self, positions: Tensor, pictures: list[int | None]) -> Tensor:
-        """M-RoPE positions of shape (3, batch, length): text goes on counting after the picture's largest position."""
+        """Compute M-RoPE positions of shape (3, batch, length): text continues after the picture's largest position."""
         head, shift = self._image_shift
         table = torch.arange(int(positions.max()) + 1).expand(3, -1).clone()
         with_picture = torch.cat([head, table[:, head.shape[1] :] + shift], 1)
@@ -241,7 +241,7 @@ class LessonCollator:
 
 
 class _Row:
-    """One row of a batch while it is being put together."""
+    """A row of a batch under construction."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

@@ -11,19 +11,19 @@ from torch import Tensor
 from transformers import BertModel, CLIPModel, PreTrainedTokenizerBase
 
 _SCALE = 20.0
-"""What cosines are multiplied by before the softmax over passages: a temperature of 0.05."""
+"""Factor of the cosines before the softmax over passages: a temperature of 0.05."""
 
 
 @dataclass(frozen=True)
 class PassageLesson:
-    """Questions and the passages among which each has to find its own.
+    """Questions, and the passages that contain the right one of each.
 
     Attributes:
         questions: Texts.
         passages: Texts, of several articles.
-        gold: For each question, the index of its passage.
-        neutral: For each question, indices of passages that are neither right nor wrong: the same kind of fact of
-            something of the same category, which no text can tell from what the picture shows.
+        gold: Index of each question's passage.
+        neutral: For each question, indices of passages that are neither right nor wrong: the same kind of fact of an
+            entity of the same category, which no text can tell from the pictured one.
     """
 
     questions: Sequence[str]
@@ -49,11 +49,11 @@ def train_contrastively(
         model: Trained in place.
         tokenizer: Its tokenizer.
         pixels: The pool's pictures, of shape (pictures, 3, side, side).
-        caption: Draws a text for the picture of an index.
+        caption: Function that draws a text for the picture of an index.
         steps: Optimiser steps.
         batch: Pairs a step.
-        learning_rate: Its peak.
-        log: Called with a line of progress.
+        learning_rate: Peak of the learning rate.
+        log: Function that is called with a line of progress.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.02, fused=True)
     model.train()
@@ -81,15 +81,15 @@ def train_text_retriever(
     learning_rate: float,
     log: Callable[[str], None],
 ) -> None:
-    """Train a bi-encoder: a question's passage against all others of the lesson that are not neutral to it.
+    """Train a bi-encoder: each question's passage against all others of the lesson that are not neutral to it.
 
     Args:
-        model: Trained in place. Its states are averaged into one vector a text.
+        model: Trained in place, with mean pooling.
         tokenizer: Its tokenizer.
-        draw: Gives the next lesson.
+        draw: Function that draws the next lesson.
         steps: Optimiser steps, of one lesson each.
-        learning_rate: Its peak.
-        log: Called with a line of progress.
+        learning_rate: Peak of the learning rate.
+        log: Function that is called with a line of progress.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.02, fused=True)
     model.train()
@@ -113,7 +113,7 @@ def train_text_retriever(
 
 
 def passage_logits(model: BertModel, tokenizer: PreTrainedTokenizerBase, lesson: PassageLesson) -> Tensor:
-    """Scaled cosines of a lesson's questions and passages, (questions, passages); -inf where neutral."""
+    """Compute scaled cosines of a lesson's questions and passages, (questions, passages); -inf where neutral."""
     questions, passages = (embed_texts(model, tokenizer, texts) for texts in (lesson.questions, lesson.passages))
     logits = _SCALE * questions @ passages.T
     mask = torch.zeros(logits.shape, dtype=torch.bool)
@@ -123,7 +123,7 @@ def passage_logits(model: BertModel, tokenizer: PreTrainedTokenizerBase, lesson:
 
 
 def embed_texts(model: BertModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
-    """The mean of each text's token states at length 1, of shape (texts, d)."""
+    """Return the mean of each text's token states at length 1, of shape (texts, d)."""
     inputs = _tokenize(tokenizer, texts)
     states = model(**inputs).last_hidden_state  # (texts, tokens, d)
     weights = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)

@@ -27,14 +27,14 @@ from reflectune.examples.miniature.models.batches import Batch, Lesson, LessonCo
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the curriculum.
+    """A stage of the curriculum.
 
     Attributes:
-        name: For the log.
+        name: Name in the log.
         steps: Optimiser steps.
         batch: Lessons a step.
-        learning_rate: Its peak, reached after `warmup` steps, held for 30 % of the stage, then decayed by a cosine.
-        lessons: (weight, draw) pairs; a lesson is drawn from one of them by weight.
+        learning_rate: Peak, reached after `warmup` steps, held for 30 % of the stage, then decayed by a cosine.
+        lessons: (weight, draw) pairs; a lesson is drawn by one of them, chosen by weight.
         vision_factor: The vision tower's share of the learning rate.
         until: The beginning of a skill's name, and a share: the stage ends once that share of its turns is right, over
             30 steps.
@@ -53,7 +53,7 @@ class Stage:
 
     @property
     def watch(self) -> str:
-        """The skill whose share of right turns is looked at; "" for none."""
+        """The skill whose share of right turns is measured; "" for none."""
         return self.until[0] if self.until else self.skill
 
 
@@ -62,11 +62,11 @@ class VisionStage:
     """The stage of the vision tower and the projector alone.
 
     Attributes:
-        name: For the log.
+        name: Name in the log.
         steps: Optimiser steps.
         batch: Pictures a step.
-        learning_rate: Its peak, reached after 50 steps, then decayed linearly.
-        labels: Of shape (pictures, attributes): the index of each picture's value.
+        learning_rate: Peak, reached after 50 steps, then decayed linearly.
+        labels: Index of each picture's value, shape (pictures, attributes).
         names: Each attribute's values as words.
     """
 
@@ -79,10 +79,10 @@ class VisionStage:
 
 
 GROUNDING_WEIGHT = 1.0
-"""What the grounding loss counts, see `Pretrainer.forward`."""
+"""Weight of the grounding loss; see `Pretrainer.forward`."""
 
 _LONG = 2000
-"""Characters from which a lesson is read in another pass than the short ones of its step."""
+"""Characters from which a lesson is read in a separate pass from the short ones of its step."""
 
 
 class Pretrainer:
@@ -92,12 +92,12 @@ class Pretrainer:
         model: The model, trained in place.
         processor: Its processor.
         pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
-        log: Called with a line of progress.
+        log: Function that is called with a line of progress.
 
     Attributes:
-        model: As it is by now.
-        encoder: Makes ids of lessons.
-        log: As it was given; may be replaced.
+        model: The model.
+        encoder: Encoder of lessons.
+        log: The function, which may be replaced.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Pretrainer:
         self._collator = LessonCollator(model, self.encoder, pictures)
 
     def train_vision(self, stage: VisionStage) -> None:
-        """Teach the vision tower and the projector to name what is shown, in the language model's own words.
+        """Train the vision tower and the projector to name the attributes, in the language model's own words.
 
-        The classifier's weights are the (frozen) input embeddings of the words: an image token that means "red" comes
-        to lie near the word "red", and attention that finds the same word in a text may find it in a picture.
+        The classifier's weights are the (frozen) input embeddings of the words: an image token that means "red" moves
+        to the word "red", so that attention which finds a word in a text can find it in a picture.
         """
         words = [self._word_embeddings(names) for names in stage.names]
         scale = torch.tensor(20.0, requires_grad=True)
@@ -141,7 +141,7 @@ class Pretrainer:
 
     @torch.no_grad()
     def _word_embeddings(self, words: Sequence[str]) -> Tensor:
-        """The mean input embedding of each word's tokens, of shape (words, hidden)."""
+        """Return the mean input embedding of each word's tokens, of shape (words, hidden)."""
         table: Any = self.model.get_input_embeddings().weight
         return torch.stack([table[self.encoder.ids(f" {word}")].mean(0) for word in words])
 
@@ -150,7 +150,7 @@ class Pretrainer:
         return [p for name, p in self.model.named_parameters() if any(mark in name for mark in marks)]
 
     def _features(self, rows: list[int]) -> Tensor:
-        """Projected image features of some pictures, of shape (rows, 16, hidden)."""
+        """Compute projected image features of some pictures, of shape (rows, 16, hidden)."""
         vision = self._collator.vision(rows)
         return torch.stack(list(self.model.model.get_image_features(**vision).pooler_output))
 
@@ -198,7 +198,7 @@ class Pretrainer:
         self.model.eval()
 
     def _batches(self, stage: Stage, rng: random.Random) -> Iterator[list[Batch]]:
-        """Each step's lessons, in parts of about the same length: five articles beside a glance are mostly padding."""
+        """Yield each step's lessons, in parts of similar length: long and short rows together are mostly padding."""
         weights = [weight for weight, _ in stage.lessons]
         for _ in range(stage.steps):
             draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
@@ -207,10 +207,10 @@ class Pretrainer:
             yield [self.collate(part) for part in (lessons[:cut], lessons[cut:]) if part]
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits of the targets, and the grounding loss: does the picture show this word, read from a middle layer.
+        """Compute logits of the targets, and the grounding loss: from a middle layer, does the picture show this word.
 
-        One bit per word, early in the network, teaches to compare words with pictures; from yes and no at the end of
-        a description that comparison takes thousands of steps to come.
+        One bit per word, early in the network, teaches to compare words with pictures. By yes and no at the end of a
+        description that takes thousands of steps.
         """
         if not len(batch.word):
             hidden = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
@@ -222,7 +222,7 @@ class Pretrainer:
 
     @torch.no_grad()
     def accuracy(self, lessons: Sequence[Lesson], batch: int = 32) -> dict[str, float]:
-        """Share of turns whose every answer token is the most probable one, by skill."""
+        """Compute the share of turns whose every answer token is the most probable one, by skill."""
         right: dict[str, list[float]] = defaultdict(list)
         training, _ = self.model.training, self.model.eval()
         for start in range(0, len(lessons), batch):
@@ -234,7 +234,7 @@ class Pretrainer:
         return {skill: sum(values) / len(values) for skill, values in sorted(right.items())}
 
     def collate(self, lessons: Sequence[Lesson]) -> Batch:
-        """One row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
+        """Return one row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
         return self._collator(lessons)
 
 
@@ -248,9 +248,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _rate(step: int, stage: Stage) -> float:
-    """Linear warm-up, a plateau over the first 30 %, then a cosine to 4 % of the peak.
+    """Compute the learning rate: linear warm-up, a plateau over the first 30 %, then a cosine to 4 % of the peak.
 
-    A stage that ends when its skill is learned stays on the plateau: nobody knows when it will be.
+    A stage that ends when its skill is learned stays on the plateau, since its length is unknown.
     """
     done = step / stage.steps
     decay = 1.0 if done < 0.3 or stage.until else 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
@@ -263,9 +263,9 @@ def resume_or_train(
     """Run the stages, keeping the weights after each; stages already kept are not run again."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, stage in enumerate(stages):
-        kept = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
-        if kept.exists():
-            _load_kept(trainer.model, kept)
+        path = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
+        if path.exists():
+            _load_kept(trainer.model, path)
             continue
         random.seed(number)
         torch.manual_seed(number)
@@ -274,17 +274,17 @@ def resume_or_train(
             trainer.train_vision(stage)
         else:
             trainer.train(stage, rng)
-        save_model(trainer.model, str(kept))
+        save_model(trainer.model, str(path))
 
 
-def _load_kept(model: nn.Module, kept: Path) -> None:
-    """Load the weights that a stage has left.
+def _load_kept(model: nn.Module, path: Path) -> None:
+    """Load the weights that a finished stage wrote.
 
     Raises:
-        UserError: The file is damaged, or of another model.
+        UserError: The file is damaged, or of a different model.
     """
     try:
-        load_model(model, kept)
+        load_model(model, path)
     except (SafetensorError, RuntimeError, OSError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise UserError(f"{kept} can't be gone on from ({problem}); delete it, and its stage is run again") from error
+        raise UserError(f"{path} can't be resumed from ({problem}); delete it to run its stage again") from error

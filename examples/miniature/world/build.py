@@ -1,4 +1,4 @@
-"""Builds a world into a data set folder: pictures, encyclopedia, questions, and what the diagnostics need to know."""
+"""Build a world into a data set folder: pictures, encyclopedia, questions, and the files of the diagnostics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.passages import split_passages
 
 VERSION = 1
-"""Raised whenever the same seed would give another world."""
+"""Raise it when the same seed gives a different world."""
 
 CONTACT_SHEET = "contact_sheet.png"
 
@@ -43,26 +43,26 @@ def build_world(
     neighbours: float = NEIGHBOURS,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Build a world, or find it built already.
+    """Build a world, or return the manifest of one that is built already.
 
-    Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
-    folder is whole.
+    Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
+    it is complete.
 
     Args:
         folder: Where to write it.
         size: A key of `SIZES`.
-        seed: Decides everything but the famous entities.
+        seed: Seed of everything but the famous entities.
         traffic: Questions of a further split, `traffic`; a tenth of them for another, `traffic_val`. All else is as
             without them.
         two_hop: Questions of a further split, `two_hop_train`. All else is as without them.
-        neighbours: Share of the articles that name the entity beside their own; the two-hop questions are about these.
-        quiet: Whether to show no progress.
+        neighbours: Share of the articles that name a neighbour of their entity; two-hop questions are about these.
+        quiet: True shows no progress.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: The folder holds another data set.
+        UserError: The folder holds a different data set.
     """
     asked_for = {"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed}
     more: dict[str, float] = {name: count for name, count in (("traffic", traffic), ("two_hop", two_hop)) if count}
@@ -100,31 +100,31 @@ def build_world(
         "files": {PROBES: file_fingerprint(folder / PROBES)},
         "counts": {split: dict(Counter(q.answer_type for q in questions)) for split, questions in splits.items()},
         "entries": len(entries),
-        "looks": {one.entity.id: dataclasses.asdict(one.entity.looks) for one in articles},
-        "relations": {one.entity.id: one.relations for one in articles},
+        "looks": {article.entity.id: dataclasses.asdict(article.entity.looks) for article in articles},
+        "relations": {article.entity.id: article.relations for article in articles},
     }
     write_json(folder / MANIFEST, manifest)
     return manifest
 
 
 def _rng(seed: int | str, *what: object) -> random.Random:
-    """A source of randomness of its own for each part, so that a change in one leaves the others alone."""
+    """Return a part's own random generator, so that a change in one part leaves the others as they are."""
     return random.Random("/".join(map(str, (seed, *what))))
 
 
 class _Painter:
-    """Draws pictures into the folder; the same picture each time, and not again if it is there."""
+    """Draws pictures into the folder: the same picture each time, and none twice."""
 
     def __init__(self, folder: Path, seed: int, quiet: bool) -> None:
         self._folder, self._seed = folder, seed
         self._progress = progress_bar(desc="drawing", unit="picture", disable=quiet, mininterval=1.0)
 
-    def photograph(self, one: Article, balloons: int, number: int) -> str:
-        """Draw an entity's picture; `number` 0 is the encyclopedia's own. Returns its path in the data set."""
-        name = f"images/{one.entity.id}/{number}.jpg"
+    def photograph(self, article: Article, balloons: int, number: int) -> str:
+        """Draw an entity's picture, and return its path in the data set; `number` 0 is the encyclopedia's own."""
+        name = f"images/{article.entity.id}/{number}.jpg"
         path = self._folder / name
         if not path.exists():
-            save_jpeg(draw(one.entity.looks, balloons, _rng(self._seed, one.entity.id, number)), path)
+            save_jpeg(draw(article.entity.looks, balloons, _rng(self._seed, article.entity.id, number)), path)
         self._progress.update()
         return name
 
@@ -133,16 +133,16 @@ class _Painter:
 
 
 def _entries(articles: Sequence[Article], painter: _Painter, seed: int) -> Iterator[Entry]:
-    for one in articles:
+    for article in articles:
         # a famous entity's article is the same in every world
-        rng = _rng("famous" if one.role == "famous" else seed, "article", one.entity.id)
-        image = painter.photograph(one, _rng(seed, "balloons", one.entity.id).choice(BALLOONS), 0)
-        yield one.entry(rng, (image,))
+        rng = _rng("famous" if article.role == "famous" else seed, "article", article.entity.id)
+        image = painter.photograph(article, _rng(seed, "balloons", article.entity.id).choice(BALLOONS), 0)
+        yield article.entry(rng, (image,))
 
 
 def _write_probes(folder: Path, articles: Sequence[Article], splits: dict[str, list[Question]], seed: int) -> None:
-    """For each knowledge-based question of val and test, passages of entities that differ in one attribute only."""
-    by_id = {one.entity.id: one.entity for one in articles}
+    """Write, for each knowledge-based question of val and test, passages of entities that differ in one attribute."""
+    by_id = {article.entity.id: article.entity for article in articles}
     lines = []
     for split, questions in splits.items():
         if not split.startswith(("val_", "test_")):
@@ -162,21 +162,21 @@ def _write_probes(folder: Path, articles: Sequence[Article], splits: dict[str, l
 
 
 def _write_contact_sheet(folder: Path, articles: Sequence[Article], seed: int) -> None:
-    """Eight rows of ten pictures: one column for each kind."""
+    """Draw eight rows of ten pictures, one column for each kind."""
     rng = _rng(seed, "contact sheet")
-    side, kinds = 96, sorted({one.entity.looks.kind for one in articles})
+    side, kinds = 96, sorted({article.entity.looks.kind for article in articles})
     sheet = Image.new("RGB", (side * len(kinds), side * 8), "white")
     for column, kind in enumerate(kinds):
-        looks: list[Looks] = [one.entity.looks for one in articles if one.entity.looks.kind == kind]
+        looks: list[Looks] = [article.entity.looks for article in articles if article.entity.looks.kind == kind]
         for row, look in enumerate(rng.sample(looks, min(8, len(looks)))):
             sheet.paste(draw(look, rng.choice(BALLOONS), rng), (column * side, row * side))
     sheet.save(folder / CONTACT_SHEET)
 
 
 def describe_world(size: str, traffic: int = 0, two_hop: int = 0) -> str:
-    """What a build would make, for a dry run."""
-    wanted = SIZES[size]
-    entities = (wanted.train + wanted.val + wanted.test) * (1 + wanted.look_alikes)
+    """Return the lines of a dry run."""
+    counts = SIZES[size]
+    entities = (counts.train + counts.val + counts.test) * (1 + counts.look_alikes)
     return (
         f"a world of about {entities} entities and the famous ones, {len(RELATIONS)} kinds of fact, splits train, "
         "val_unseen_question, val_unseen_entity, test_unseen_question, test_unseen_entity, two_hop_val, two_hop_test"

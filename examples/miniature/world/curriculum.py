@@ -1,4 +1,4 @@
-"""The curriculum of a miniature base model: which lessons, in which order, and the pictures that they are about.
+"""The curriculum of a miniature base model: lessons in order, and the pictures that they are about.
 
 Short, dense, small-batch stages, one skill each, each replaying what came before: copying before reading, seeing
 before matching, one attribute before four.
@@ -36,7 +36,7 @@ PICTURES_PER_FAMOUS = 24
 
 
 def corpus_for(rng: random.Random) -> list[str]:
-    """The corpus that every miniature's tokenizer is trained on."""
+    """Return the corpus that every miniature's tokenizer is trained on."""
     return corpus(4000, rng)
 
 
@@ -45,10 +45,10 @@ Pixels = list[dict[str, Tensor]]
 
 
 def draw_pool(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[list[Picture], Pixels, list[Entity]]:
-    """Draw the pictures that lessons are about, with looks that training may use, more of them for famous entities.
+    """Draw the pictures of the lessons, with looks that training may use; famous entities have more of them.
 
     Returns:
-        What each picture shows, its pixels, and the famous entities.
+        The content of each picture, its pixels, and the famous entities.
     """
     famous = famous_entities()
     looks = [looks for looks in ALL_LOOKS if not looks.held_out] * PICTURES_PER_LOOKS
@@ -59,7 +59,7 @@ def draw_pool(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[
 def draw_exam(
     image_processor: BaseImageProcessor, rng: random.Random, pictures: int = 200
 ) -> tuple[Pixels, list[Lesson]]:
-    """Lessons about looks that are held out of all training, to see what was learned."""
+    """Draw lessons about looks that are held out of all training."""
     shown, pixels = _draw([random_looks(rng, held_out=True) for _ in range(pictures)], image_processor, rng)
     teacher = Teacher(shown, [], rng)
     lessons = [(teacher.look, 100), (teacher.match, 30), (lambda: teacher.read(with_picture=True), 100)]
@@ -83,7 +83,7 @@ def _draw(
 
 
 def _vision_stage(shown: Sequence[Picture], family: Family, scale: float) -> VisionStage:
-    """Every attribute's value, and the number of balloons, named in words."""
+    """Return the stage of naming every attribute's value and the number of balloons."""
     labels = [
         [*(VALUES[name].index(getattr(picture.looks, name)) for name in ATTRIBUTES), BALLOONS.index(picture.balloons)]
         for picture in shown
@@ -94,7 +94,7 @@ def _vision_stage(shown: Sequence[Picture], family: Family, scale: float) -> Vis
 
 
 def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> list[Stage | VisionStage]:
-    """The stages of a family's pre-training. Without a teacher they can be listed, not run."""
+    """Return the stages of a family's pre-training. Without a teacher they can be listed, not run."""
     t: Any = teacher or Teacher([], [], random.Random(0))
 
     def steps(count: int) -> int:

@@ -55,21 +55,21 @@ class Pen:
         return self._feet[0] + self._flip * x * self._scale, self._feet[1] - y * self._scale
 
     def polygon(self, points: Sequence[tuple[float, float]], fill: Colour | None = None) -> None:
-        """A filled outline through points in the subject's frame."""
+        """Fill an outline through points in the subject's frame."""
         self._draw.polygon([self._at(*p) for p in points], fill=fill or self.fill, outline=self.edge, width=self._width)
 
     def box(self, x0: float, y0: float, x1: float, y1: float, fill: Colour | None = None) -> None:
-        """A filled rectangle."""
+        """Fill a rectangle."""
         self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], fill)
 
     def disc(self, x: float, y: float, rx: float, ry: float | None = None, fill: Colour | None = None) -> None:
-        """A filled ellipse round (x, y)."""
+        """Fill an ellipse around (x, y)."""
         (cx, cy), ry = self._at(x, y), ry or rx
         box = (cx - rx * self._scale, cy - ry * self._scale, cx + rx * self._scale, cy + ry * self._scale)
         self._draw.ellipse(box, fill=fill or self.fill, outline=self.edge, width=self._width)
 
     def line(self, points: Sequence[tuple[float, float]], width: float, fill: Colour | None = None) -> None:
-        """A stroke through points; `width` in the subject's units."""
+        """Draw a stroke through points; `width` is in the subject's units."""
         path = [self._at(*p) for p in points]
         self._draw.line(path, fill=fill or self.edge, width=max(1, round(width * self._scale)), joint="curve")
 
@@ -78,9 +78,9 @@ def draw(looks: Looks, balloons: int, rng: random.Random, size: int = 96) -> Ima
     """Draw one picture of an entity, with its own pose, colour jitter, scale, clutter and occlusion.
 
     Args:
-        looks: What is drawn.
-        balloons: How many balloons float in the sky.
-        rng: Source of everything that varies between two pictures of the same entity.
+        looks: Attributes to draw.
+        balloons: Number of balloons in the sky.
+        rng: Generator of everything that varies between two pictures of the same entity.
         size: Side of the square picture in pixels.
 
     Returns:
@@ -163,8 +163,8 @@ def _ground(image: Image.Image, ground: str, horizon: float, rng: random.Random)
 def _balloons(image: Image.Image, count: int, side_of_sky: int, rng: random.Random) -> None:
     pen, side = ImageDraw.Draw(image), image.width
     middle = side * (0.5 + side_of_sky * 0.30)
-    for place in range(count):
-        x = middle + (place - (count - 1) / 2) * side * 0.115 + rng.uniform(-1.5, 1.5)
+    for number in range(count):
+        x = middle + (number - (count - 1) / 2) * side * 0.115 + rng.uniform(-1.5, 1.5)
         x = min(max(x, side * 0.05), side * 0.95)
         y, radius = side * rng.uniform(0.07, 0.13), side * 0.046
         pen.line([(x, y + radius), (x + rng.uniform(-3, 3), y + radius * 3)], fill=DARK, width=2)
@@ -184,7 +184,7 @@ def _sign(image: Image.Image, mark: str, side_of_picture: int, horizon: float, r
 
 
 def _foreground(image: Image.Image, ground: str, rng: random.Random) -> None:
-    """Something small in front: it hides a part of the subject's feet."""
+    """Draw something small that hides a part of the subject's feet."""
     pen, side, colour = ImageDraw.Draw(image), image.width, _shift(GROUNDS[ground], -30)
     x, y = rng.uniform(0.1, 0.9) * side, side * rng.uniform(0.93, 0.99)
     for shift in (-1, 0, 1):

@@ -1,6 +1,6 @@
-"""Entities: looks, a name, and facts; the encyclopedia article on them; and the famous ones of every world.
+"""Entities with looks, a name and facts; their encyclopedia articles; and the famous ones of every world.
 
-Looks are the attributes that can be seen. Some combinations of them are held out of all training.
+Looks are the visible attributes. Some combinations of them are held out of all training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CATEGORY_OF_KIND = {
     "drum": "instrument",
     "guitar": "instrument",
 }
-"""Questions name the category ("this building"), as InfoSeek's do, so the kind has to be seen."""
+"""Category of each kind. Questions name it ("this building") as InfoSeek's do, so that the kind has to be seen."""
 
 VALUES: dict[Attribute, tuple[str, ...]] = {
     "kind": tuple(CATEGORY_OF_KIND),
@@ -40,12 +40,12 @@ VALUES: dict[Attribute, tuple[str, ...]] = {
 }
 ATTRIBUTES: tuple[Attribute, ...] = ("kind", "colour", "ground", "mark")
 BALLOONS = (1, 2, 3, 4)
-"""How many balloons a picture shows. It belongs to the picture, not to the entity: no article can tell."""
+"""Numbers of balloons. A picture has them, not an entity: no article states the number."""
 
 
 @dataclass(frozen=True)
 class Looks:
-    """One combination of visible attributes. No two entities of a world share one."""
+    """A combination of visible attributes. No two entities of a world share one."""
 
     kind: str
     colour: str
@@ -54,21 +54,21 @@ class Looks:
 
     @property
     def category(self) -> str:
-        """The noun that a question uses: building, vehicle, animal, plant or instrument."""
+        """The noun of a question: building, vehicle, animal, plant or instrument."""
         return CATEGORY_OF_KIND[self.kind]
 
     @property
     def held_out(self) -> bool:
-        """Whether this combination is kept out of pre-training and of the train split: a sixth of all."""
+        """True if this combination is kept out of pre-training and of the train split: a sixth of all."""
         name = "/".join((self.kind, self.colour, self.ground, self.mark))
         return hashlib.sha256(name.encode()).digest()[0] % 6 == 0
 
     def with_attribute(self, attribute: Attribute, value: str) -> Looks:
-        """These looks with one attribute exchanged."""
+        """Return the looks with one attribute replaced."""
         return replace(self, **{attribute: value})
 
     def differences(self, other: Looks) -> tuple[Attribute, ...]:
-        """The attributes in which two looks differ."""
+        """Return the attributes in which two looks differ."""
         return tuple(name for name in ATTRIBUTES if getattr(self, name) != getattr(other, name))
 
 
@@ -76,12 +76,12 @@ ALL_LOOKS = tuple(Looks(*values) for values in itertools.product(*(VALUES[name] 
 
 
 def change_attribute(looks: Looks, attribute: Attribute, rng: random.Random) -> Looks:
-    """These looks with another value of one attribute."""
+    """Return the looks with a different value of one attribute."""
     return looks.with_attribute(attribute, rng.choice([v for v in VALUES[attribute] if v != getattr(looks, attribute)]))
 
 
 def look_alike(looks: Looks, differences: int, rng: random.Random) -> Looks:
-    """Looks that differ from the given ones in exactly `differences` attributes, each attribute as likely."""
+    """Draw looks that differ from the given ones in exactly `differences` attributes, all equally likely."""
     for attribute in rng.sample(ATTRIBUTES, differences):
         looks = change_attribute(looks, attribute, rng)
     return looks
@@ -117,9 +117,9 @@ def make_entity(entity_id: str, looks: Looks, rng: random.Random, relations: int
 
     Args:
         entity_id: Its id.
-        looks: What it looks like.
-        rng: Source of name and facts.
-        relations: How many relations its article covers, or which ones.
+        looks: Its visible attributes.
+        rng: Generator of name and facts.
+        relations: Number of relations that its article covers, or their names.
     """
     chosen = rng.sample(list(RELATIONS), relations) if isinstance(relations, int) else list(relations)
     title = f"{name(rng)} {looks.kind.capitalize()}"
@@ -128,13 +128,13 @@ def make_entity(entity_id: str, looks: Looks, rng: random.Random, relations: int
 
 
 def describe(looks: Looks, rng: random.Random) -> str:
-    """One sentence that says what an entity looks like. It opens the article's summary."""
+    """Return a sentence that describes an entity's looks. It opens the article's summary."""
     values = {"kind": looks.kind, "colour": looks.colour, "ground": looks.ground, "mark": looks.mark}
     return rng.choice(_SUMMARIES).format(**values)
 
 
 def article(entity: Entity, rng: random.Random, *, images: tuple[str, ...] = (), more: Sequence[Section] = ()) -> Entry:
-    """The encyclopedia's entry: a summary, one section per fact in the order of `entity.facts`, and `more` sections."""
+    """Return the encyclopedia's entry: a summary, a section for each fact in order, and `more` sections."""
     sections = [
         Section(RELATIONS[relation].heading, state(relation, entity.looks.category, value, rng))
         for relation, value in entity.facts.items()
@@ -150,7 +150,7 @@ def article(entity: Entity, rng: random.Random, *, images: tuple[str, ...] = (),
 
 
 def random_looks(rng: random.Random, *, held_out: bool) -> Looks:
-    """A combination of looks, drawn from those that training may see or from those held out."""
+    """Draw a combination of looks, from those that training may see or from those held out."""
     while True:
         looks = rng.choice(ALL_LOOKS)
         if looks.held_out == held_out:
@@ -158,9 +158,9 @@ def random_looks(rng: random.Random, *, held_out: bool) -> Looks:
 
 
 def famous_entities() -> list[Entity]:
-    """The entities that stand in every world, and whose facts the miniature base models know by heart.
+    """Return the entities of every world, whose facts the miniature base models know by heart.
 
-    They are the same each time: what a base model learned must be true in every world, whatever the world's seed.
+    They don't depend on a world's seed: the facts that a base model has learned are true in every world.
     """
     rng = random.Random(FAMOUS_SEED)
     entities: list[Entity] = []

@@ -1,7 +1,7 @@
-"""What an encyclopedia says: relations, their values, the sentences that state them, and the questions they answer.
+"""Facts of an encyclopedia: relations, their values, the sentences that state them, and the questions about them.
 
 Every relation has phrasings that training may use and phrasings held out for validation and test. A sentence may carry
-a distractor `{d}`: another value of the same type that is not the answer.
+a distractor `{d}`: a different value of the same type.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _FILLERS = (
 
 @dataclass(frozen=True)
 class Wording(Phrasings):
-    """How a relation is worded for a category of things.
+    """Value and sentences of a relation, for a category of things.
 
     Attributes:
-        value: Draws a value.
+        value: Function that draws a value.
         sentences: Templates with `{v}` for the value and perhaps `{d}` for a distractor.
     """
 
@@ -52,14 +52,14 @@ class Wording(Phrasings):
 
 @dataclass(frozen=True)
 class Relation:
-    """One kind of fact: the heading it stands under, the type of its answers, and its wordings by category."""
+    """A kind of fact: its heading, the type of its answers, and its wordings by category."""
 
     heading: str
     answer_type: AnswerType
     wordings: dict[str, Wording]
 
     def wording(self, category: str) -> Wording:
-        """The wording for a category, `any` standing for those without one of their own."""
+        """Return the wording for a category; `any` is the wording of categories without their own."""
         return self.wordings.get(category) or self.wordings["any"]
 
 
@@ -361,7 +361,7 @@ RELATIONS: dict[str, Relation] = {
 
 
 def state(relation: str, category: str, value: str, rng: random.Random) -> str:
-    """A paragraph that states a value: a sentence, perhaps with a distractor, and sometimes one without a fact."""
+    """Write a paragraph that states a value, perhaps with a distractor, sometimes with a sentence without a fact."""
     wording = RELATIONS[relation].wording(category)
     distractor = _other_value(relation, wording, value, rng)
     sentence = rng.choice(wording.sentences).format(v=value.replace(" && ", " and "), d=distractor)
@@ -369,7 +369,7 @@ def state(relation: str, category: str, value: str, rng: random.Random) -> str:
 
 
 def _other_value(relation: str, wording: Wording, value: str, rng: random.Random) -> str:
-    """A value of the same type, so different that no tolerance takes it for the answer."""
+    """Draw a value of the same type that no tolerance takes for the answer."""
     while True:
         other = work(rng) if relation == "songs" else wording.value(rng)
         if other in value:
@@ -379,5 +379,5 @@ def _other_value(relation: str, wording: Wording, value: str, rng: random.Random
 
 
 def ask(relation: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:
-    """A question for a relation."""
+    """Draw a question about a relation."""
     return RELATIONS[relation].wording(category).ask(category, rng, phrasing)

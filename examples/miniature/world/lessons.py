@@ -1,8 +1,8 @@
-"""What a miniature base model is taught before it ever meets a reflection token: to see, to match, to read.
+"""Lessons of a miniature base model, before it meets a reflection token: to see, to match, to read.
 
 Lessons are drawn endlessly from entities invented on the spot, with looks that training may use. They are plain
 conversations: captions, visual questions, "is this it?", reading an answer from a passage, an article or several,
-judging evidence by "yes" and "no", and a few facts learned by heart. A question that wants a word asks for one.
+judging evidence by "yes" and "no", and a few facts learned by heart. A question with a one-word answer asks for a word.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CAPTION_QUESTION = "What is in the picture?"
 
 @dataclass(frozen=True)
 class Picture:
-    """What a drawn picture shows."""
+    """Content of a drawn picture."""
 
     looks: Looks
     balloons: int
@@ -47,9 +47,9 @@ class Teacher:
     """Draws lessons about a fixed pool of pictures.
 
     Args:
-        pictures: What the pool's pictures show; their looks are such that training may use them.
-        famous: Entities whose facts are to be learned by heart.
-        rng: Source of everything else.
+        pictures: Contents of the pool's pictures, with looks that training may use.
+        famous: Entities whose facts are learned by heart.
+        rng: Generator of everything else.
     """
 
     def __init__(self, pictures: Sequence[Picture], famous: Sequence[Entity], rng: random.Random) -> None:
@@ -59,19 +59,19 @@ class Teacher:
             self._by_looks.setdefault(picture.looks, []).append(index)
 
     def look(self) -> Lesson:
-        """A caption and every visual question about one picture."""
+        """Draw a caption and every visual question about one picture."""
         index, picture = self._any_picture()
         caption = Turn(CAPTION_QUESTION, describe(picture.looks, self._rng), "caption")
         return Lesson(index, "", (caption, *(self._visual(picture, a) for a in (*ATTRIBUTES, "count"))))
 
     def match(self, turns: int = 12) -> Lesson:
-        """ "Is this it?", asked of titles and descriptions that fit the picture or differ in one attribute or two."""
+        """Ask "Is this it?" about titles and descriptions that fit the picture or differ in one or two attributes."""
         index, picture = self._any_picture()
         match_turns = [self._match_turn(picture.looks) for _ in range(turns)]
         return Lesson(index, "", (self._visual(picture, self._rng.choice((*ATTRIBUTES, "count"))), *match_turns))
 
     def read(self, *, with_picture: bool, evidence_weight: float = 2.0) -> Lesson:
-        """An answer read from a passage, and yes or no to whether passages are evidence."""
+        """Draw an answer from a passage, and judgements of passages by yes and no."""
         rng = self._rng
         index, picture = self._any_picture()
         looks = picture.looks
@@ -79,10 +79,10 @@ class Teacher:
         relation, other = rng.sample(list(entity.facts), 2)
         question = ask(relation, looks.category, rng)
 
-        def evidence(source: Entity, told: str, skill: str) -> Turn:
-            text = f"{passage_text(self._passages(source)[told])} {EVIDENCE_QUESTION}"
+        def evidence(source: Entity, stated: str, skill: str) -> Turn:
+            text = f"{passage_text(self._passages(source)[stated])} {EVIDENCE_QUESTION}"
             words = _shown_words(text, source.looks, looks) if with_picture else ()
-            answer = _yes(source.looks == looks and told == relation)
+            answer = _yes(source.looks == looks and stated == relation)
             return Turn(text, answer, skill, evidence_weight, shown=words)
 
         turns = [
@@ -103,14 +103,14 @@ class Teacher:
         return Lesson(index if with_picture else None, question, tuple(turns))
 
     def read_many(self, turns: int = 4) -> Lesson:
-        """The same question answered from several entities' passages, without a picture: dense practice in reading."""
+        """Draw one question with answers from several entities' passages, without a picture: dense practice."""
         looks = random_looks(self._rng, held_out=False)
         relation = self._rng.choice(list(RELATIONS))
         question = ask(relation, looks.category, self._rng)
         return Lesson(None, question, tuple(self._other_reading(relation, looks) for _ in range(turns)))
 
     def read_article(self, articles: int = 1, *, with_picture: bool = True, turns: int = 2) -> Lesson:
-        """An answer read from a whole article, or from two articles; the second one is about a look-alike."""
+        """Draw an answer from a whole article, or from two articles; the second one is about a look-alike."""
         index, picture = self._any_picture()
         relation = self._rng.choice(list(RELATIONS))
         question = ask(relation, picture.looks.category, self._rng)
@@ -129,42 +129,42 @@ class Teacher:
         return self._reading(documents_text(context), entity.facts[relation], relation, "read_article")
 
     def read_articles(self, articles: int) -> Lesson:
-        """An answer read from the one article, of several in random order, that tells of what the picture shows.
+        """Draw an answer from the one article, of several in random order, that is about the pictured entity.
 
-        The others are of look-alikes, most of which tell of the same relation: as a retriever finds them. Where a
-        passage ends, the grounding loss asks whether it is the evidence.
+        The others are about look-alikes, most of them with the same relation, as a retriever finds them. At the end of
+        each passage the grounding loss asks whether it is the evidence.
         """
         rng = self._rng
         index, picture = self._any_picture()
         relation = rng.choice(list(RELATIONS))
-        entity = make_entity("", picture.looks, rng, self._relations(relation, told=True))
+        entity = make_entity("", picture.looks, rng, self._relations(relation, included=True))
         looks = [self._look_alike(picture.looks) for _ in range(articles - 1)]
-        others = [make_entity("", each, rng, self._relations(relation, told=rng.random() < 0.8)) for each in looks]
+        others = [make_entity("", look, rng, self._relations(relation, included=rng.random() < 0.8)) for look in looks]
         order = rng.sample([entity, *others], articles)
         text = ""
         words: list[tuple[int, bool]] = []
-        for one in order:
-            for passage in self._passages(one).values():
+        for other in order:
+            for passage in self._passages(other).values():
                 start, text = len(text), f"{text}{passage_text(passage)} "
-                words += _shown_words(text, one.looks, picture.looks, start)
-                words.append((len(text) - 1, one is entity and passage.heading == RELATIONS[relation].heading))
+                words += _shown_words(text, other.looks, picture.looks, start)
+                words.append((len(text) - 1, other is entity and passage.heading == RELATIONS[relation].heading))
         turn = self._reading(text.strip(), entity.facts[relation], relation, "read_articles")
         question = ask(relation, picture.looks.category, rng)
         return Lesson(index, question, (replace(turn, weight=3.0, shown=tuple(words)),))
 
-    def _relations(self, relation: str, *, told: bool) -> list[str]:
-        """What an article tells of, in random order: two to five relations, this one among them or not."""
+    def _relations(self, relation: str, *, included: bool) -> list[str]:
+        """Draw two to five relations of an article in random order, with or without this one."""
         others = self._rng.sample([name for name in RELATIONS if name != relation], self._rng.randint(2, 4))
-        relations = [relation, *others] if told else others
+        relations = [relation, *others] if included else others
         self._rng.shuffle(relations)
         return relations
 
     def copy(self, turns: int = 2) -> Lesson:
-        """Repeat a run of unrelated words: practice in looking back, which reading is made of."""
+        """Draw a run of unrelated words to repeat: practice in looking back, which reading needs."""
         return Lesson(None, "", tuple(self._copy_turn() for _ in range(turns)))
 
     def recall(self) -> Lesson:
-        """Every fact of a famous entity, from its picture alone."""
+        """Draw questions about every fact of a famous entity, from its picture alone."""
         entity = self._rng.choice(self._famous)
         index = self._rng.choice(self._by_looks[entity.looks])
         category = entity.looks.category
@@ -197,7 +197,7 @@ class Teacher:
         return Turn(f"{text}.", text, "copy")
 
     def _look_alike(self, looks: Looks) -> Looks:
-        """Looks that training may use and that differ in one attribute or two; a changed kind mostly keeps the noun."""
+        """Draw looks for training that differ in one or two attributes; a new kind mostly keeps the noun."""
         rng = self._rng
         while True:
             shown = look_alike(looks, rng.choice((1, 1, 1, 2)), rng)
@@ -208,7 +208,7 @@ class Teacher:
                 return shown
 
     def _passages(self, entity: Entity) -> dict[str, Passage]:
-        """The entity's passages by relation, in the article's order."""
+        """Return the entity's passages by relation, in the article's order."""
         passages = split_passages(article(entity, self._rng), lead="first_sentence")
         return dict(zip(entity.facts, passages, strict=True))
 
@@ -217,7 +217,7 @@ class Teacher:
         return Turn(prompt.format(passage=context), answer, skill)
 
     def _other_reading(self, relation: str, looks: Looks) -> Turn:
-        """A reading of the same relation from another entity of the same category."""
+        """Draw a reading of the same relation from a different entity of the same category."""
         entity = make_entity("", looks, self._rng, [relation])
         return self._reading(
             documents_text(list(self._passages(entity).values())), entity.facts[relation], relation, "read"
@@ -225,7 +225,7 @@ class Teacher:
 
 
 def corpus(entities: int, rng: random.Random) -> list[str]:
-    """Texts that a tokenizer is trained on: articles, questions, answers and instructions of invented entities."""
+    """Yield texts to train a tokenizer on: articles, questions, answers and instructions of invented entities."""
     texts = [f"{number:02d}" for number in range(100)] * 300
     for _ in range(entities):
         looks = random_looks(rng, held_out=False)
@@ -243,13 +243,13 @@ def corpus(entities: int, rng: random.Random) -> list[str]:
 
 
 def _shown_words(text: str, described: Looks, seen: Looks, start: int = 0) -> tuple[tuple[int, bool], ...]:
-    """Where each word of a description ends that stands in the text after `start`, and whether it holds of the seen."""
-    places = []
+    """Return the end of each word of a description in the text after `start`, with True if the picture shows it."""
+    ends = []
     for name in ATTRIBUTES:
         word = re.compile(rf"\b{re.escape(getattr(described, name))}\b").search(text, start)
         assert word is not None, f"{getattr(described, name)!r} is not in {text[start:]!r}"
-        places.append((word.end(), getattr(described, name) == getattr(seen, name)))
-    return tuple(places)
+        ends.append((word.end(), getattr(described, name) == getattr(seen, name)))
+    return tuple(ends)
 
 
 def _style(relation: str) -> AnswerStyle:
@@ -257,7 +257,7 @@ def _style(relation: str) -> AnswerStyle:
 
 
 def _instruction(relation: str) -> str:
-    """How an answer about a relation is asked for without a document."""
+    """Return the instruction for an answer about a relation without a document."""
     return answer_prompt(_style(relation), documents=False)
 
 

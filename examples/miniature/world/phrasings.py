@@ -1,4 +1,4 @@
-"""How questions are phrased, and those that looking at the picture answers."""
+"""Phrasings of questions, and the questions that the picture answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phrasing = Literal["taught", "train", "held_out"]
-"""Whose words a question is asked in: a base model's lessons, a training split (these and further ones), or neither."""
+"""Set of phrasings: of a base model's lessons, of a training split (these and further ones), or of neither."""
 
 
 @dataclass(frozen=True)
 class Phrasings:
-    """Ways to ask one thing.
+    """Phrasings of one question.
 
     Attributes:
         taught: Questions that a base model is taught; `{c}` is the category.
-        varied: Further ones, which a world's training split has besides.
-        held_out: Questions that only validation and test ask.
+        varied: Further questions of a world's training split.
+        held_out: Questions of validation and test alone.
     """
 
     taught: tuple[str, ...]
@@ -25,7 +25,7 @@ class Phrasings:
     held_out: tuple[str, ...]
 
     def ask(self, category: str, rng: random.Random, phrasing: Phrasing) -> str:
-        """One of the questions that may be asked in this phrasing."""
+        """Draw a question of this set of phrasings."""
         choices = {"taught": self.taught, "train": self.taught + self.varied, "held_out": self.held_out}
         return rng.choice(choices[phrasing]).format(c=category)
 
@@ -82,9 +82,9 @@ VISUAL_QUESTIONS: dict[str, Phrasings] = {
         ("How many balloons are in the picture?", "What number of balloons can be seen?"),
     ),
 }
-"""Questions that looking answers, by attribute."""
+"""Questions that the picture answers, by attribute."""
 
 
 def ask_visual(attribute: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:
-    """A visual-dependent question about an attribute (or `count`)."""
+    """Draw a visual-dependent question about an attribute (or `count`)."""
     return VISUAL_QUESTIONS[attribute].ask(category, rng, phrasing)

@@ -1,4 +1,4 @@
-"""Who lives in a world: famous entities, those of each split, their look-alikes, and the articles about them."""
+"""Population of a world: famous entities, those of each split, their look-alikes, and the articles about them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Role = Literal["famous", "train", "val", "test", "bystander"]
 
 @dataclass(frozen=True)
 class WorldSize:
-    """How large a world is.
+    """Size of a world.
 
     Attributes:
-        train: Entities whose looks training may use, besides the famous ones; the two unseen-question splits ask about
-            a fact of theirs that the train split doesn't.
+        train: Entities whose looks training may use, without the famous ones. The two unseen-question splits ask about
+            facts of theirs that the train split doesn't ask about.
         val: Entities of `val_unseen_entity`, with held-out looks.
         test: Entities of `test_unseen_entity`, with held-out looks.
-        look_alikes: Entities added beside each of these that differ from it in one attribute or two.
-        unique_looks: Whether no two entities may look alike in everything. A world of more entities than looks can't.
+        look_alikes: Entities added for each of these that differ from it in one or two attributes.
+        unique_looks: True if no two entities have the same looks: impossible with more entities than looks.
     """
 
     train: int
@@ -53,7 +53,7 @@ SIZES: dict[str, WorldSize] = {
 
 @dataclass
 class Article:
-    """An entity's entry: which relation each of its sections tells of, and the sections beyond the facts' own.
+    """An entity's entry: the relation of each of its sections, and the sections that are not the facts' own.
 
     `relations` holds, for each section, a relation's name, or `outdated` or `neighbour` for the extra ones.
     """
@@ -64,30 +64,30 @@ class Article:
     extra: list[Section] = field(default_factory=list)
 
     def add(self, relation: str, section: Section) -> None:
-        """Append a section that tells of a relation."""
+        """Append a section of a relation."""
         self.relations.append(relation)
         self.extra.append(section)
 
     def sections_of(self, relation: str) -> list[int]:
-        """The indices of the sections that tell of a relation."""
+        """Return the indices of a relation's sections."""
         return [index for index, name in enumerate(self.relations) if name == relation]
 
     def entry(self, rng: random.Random, images: tuple[str, ...]) -> Entry:
-        """The encyclopedia's entry."""
+        """Return the encyclopedia's entry."""
         return article(self.entity, rng, images=images, more=self.extra)
 
 
 NEIGHBOURS = 1 / 7
-"""Share of the articles that name the entity beside their own."""
+"""Share of the articles that name a neighbour of their entity."""
 
 
 def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS) -> list[Article]:
-    """Invent all entities of a world, and what its articles say beyond their own facts.
+    """Invent all entities of a world, and the extra sections of its articles.
 
     Args:
-        size: How many there are.
-        rng: Source of everything that isn't the same in every world.
-        neighbours: Share of the articles, of entities with a split, that name the entity beside their own.
+        size: Numbers of entities.
+        rng: Generator of everything that isn't the same in every world.
+        neighbours: Share of the articles, of entities with a split, that name a neighbour of their entity.
     """
     articles = [_article(entity, "famous") for entity in famous_entities()]
     free = _FreeLooks(size.unique_looks, {a.entity.looks for a in articles}, rng)
@@ -118,19 +118,19 @@ def _article(entity: Entity, role: Role) -> Article:
 
 
 class _FreeLooks:
-    """Hands out combinations of looks, each once if they are to be unique."""
+    """Draws combinations of looks, each once if they must be unique."""
 
     def __init__(self, unique: bool, taken: set[Looks], rng: random.Random) -> None:
         self._unique, self._taken, self._rng = unique, taken, rng
         self._turn = 0
 
     def draw(self, held_out: bool) -> Looks:
-        """A combination that training may use, or a held-out one."""
+        """Draw a combination that training may use, or a held-out one."""
         pool = [looks for looks in ALL_LOOKS if looks.held_out == held_out and looks not in self._taken]
         return self._take(self._rng.choice(pool))
 
     def near(self, looks: Looks, differences: int) -> Looks | None:
-        """A combination that differs in one attribute (each in turn), for odd `differences` in two; None if taken."""
+        """Draw a combination that differs in one attribute (in turn), for odd `differences` in two; None if taken."""
         for _ in range(40):
             if differences % 2 == 0:
                 attribute = ATTRIBUTES[self._turn % len(ATTRIBUTES)]
@@ -149,21 +149,21 @@ class _FreeLooks:
 
 
 def _repeat_facts(articles: Sequence[Article], rng: random.Random) -> None:
-    """In one article of seven a second section states a fact again, in other words."""
-    for one in articles:
-        if one.role != "famous" and rng.random() < 1 / 7:
-            relation = rng.choice(list(one.entity.facts))
-            text = state(relation, one.entity.looks.category, one.entity.facts[relation], rng)
-            one.add(relation, Section("Chronicle", text))
+    """Add to one article of seven a second section that states a fact in other words."""
+    for page in articles:
+        if page.role != "famous" and rng.random() < 1 / 7:
+            relation = rng.choice(list(page.entity.facts))
+            text = state(relation, page.entity.looks.category, page.entity.facts[relation], rng)
+            page.add(relation, Section("Chronicle", text))
 
 
 def _add_outdated(articles: Sequence[Article], rng: random.Random) -> None:
-    """One article of ten repeats what an outdated guide says of another entity: a wrong value of a fact of that one."""
-    for one in articles:
+    """Add to one article of ten an outdated guide to a different entity, with a wrong value of a fact of its."""
+    for page in articles:
         if rng.random() >= 0.1:
             continue
         other = rng.choice(articles).entity
-        if other is one.entity:
+        if other is page.entity:
             continue
         relation = rng.choice(list(other.facts))
         wording = RELATIONS[relation].wording(other.looks.category)
@@ -171,22 +171,22 @@ def _add_outdated(articles: Sequence[Article], rng: random.Random) -> None:
         while wrong == other.facts[relation]:
             wrong = wording.value(rng)
         text = f"An outdated guide says of the {other.title}: {state(relation, other.looks.category, wrong, rng)}"
-        one.add("outdated", Section("Errors", text))
+        page.add("outdated", Section("Errors", text))
 
 
 def _add_neighbours(articles: Sequence[Article], share: float, rng: random.Random) -> None:
-    """Some articles name the entity beside their own: the first hop of a two-hop question."""
-    for one in articles:
-        if one.role in ("train", "val", "test") and rng.random() < share:
+    """Add to some articles a neighbour of their entity: the first hop of a two-hop question."""
+    for page in articles:
+        if page.role in ("train", "val", "test") and rng.random() < share:
             other = rng.choice(articles).entity
-            if other is not one.entity:
-                one.add("neighbour", Section("Neighbours", f"Beside it stands the {other.title}."))
+            if other is not page.entity:
+                page.add("neighbour", Section("Neighbours", f"Beside it stands the {other.title}."))
 
 
 def constructed_look_alike(entity: Entity, attribute: str, relation: str, rng: random.Random) -> Entity:
-    """An entity that no world holds: it differs from the given one in one attribute and tells of the same relation.
+    """Invent an entity of no world that differs from the given one in one attribute and has the same relation.
 
-    A changed kind stays in its category, so that the question's noun doesn't give it away.
+    A changed kind keeps its category, so that the question's noun fits both.
     """
     looks = entity.looks
     while looks == entity.looks or looks.category != entity.looks.category:

@@ -13,10 +13,10 @@ from reflectune.examples.miniature.world.phrasings import Phrasing, ask_visual
 from reflectune.examples.miniature.world.population import Article, Role
 
 TOLERANCE = 0.1
-"""A number is right within a tenth of the value, as most of InfoSeek's ranges have it."""
+"""Tolerance of a number, relative to the value, as in most of InfoSeek's ranges."""
 
 Photograph = Callable[[Article, int, int], str]
-"""Takes (article, how many balloons, which picture of it) and returns the image's path."""
+"""Function of (article, number of balloons, number of the picture) that returns the image's path."""
 
 SPLITS: Final = (
     "train",
@@ -27,19 +27,19 @@ SPLITS: Final = (
     "two_hop_val",
     "two_hop_test",
 )
-"""Of every world, but for `two_hop_train` and the traffic's."""
+"""Splits of every world, without `two_hop_train` and the traffic's."""
 
 PICTURES = range(1, 4)
 """Numbers of each entity's pictures that questions are asked about; 0 is the encyclopedia's own."""
 
 TRAFFIC_PICTURES = range(4, 28)
-"""Those that the traffic asks about."""
+"""Numbers of the pictures that traffic questions are about."""
 
 TRAFFIC_FAMOUS = 0.4
-"""Share of its questions that are about famous entities: people ask most about what most people know."""
+"""Share of traffic questions about famous entities: people ask most about things that many know."""
 
 TRAFFIC_VISUAL = 1 / 6
-"""Share of its questions that looking answers."""
+"""Share of traffic questions that the picture answers."""
 
 
 class Interviewer:
@@ -47,8 +47,8 @@ class Interviewer:
 
     Args:
         articles: The world's population.
-        rng: Source of phrasings, pictures and draws.
-        photograph: Makes the picture that a question shows.
+        rng: Generator of phrasings, pictures and draws.
+        photograph: Function that draws a question's picture.
         pictures: Numbers of an entity's pictures to draw from.
     """
 
@@ -58,53 +58,53 @@ class Interviewer:
         self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, pictures
         self._pictures: dict[tuple[str, int], tuple[str, int]] = {}
         self._count: dict[str, int] = {}
-        self._by_title = {one.entity.title: one for one in articles}
+        self._by_title = {article.entity.title: article for article in articles}
 
     def ask_all(self) -> dict[str, list[Question]]:
-        """Every split's questions."""
+        """Draw the questions of every split."""
         splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
-        seen = [one for one in self._articles if one.role in ("train", "famous")]
-        for number, one in enumerate(seen):
-            *train_relations, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))
+        seen = [article for article in self._articles if article.role in ("train", "famous")]
+        for number, article in enumerate(seen):
+            *train_relations, kept = self._rng.sample(list(article.entity.facts), len(article.entity.facts))
             later = "test" if number % 3 == 2 else "val"
-            splits["train"] += [self.knowledge(one, relation, "train") for relation in train_relations]
-            splits["train"] += self.visual(one, "train", 3)
-            splits[f"{later}_unseen_question"].append(self.knowledge(one, kept, f"{later}_unseen_question"))
-            if one.role == "train" and number % 3 < 2:
+            splits["train"] += [self.knowledge(article, relation, "train") for relation in train_relations]
+            splits["train"] += self.visual(article, "train", 3)
+            splits[f"{later}_unseen_question"].append(self.knowledge(article, kept, f"{later}_unseen_question"))
+            if article.role == "train" and number % 3 < 2:
                 name = "val_unseen_question" if number % 3 == 0 else "test_unseen_question"
-                splits[name] += self.visual(one, name, 1)
-        for one in (a for a in self._articles if a.role == "bystander" and not a.entity.looks.held_out):
-            splits["train"] += self.visual(one, "train", 3)
+                splits[name] += self.visual(article, name, 1)
+        for article in (a for a in self._articles if a.role == "bystander" and not a.entity.looks.held_out):
+            splits["train"] += self.visual(article, "train", 3)
         for role in ("val", "test"):
             name = f"{role}_unseen_entity"
-            for one in (a for a in self._articles if a.role == role):
-                for relation in self._rng.sample(list(one.entity.facts), 2):
-                    splits[name].append(self.knowledge(one, relation, name))
-                splits[name] += self.visual(one, name, 1)
+            for article in (a for a in self._articles if a.role == role):
+                for relation in self._rng.sample(list(article.entity.facts), 2):
+                    splits[name].append(self.knowledge(article, relation, name))
+                splits[name] += self.visual(article, name, 1)
             splits[f"two_hop_{role}"] += [
-                self._two_hop(one, other, f"two_hop_{role}") for one, other in self._neighbours(role)
+                self._two_hop(article, other, f"two_hop_{role}") for article, other in self._neighbours(role)
             ]
         return splits
 
     def two_hop(self, count: int, split: str) -> list[Question]:
-        """Two-hop questions about entities that training may show, in its words: many of the same two entities.
+        """Draw two-hop questions about entities that training may show, in its words: many about the same two entities.
 
         Args:
-            count: How many to ask.
-            split: The split that they belong to.
+            count: Number of questions.
+            split: Their split.
         """
         pairs = list(self._neighbours("train"))
         return [self._two_hop(*self._rng.choice(pairs), split, "train") for _ in range(count if pairs else 0)]
 
     def traffic(self, known: Sequence[Question], count: int, split: str) -> list[Question]:
-        """Questions as users ask them: each repeats the topic of a known question, many topics come several times.
+        """Draw questions as users ask them: each repeats the topic of a known question, and many topics recur.
 
         Args:
             known: The questions of these splits.
-            count: How many to ask, each in words and with a picture of its own.
-            split: The split that the new questions belong to.
+            count: Number of questions, each with its own phrasing and picture.
+            split: Split of the new questions.
         """
-        by_id = {one.entity.id: one for one in self._articles}
+        by_id = {article.entity.id: article for article in self._articles}
         models: dict[tuple[bool, bool], list[Question]] = {}
         for question in known:
             kind = (question.requires_retrieval is False, by_id[question.entity_ids[0]].role == "famous")
@@ -113,67 +113,67 @@ class Interviewer:
         for _ in range(count):
             visual, famous = self._rng.random() < TRAFFIC_VISUAL, self._rng.random() < TRAFFIC_FAMOUS
             model = self._rng.choice(models.get((visual, famous)) or models[visual, False])
-            one = by_id[model.entity_ids[0]]
+            article = by_id[model.entity_ids[0]]
             if visual:
-                questions += self.visual(one, split, 1)
+                questions += self.visual(article, split, 1)
             else:
-                questions.append(self.knowledge(one, model.meta["relation"], split))
+                questions.append(self.knowledge(article, model.meta["relation"], split))
         return questions
 
-    def knowledge(self, one: Article, relation: str, split: str) -> Question:
-        """A question whose answer stands in the entity's article."""
+    def knowledge(self, article: Article, relation: str, split: str) -> Question:
+        """Draw a question whose answer is in the entity's article."""
         phrasing = _phrasing(split)
-        value = one.entity.facts[relation]
-        text = ask(relation, one.entity.looks.category, self._rng, phrasing)
-        evidence = tuple(Evidence(one.entity.id, section) for section in one.sections_of(relation))
+        value = article.entity.facts[relation]
+        text = ask(relation, article.entity.looks.category, self._rng, phrasing)
+        evidence = tuple(Evidence(article.entity.id, section) for section in article.sections_of(relation))
         answer_type = RELATIONS[relation].answer_type
         return Question(
             id=self._next_id(split),
-            image=self._picture(one)[0],
+            image=self._picture(article)[0],
             text=text,
             answers=(value,),
             range=_range(value) if answer_type == "numerical" else None,
             answer_type=answer_type,
             split=split,
             requires_retrieval=True,
-            entity_ids=(one.entity.id,),
+            entity_ids=(article.entity.id,),
             evidence=evidence,
             meta={
                 "relation": relation,
                 "phrasing": "seen" if phrasing == "train" else "held_out",
-                "famous": "yes" if one.role == "famous" else "no",
+                "famous": "yes" if article.role == "famous" else "no",
             },
         )
 
-    def visual(self, one: Article, split: str, count: int) -> Iterator[Question]:
-        """Questions that looking answers, about `count` different attributes."""
+    def visual(self, article: Article, split: str, count: int) -> Iterator[Question]:
+        """Draw questions that the picture answers, about `count` different attributes."""
         phrasing = _phrasing(split)
         for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
-            image, balloons = self._picture(one)
-            answer = str(balloons) if attribute == "count" else getattr(one.entity.looks, attribute)
+            image, balloons = self._picture(article)
+            answer = str(balloons) if attribute == "count" else getattr(article.entity.looks, attribute)
             yield Question(
                 id=self._next_id(split),
                 image=image,
-                text=ask_visual(attribute, one.entity.looks.category, self._rng, phrasing),
+                text=ask_visual(attribute, article.entity.looks.category, self._rng, phrasing),
                 answers=(answer,),
                 split=split,
                 requires_retrieval=False,
-                entity_ids=(one.entity.id,),
+                entity_ids=(article.entity.id,),
                 meta={"attribute": attribute, "phrasing": "seen" if phrasing == "train" else "held_out"},
             )
 
     def _neighbours(self, role: Role) -> Iterator[tuple[Article, Article]]:
-        """The articles of a role that name a neighbour, each with the neighbour's."""
-        for one in self._articles:
-            if one.role == role and "neighbour" in one.relations:
-                text = one.extra[one.relations.index("neighbour") - len(one.entity.facts)].text
-                yield one, self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
+        """Return the articles of a role that name a neighbour, each with the neighbour's article."""
+        for article in self._articles:
+            if article.role == role and "neighbour" in article.relations:
+                text = article.extra[article.relations.index("neighbour") - len(article.entity.facts)].text
+                yield article, self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
 
-    def _two_hop(self, one: Article, other: Article, split: str, phrasing: Phrasing = "held_out") -> Question:
-        """A question about the entity that an article names as the neighbour of the one in the picture."""
+    def _two_hop(self, article: Article, other: Article, split: str, phrasing: Phrasing = "held_out") -> Question:
+        """Draw a question about the entity that an article names as a neighbour of the pictured one."""
         relation = self._rng.choice(list(other.entity.facts))
         question_text = ask(relation, other.entity.looks.category, self._rng, phrasing)
-        category, noun = one.entity.looks.category, other.entity.looks.category
+        category, noun = article.entity.looks.category, other.entity.looks.category
         named = f"the {noun} in the picture"
         question_text = question_text.replace(
             named if named in question_text else f"this {noun}", f"the {noun} beside this {category}"
@@ -182,16 +182,16 @@ class Interviewer:
         value = other.entity.facts[relation]
         return Question(
             id=self._next_id(split),
-            image=self._picture(one)[0],
+            image=self._picture(article)[0],
             text=question_text,
             answers=(value,),
             range=_range(value) if answer_type == "numerical" else None,
             answer_type=answer_type,
             split=split,
             requires_retrieval=True,
-            entity_ids=(one.entity.id, other.entity.id),
+            entity_ids=(article.entity.id, other.entity.id),
             evidence=(
-                Evidence(one.entity.id, one.relations.index("neighbour")),
+                Evidence(article.entity.id, article.relations.index("neighbour")),
                 *(Evidence(other.entity.id, index) for index in other.sections_of(relation)),
             ),
             meta={
@@ -201,12 +201,12 @@ class Interviewer:
             },
         )
 
-    def _picture(self, one: Article) -> tuple[str, int]:
-        """One of the entity's pictures, and how many balloons it shows."""
-        key = (one.entity.id, self._rng.choice(self._numbers))
+    def _picture(self, article: Article) -> tuple[str, int]:
+        """Draw one of the entity's pictures and its number of balloons."""
+        key = (article.entity.id, self._rng.choice(self._numbers))
         if key not in self._pictures:
             balloons = self._rng.randint(1, 4)
-            self._pictures[key] = (self._photograph(one, balloons, key[1]), balloons)
+            self._pictures[key] = (self._photograph(article, balloons, key[1]), balloons)
         return self._pictures[key]
 
     def _next_id(self, split: str) -> str:
@@ -216,7 +216,7 @@ class Interviewer:
 
 
 def _phrasing(split: str) -> Phrasing:
-    """Training alone uses its phrasings."""
+    """Return the set of phrasings of a split."""
     return "train" if split in ("train", "traffic") else "held_out"
 
 

@@ -31,47 +31,47 @@ _TITLE_ENDS = "Harbour Road Lantern River Garden Feast Mirror Voyage Letter Morn
 
 
 def town(rng: random.Random) -> str:
-    """An invented town."""
+    """Invent a town."""
     return rng.choice(_NAME_STARTS) + rng.choice(_NAME_ENDS)
 
 
 def name(rng: random.Random) -> str:
-    """An invented proper name of two or three syllables."""
+    """Invent a proper name of two or three syllables."""
     return town(rng) + (rng.choice(_NAME_ENDS) if rng.random() < 0.3 else "")
 
 
 def year(rng: random.Random) -> str:
-    """A year from 1500 to 1999."""
+    """Draw a year from 1500 to 1999."""
     return str(rng.randint(1500, 1999))
 
 
 def person(rng: random.Random) -> str:
-    """An invented person."""
+    """Invent a person."""
     return f"{rng.choice(_FIRST_NAMES)} {rng.choice(_LAST_NAMES)}"
 
 
 def body(rng: random.Random) -> str:
-    """An invented institution, e.g. the `Falk Society`."""
+    """Invent an institution, e.g. the `Falk Society`."""
     return f"{rng.choice(_LAST_NAMES)} {rng.choice(_BODIES)}"
 
 
 def work(rng: random.Random) -> str:
-    """The title of an invented work."""
+    """Invent the title of a work."""
     return f"{rng.choice(_TITLE_STARTS)} {rng.choice(_TITLE_ENDS)}"
 
 
 def number_with(unit: str) -> Callable[[random.Random], str]:
-    """Draws a number of two digits, with a unit."""
+    """Return a function that draws a number of two digits, with a unit."""
     return lambda rng: f"{rng.randint(10, 99)} {unit}"
 
 
 def one_of(words: list[str]) -> Callable[[random.Random], str]:
-    """Draws one of some words."""
+    """Return a function that draws one of some words."""
     return lambda rng: rng.choice(words)
 
 
 def two_works(rng: random.Random) -> tuple[str, str]:
-    """The titles of two different works."""
+    """Invent the titles of two different works."""
     first = work(rng)
     second = work(rng)
     while second == first:
@@ -80,6 +80,6 @@ def two_works(rng: random.Random) -> tuple[str, str]:
 
 
 def are_close(one: str, other: str) -> bool:
-    """Whether two amounts are so close that a tolerance may take one for the other."""
+    """Return True if two amounts are so close that a tolerance may take one for the other."""
     a, b = (int(text.split()[0]) for text in (one, other))
     return abs(a - b) <= 0.15 * max(a, b)

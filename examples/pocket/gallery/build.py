@@ -1,4 +1,4 @@
-"""Builds the gallery into a data set folder: pictures, knowledge base, questions, and pages to read them by."""
+"""Build the gallery into a data set folder: pictures, knowledge base, questions, and pages for proof-reading."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from reflectune.formats.dataset import LOOK_ALIKES, MANIFEST, built_manifest, wr
 from reflectune.formats.knowledge_base import write_knowledge_base
 
 VERSION = 1
-"""Raised whenever the same settings and sources would give another gallery."""
+"""Raise it when the same settings and sources give a different gallery."""
 
 LINK_PAGE, CARD, PICTURES = "links.html", "README.md", "pictures.jsonl"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a gallery besides its sources.
+    """Settings that determine a gallery together with its sources.
 
     Attributes:
-        seed: Of every draw.
-        amounts: How many questions to ask.
+        seed: Seed of every draw.
+        amounts: Numbers of questions.
         limit: Most entities of each kind of thing; 0: all.
     """
 
@@ -55,22 +55,22 @@ class Settings:
 
 
 def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: bool = False) -> dict[str, Any]:
-    """Build a gallery, or find it built already.
+    """Build a gallery, or return the manifest of one that is built already.
 
-    Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
-    folder is whole.
+    Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
+    it is complete.
 
     Args:
-        folder: Where to write it.
-        sources: Pictures, articles and what facts come from.
+        folder: Output folder.
+        sources: Pictures, articles and the works that facts come from.
         settings: Seed and sizes.
-        quiet: Whether to show no progress.
+        quiet: True shows no progress.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: The folder holds another data set, or a source has a bad picture or article.
+        UserError: The folder holds a different data set, or a source has a bad picture or article.
     """
     reviewed = read_reviewed()
     key = fingerprint(
@@ -83,12 +83,12 @@ def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: 
 
 @dataclass(frozen=True)
 class LinkedEntities:
-    """What the sources' pictures show.
+    """The sources' pictures with their articles and entities.
 
     Attributes:
-        links: Of pictures to articles.
-        looks: How each linked picture that can be used looks, by id.
-        entities: The subjects of linked articles.
+        links: Links of pictures to articles.
+        looks: Look of each linked picture that can be used, by id.
+        entities: Subjects of linked articles.
         unusable: Linked pictures that can't be used.
     """
 
@@ -156,7 +156,7 @@ def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tup
     """Write every picture that isn't in the folder yet.
 
     Returns:
-        How each usable picture looks, by id; and the ids of those that are too small or not in their font.
+        The look of each usable picture, by id; and the ids of those that are too small or not in their font.
     """
     usable: dict[str, Look] = {}
     left_out: list[str] = []
@@ -175,7 +175,7 @@ def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tup
 
 
 def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
-    """What looking at an entity's pictures answers; of an attribute, one picture's."""
+    """Return the visual questions of an entity; for each attribute those of one picture."""
     if entity.role == "shown":
         return
     rng = random.Random(f"{seed}/looking/{entity.article.title}")
@@ -197,7 +197,7 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
 
 
 def _write_pictures(folder: Path, entities: Sequence[Entity]) -> None:
-    """One line a picture: whose it is, where it comes from, and what it is for."""
+    """Write one line a picture: its entity, source and use."""
     lines = []
     for entity in entities:
         uses: list[tuple[Picture, str]] = [(entity.shown, "knowledge base")]
@@ -218,13 +218,13 @@ def _write_pictures(folder: Path, entities: Sequence[Entity]) -> None:
 
 
 def _look_alikes(groups: Sequence[Sequence[str]], entries: Mapping[str, Entry]) -> list[list[str]]:
-    """The reviewed groups as ids of entries that have a picture; those of one are left out."""
+    """Return the reviewed groups as ids of entries with a picture, without groups of one."""
     known = [[entries[title].id for title in group if title in entries and entries[title].images] for group in groups]
     return [group for group in known if len(group) > 1]
 
 
 def _kinds(questions: Sequence[Question]) -> dict[str, int]:
-    """How many questions are of each sort: knowledge by kind of thing, visual by attribute."""
+    """Count the questions of each sort: knowledge by kind of thing, visual by attribute."""
     named = ("visual: " + q.meta["attribute"] if "attribute" in q.meta else q.meta["kind"] for q in questions)
     return dict(sorted(Counter(named).items()))
 

@@ -1,4 +1,4 @@
-"""What stage 1 learns from, beside a gallery: captions and visual questions, none about what the gallery tests."""
+"""Training data of stage 1 for a gallery: captions and visual questions, none about the gallery's test pictures."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ from reflectune.examples.pocket.gallery.visual_questions import Visual, count_qu
 from reflectune.formats.dataset import MANIFEST, Dataset, built_manifest, load_manifest, write_questions
 
 VERSION: Final = 2
-"""Raised whenever the same gallery would give other captions."""
+"""Raise it when the same gallery gives different captions."""
 HELD_OUT: Final = 0.1
-"""Share of the captioned things that only validation shows."""
+"""Share of the captioned things that validation alone shows."""
 WORDINGS: Final = {
     **dict.fromkeys(("kind", "style"), 2),
     **dict.fromkeys(("colour", "count", "top", "bottom", "left", "has"), 3),
     "name": 1,
 }
-"""How many times what a picture answers is asked, each time in other words: flags are asked for their name alone."""
+"""Wordings of each visual question of a picture; flags are asked for their name alone."""
 TRAINED: Final = ("train", "two_hop_train")
-"""The gallery's splits whose pictures may be learned from."""
+"""Splits of the gallery whose pictures training may use."""
 
 
 def build_captions(
     folder: Path, gallery: Path, sources: Collection, settings: Settings, quiet: bool = False
 ) -> dict[str, Any]:
-    """Write a data set of captions beside a gallery, or find it written already.
+    """Write a gallery's data set of captions, or return the manifest of one that is written already.
 
-    Its splits: `train` has the captions, in a sentence and in a word; `visual` has what else looking at the same
-    pictures answers, in several wordings; `val` has the captions of things that neither of them shows. The pictures
-    lie in the gallery's folder. No picture of an entity of the gallery's validation or test is among them, and none
-    that a question of these splits is about, by the content of its file.
+    Its splits: `train` has the captions, as a sentence and as a word; `visual` has the other visual questions of the
+    same pictures, in several wordings; `val` has the captions of things that neither of them shows. The pictures are
+    the gallery's. None is of an entity of the gallery's validation or test, and none has the content of a picture that
+    a question of these splits is about.
 
     Args:
-        folder: Where to write it.
-        gallery: The folder of the gallery.
-        sources: What the gallery was built from.
-        settings: What it was built by.
-        quiet: Whether to show no progress.
+        folder: Output folder.
+        gallery: Folder of the gallery.
+        sources: Sources of the gallery.
+        settings: Settings of the gallery.
+        quiet: True shows no progress.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: The folder holds another data set, or a source has a bad picture.
+        UserError: The folder holds a different data set, or a source has a bad picture.
     """
     known = load_manifest(gallery)
     key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
@@ -92,19 +92,20 @@ def build_captions(
 def _ask(gallery: Path, sources: Collection, settings: Settings, quiet: bool) -> dict[str, list[Question]]:
     linked = make_linked_entities(gallery, sources, settings, quiet)
     captions = list(read_captions(sources.pictures, linked.links, linked.entities, sources.countries, read_reviewed()))
-    captions = [each for each in captions if each.entity is None or each.entity.role not in ("val", "test")]
+    captions = [caption for caption in captions if caption.entity is None or caption.entity.role not in ("val", "test")]
     known = {link.picture.id for link in linked.links.made}
-    others, _ = read_pictures(gallery, [each.picture for each in captions if each.picture.id not in known], quiet)
+    unread = [caption.picture for caption in captions if caption.picture.id not in known]
+    others, _ = read_pictures(gallery, unread, quiet)
     return _Splits(gallery, linked.looks | others, settings.seed).of(captions)
 
 
 class _Splits:
-    """Divides captions, and asks for them.
+    """Divides captions into splits, and writes their questions.
 
     Args:
-        gallery: The folder of the gallery, which has the pictures.
-        looks: How each usable picture looks, by id.
-        seed: Of every draw.
+        gallery: Folder of the gallery, which has the pictures.
+        looks: Look of each usable picture, by id.
+        seed: Seed of every draw.
     """
 
     def __init__(self, gallery: Path, looks: Mapping[str, Look], seed: int) -> None:
@@ -115,17 +116,17 @@ class _Splits:
         self._tested = {_content(gallery / image) for image in tested}
 
     def of(self, captions: Sequence[Caption]) -> dict[str, list[Question]]:
-        """The questions of each split."""
+        """Return the questions of each split."""
         captions = self._free(captions)
         things = sorted({caption.thing for caption in captions})
         rng = random.Random(f"{self._seed}/captions")
         held_out = set(rng.sample(things, round(HELD_OUT * len(things))))
         val = [caption for caption in captions if caption.thing in held_out]
-        kept = {name.lower() for caption in val for name in (caption.sentence, *caption.names)}
+        shown = {name.lower() for caption in val for name in (caption.sentence, *caption.names)}
         train = [
             caption
             for caption in captions
-            if caption.thing not in held_out and not kept & {caption.sentence.lower(), caption.names[0].lower()}
+            if caption.thing not in held_out and not shown & {caption.sentence.lower(), caption.names[0].lower()}
         ]
         return {
             "train": [question for caption in train for question in self._caption(caption, "train")],
@@ -134,7 +135,7 @@ class _Splits:
         }
 
     def _free(self, captions: Sequence[Caption]) -> list[Caption]:
-        """Those whose picture can be used, is no question of a test, and is no copy of an earlier one."""
+        """Return the captions whose picture is usable, in no test question, and not a copy of an earlier one."""
         seen = set(self._tested)
         free = []
         for caption in captions:
@@ -145,7 +146,7 @@ class _Splits:
         return free
 
     def _caption(self, caption: Caption, split: str) -> Iterator[Question]:
-        """A picture's caption, in a sentence and in a word."""
+        """Return the questions for a picture's caption, as a sentence and as a word."""
         rng = random.Random(f"{self._seed}/caption/{caption.picture.id}")
         sentence = rng.choice(SENTENCE_PROMPTS)
         word = rng.choice(FLAG_PROMPTS if caption.picture.category == "flag" else WORD_PROMPTS)
@@ -167,7 +168,7 @@ class _Splits:
         )  # fmt: skip
 
     def _looking(self, caption: Caption) -> Iterator[Question]:
-        """What else a picture answers, in several wordings: all of it but the name, which is asked for already."""
+        """Return a picture's other visual questions, in several wordings; the caption asks for the name already."""
         picture = caption.picture
         kind = caption.entity.category if caption.entity else picture.category
         rng = random.Random(f"{self._seed}/looking/{picture.id}")
@@ -179,7 +180,7 @@ class _Splits:
             yield from self._visual(caption, counted, rng)
 
     def _counted(self, kind: str, picture: Picture, rng: random.Random) -> Visual | None:
-        """A question for how often the picture stands in a composed one, if no test asks it."""
+        """Return a question for the number of copies in a composed picture, if no test has it."""
         counted = count_question(kind, [picture], rng)
         if counted is None:
             return None
@@ -210,7 +211,7 @@ class _Splits:
 
 
 def _content(path: Path) -> str:
-    """The hash of a file's content, as `Look.pixels` is."""
+    """Hash a file's content, as `Look.pixels` is."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What each picture of the gallery's sources shows, in a sentence and in a word, for a projector to learn from."""
+"""Captions of the sources' pictures, as a sentence and as a word, to train a projector on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLAG_PROMPTS: Final = ("Which country's flag is this?", "Whose flag does the pic
 
 _PROPER = frozenset({"landmark", "planet"})
 _BARE = frozenset({"sport", "activity"})
-"""Kinds of things whose names have no article before them."""
+"""Kinds of things whose names have no article."""
 _MASS = frozenset(
     "bacon bamboo bread broccoli butter celery cheese clothing confetti corn curry fire fog garlic ginger glass honey "
     "ice knitting lightning luggage lumber meat milk money mud okra parsley popcorn rice rock salt sand sandalwood "
@@ -37,26 +37,26 @@ _NO_THING = frozenset(
     "friend child family eight eleven five four nine one seven six sixteen ten three twelve two zero flies skin "
     "animal".split()
 ) | {"orange color"}
-"""Words of GCompris' word pictures that name no thing."""
+"""Words of GCompris' word pictures that don't name a thing."""
 _VARIANT: Final = re.compile(r"(?:man|woman|men|women) |.*(?:o’clock|-thirty)$")
 """Emoji that differ from another in a person's sex, and clocks that differ in the hour."""
 _PERSON: Final = re.compile(r"(?:person|man|woman)\b")
 _SHOWING_NOTHING = frozenset({"tuxpaint/naturalforces/lightningbolt"})
 """Pictures that are white on nothing."""
 _LONGEST: Final = 12
-"""Words of a sentence that a source has itself; a longer one tells a story."""
+"""Most words of a source's own sentence; a longer one tells a story."""
 
 
 @dataclass(frozen=True)
 class Caption:
-    """What one picture shows.
+    """The caption of a picture.
 
     Attributes:
         picture: The picture.
-        thing: What tells two things apart: the title of the article, or the picture's name.
-        entity: Of the gallery; None if no article is linked.
-        names: What the thing is called, the picture's own name first, in small letters but for a country's.
-        sentence: What the picture shows, e.g. `A lion.`
+        thing: Identity of the pictured thing: the title of the article, or the picture's name.
+        entity: Entity of the gallery; None if no article is linked.
+        names: Names of the thing, the picture's own first, in small letters except a country's.
+        sentence: The caption as a sentence, e.g. `A lion.`
     """
 
     picture: Picture
@@ -73,17 +73,17 @@ def read_captions(
     countries: Sequence[Country],
     reviewed: Reviewed,
 ) -> Iterator[Caption]:
-    """The caption of each picture that has one; linked pictures come first.
+    """Return the caption of each picture that has one; linked pictures come first.
 
-    Left out are pictures that a person refused, and flags of nothing that the Factbook names. A picture without a link
-    that is called as an entity is, is of that entity.
+    Refused pictures and flags that the Factbook doesn't name are left out. A picture without a link that has the name
+    of an entity is of that entity.
 
     Args:
-        pictures: Of all sources.
-        links: Of some of them to titles.
-        entities: The pictured articles.
-        countries: Lead from a flag's letters to a name.
-        reviewed: Says which pictures show nothing clearly.
+        pictures: Pictures of all sources.
+        links: Links of some of them to titles.
+        entities: Pictured articles.
+        countries: Countries, for the name of a flag's letters.
+        reviewed: Reviewed list, with the pictures that show nothing clearly.
     """
     titles = {link.picture.id: link.title for link in links.made}
     by_title = {entity.article.title: entity for entity in entities}
@@ -103,13 +103,13 @@ def read_captions(
 
 
 def _name_of(picture: Picture) -> str:
-    """The picture's name in small letters; `sun with face` keeps its face, `lion face` doesn't."""
+    """Return the picture's name in small letters; `sun with face` keeps its face, `lion face` doesn't."""
     name = plain_name(picture.name).split(":")[0]
     return f"{name} face" if name.endswith(" with") else name
 
 
 def _is_refused(picture: Picture, name: str, reviewed: Reviewed) -> bool:
-    """Whether a picture without a link shows no thing clearly, or nothing but a variant of another picture."""
+    """Return True if a picture without a link shows no thing clearly, or a variant of a different picture."""
     if picture.id in reviewed.denied or name in reviewed.denied or _VARIANT.match(name):
         return True
     return picture.category == "word" and name in _NO_THING
@@ -123,7 +123,7 @@ def _of_flag(picture: Picture, entity: Entity | None, countries: Mapping[str, st
 
 
 def _sentence(picture: Picture, name: str, entity: Entity | None) -> str:
-    """The source's own sentence if it has a short one, else the name with its article."""
+    """Return the source's own sentence if it is short, else the name with its article."""
     if picture.source == "tuxpaint":
         lines = picture.file.with_suffix(".txt").read_text(encoding="utf-8", errors="replace").splitlines()
         sentence = re.split(r"(?<=[.!?]) ", lines[0].strip())[0]
@@ -136,7 +136,7 @@ def _sentence(picture: Picture, name: str, entity: Entity | None) -> str:
 
 
 def noun_phrase(name: str, category: str) -> str:
-    """A name with the article that belongs before it.
+    """Return a name with its article.
 
     Example:
         >>> noun_phrase("elephant", "animal"), noun_phrase("scissors", "tool")

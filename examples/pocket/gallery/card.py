@@ -1,4 +1,4 @@
-"""The card of a gallery: what it holds, how many, and whose work under which licence it is made of."""
+"""The card of a gallery: contents, counts, sources and licences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 
 
 def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence[Entity]) -> str:
-    """The text of README.md, with its YAML front matter.
+    """Return the text of README.md, with its YAML front matter.
 
     Args:
-        manifest: The content of dataset.json.
-        sources: Keys of the sources that it was built from.
-        entities: The pictured articles.
+        manifest: Content of dataset.json.
+        sources: Keys of the gallery's sources.
+        entities: Pictured articles.
     """
     front = {
         "pretty_name": manifest["name"],

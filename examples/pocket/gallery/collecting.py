@@ -1,4 +1,4 @@
-"""Collects what a gallery is made of: the sources' pictures, articles and facts."""
+"""Collect the sources' pictures, articles and facts."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from reflectune.examples.pocket.models.packages import Download
 
 @dataclass(frozen=True)
 class Collection:
-    """The unpacked sources; nothing is read before it is asked for.
+    """The unpacked sources, read on first use.
 
     Attributes:
-        folders: Of each source, by key.
+        folders: Folder of each source, by key.
     """
 
     folders: Mapping[str, Path]
 
     @property
     def names(self) -> Sequence[str]:
-        """The sources' keys."""
+        """Keys of the sources."""
         return tuple(self.folders)
 
     @property
     def described(self) -> dict[str, str]:
-        """Of each source that is a package: which version, by its hash."""
+        """Version of each source that is a package, by its hash."""
         return {name: f"{SOURCES[name].package}, sha256 {SOURCES[name].package.sha256}" for name in self.folders}
 
     @cached_property
     def articles(self) -> dict[str, Article]:
-        """By title."""
+        """Articles, by title."""
         return read_articles(self.folders["wikipedia"])
 
     @cached_property
     def wordnet(self) -> WordNet:
-        """The nouns."""
+        """The nouns of WordNet."""
         return WordNet(self.folders["wordnet"])
 
     @cached_property
     def countries(self) -> list[Country]:
-        """The Factbook's pages; none without it."""
+        """The Factbook's pages; empty without it."""
         return list(read_countries(self.folders["factbook"])) if "factbook" in self.folders else []
 
     @cached_property
     def pictures(self) -> list[Picture]:
-        """Of all sources, in a fixed order.
+        """Pictures of all sources, in a fixed order.
 
         Raises:
             UserError: Two have one id.
@@ -88,20 +88,20 @@ def collect_sources(names: Sequence[str], cache: Path, download: Download | None
 
 
 def collect_facts(entities: Sequence[Entity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
-    """The facts of each article that has any, by title: of countries, and of whatever is pictured.
+    """Return the facts of each article that has any, by title: of countries, and of all pictured entities.
 
     Args:
-        entities: The pictured articles.
-        sources: Where facts come from.
-        reviewed: Denies facts that a pattern reads wrongly.
+        entities: Pictured articles.
+        sources: Sources of the facts.
+        reviewed: Reviewed list, with the facts that a pattern reads wrongly.
     """
     facts: list[Fact] = []
     titles = {country.letters: reviewed.countries.get(country.letters, country.name) for country in sources.countries}
-    told = set[str]()
+    linked = set[str]()
     for country in sources.countries:
         title = titles[country.letters]
-        if title in sources.articles and title not in told:
-            told.add(title)
+        if title in sources.articles and title not in linked:
+            linked.add(title)
             facts += country_facts(country, title)
     for entity in entities:
         if entity.category != "flag":

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 CLEAR = 0.7
-"""Share of the coloured pixels that a picture's main colour must have to be asked for."""
+"""Least share of the coloured pixels of a picture's main colour."""
 OUTLINE = 0.4
-"""Share of the pixels below which black is taken for an outline."""
+"""Share of the pixels below which black is an outline."""
 UNIFORM = 0.92
-"""Share of an edge's pixels that a stripe's colour must have."""
+"""Least share of an edge's pixels of a stripe's colour."""
 
 Edge = Literal["top", "bottom", "left"]
 _BACKGROUND = 243
@@ -25,7 +25,7 @@ _SCALED = (64, 64)
 
 @lru_cache(maxsize=65536)
 def colour_name(red: int, green: int, blue: int) -> str:
-    """The name of a colour; "" for one between two names.
+    """Return the name of a colour; "" for one between two names.
 
     Example:
         >>> colour_name(200, 16, 46)
@@ -53,7 +53,7 @@ def colour_name(red: int, green: int, blue: int) -> str:
 
 
 def main_colour(image: Image.Image) -> str:
-    """The colour of most of what is shown, without its background and outlines; "" if no colour is clearly the one."""
+    """Return the main colour, without background and outlines; "" if no colour is clearly the main one."""
     counted = _counted(image)
     del counted[""]
     if counted["black"] < OUTLINE * counted.total():
@@ -65,11 +65,11 @@ def main_colour(image: Image.Image) -> str:
 
 
 def edge_colour(image: Image.Image, edge: Edge) -> str:
-    """The one colour that a flag has along an edge; "" if there are several.
+    """Return the one colour of a flag along an edge; "" if there are several.
 
     Args:
         image: The flag, without a border.
-        edge: Which one; an eighth of the flag is looked at.
+        edge: The edge; an eighth of the flag counts.
     """
     width, height = image.size
     inset = max(2, width // 50)
@@ -84,7 +84,7 @@ def edge_colour(image: Image.Image, edge: Edge) -> str:
 
 
 def has_colour(image: Image.Image, name: str) -> bool | None:
-    """Whether a flag has a colour; None if it has a little of it, or of one that may be called so."""
+    """Return True if a flag has a colour; None if it has a little of it, or of one with a similar name."""
     counted = _counted(image, whole=True)
     share = counted[name] / counted.total()
     if share >= 0.08:
@@ -93,7 +93,7 @@ def has_colour(image: Image.Image, name: str) -> bool | None:
 
 
 def _counted(image: Image.Image, *, whole: bool = False) -> Counter[str]:
-    """How many pixels have each name, of a small copy; the white background is left out, unless the whole counts."""
+    """Count the pixels of each colour name in a small copy, without the white background unless `whole` is True."""
     pixels = np.asarray(image.convert("RGB").resize(_SCALED, Image.Resampling.NEAREST))  # (height, width, 3)
     shown = np.ones(pixels.shape[:2], bool) if whole else ~_background(pixels)
     colours, counts = np.unique(pixels[shown], axis=0, return_counts=True)
@@ -104,7 +104,7 @@ def _counted(image: Image.Image, *, whole: bool = False) -> Counter[str]:
 
 
 def _background(pixels: np.ndarray) -> np.ndarray:
-    """Which pixels are bright and joined to an edge by bright ones of their row or column. (height, width) of bool."""
+    """Mark pixels that are joined to an edge by bright ones of their row or column: bool of shape (height, width)."""
     bright = pixels.min(axis=2) >= _BACKGROUND
     joined = np.zeros_like(bright)
     for axis in (0, 1):

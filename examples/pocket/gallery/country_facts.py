@@ -1,4 +1,4 @@
-"""Facts about countries, out of the World Factbook."""
+"""Facts about countries, from the World Factbook."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MONTHS = "January|February|March|April|May|June|July|August|September|October|N
 
 
 def country_facts(country: Country, title: str) -> Iterator[Fact]:
-    """What the Factbook says of a country, in sentences; what it says in an unusual form is left out.
+    """Return the Factbook's facts about a country, as sentences; entries of an unusual form are left out.
 
     Args:
-        country: Its page.
-        title: Of its article.
+        country: Page of the country.
+        title: Title of its article.
     """
     for make in (_geography, _people, _state, _economy):
         for relation, heading, answers, answer_type, sentence in make(country, f"{_article(title)}{_name(title)}"):
@@ -177,7 +177,7 @@ def _economy(country: Country, name: str) -> Iterator[_Row]:
 
 
 def _amount(text: str, unit: str) -> str:
-    """The number that a text begins with, with a magnitude if it has one, if the unit follows."""
+    """Return the number at the start of a text, with its magnitude if it has one, if the unit follows."""
     match = re.match(rf"(?:total: )?(-?\d[\d,]*(?:\.\d+)?(?: million| billion)?) ?{re.escape(unit)}", text)
     return match[1] if match else ""
 
@@ -191,13 +191,13 @@ def _indefinite(text: str) -> str:
 
 
 def _bare(place: str) -> tuple[str, ...]:
-    """A place's name, and the one without `City`, `D.C.` or a qualifier behind it."""
+    """Return a place's name, and the name without `City`, `D.C.` or a qualifier."""
     short = re.sub(r" (?:City|D\.?C\.?)$|,.*$", "", place)
     return tuple(dict.fromkeys((place, short)))
 
 
 def singular(money: str) -> str:
-    """A currency's name as that of one piece of it: "US dollars" is "US dollar"."""
+    """Return a currency's name in the singular: "US dollar" of "US dollars"."""
     words = money.split()
     last = words[-1]
     if last.endswith("ies"):
@@ -210,6 +210,6 @@ def singular(money: str) -> str:
 
 
 def _numbers_of(money: str, code: str) -> tuple[str, ...]:
-    """A currency in the singular and plural, in its last word alone, and its code."""
-    one = singular(money)
-    return tuple(dict.fromkeys((one, money, one.split()[-1], money.split()[-1], code)))
+    """Return a currency in the singular and plural, its last word alone, and its code."""
+    single = singular(money)
+    return tuple(dict.fromkeys((single, money, single.split()[-1], money.split()[-1], code)))

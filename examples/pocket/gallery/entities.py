@@ -1,4 +1,4 @@
-"""The gallery's entities: articles whose subject is shown by several hands, and which picture is for what."""
+"""The gallery's entities: articles whose subject several hands have drawn, and the use of each picture."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from reflectune.examples.pocket.gallery.sources.reference_works import Article
 
 Role = Literal["train", "val", "test", "shown"]
 SHARES: Mapping[Role, float] = {"val": 0.2, "test": 0.2}
-"""Shares of the entities of each kind that training never sees."""
+"""Shares of the entities of each kind that training doesn't show."""
 
 
 NEARLY_EQUAL = 9.0
-"""Mean difference of grey levels, of 255, below which two pictures count as copies of one."""
+"""Mean difference of grey levels, of 255, below which two pictures are copies of one."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a picture looks like, in short.
+    """A summary of a picture's look.
 
     Attributes:
         pixels: Hash of its file.
@@ -33,7 +33,7 @@ class Look:
     small: bytes
 
     def is_like(self, other: Look) -> bool:
-        """Whether two pictures are copies of one, perhaps in other sizes."""
+        """Return True if two pictures are copies of one, perhaps in other sizes."""
         return sum(abs(a - b) for a, b in zip(self.small, other.small, strict=True)) < NEARLY_EQUAL * len(self.small)
 
 
@@ -43,11 +43,11 @@ class Entity:
 
     Attributes:
         article: The article.
-        category: What kind of thing its subject is.
-        names: What it is called: by its article, then by its pictures.
+        category: Kind of thing of its subject.
+        names: Its names, the article's before the pictures'.
         shown: The picture in the knowledge base.
-        asked: The pictures that questions are asked about, by other hands; empty if there are none.
-        role: Which splits ask about it; `shown`: none, it stands in the knowledge base alone.
+        asked: Pictures of questions, by other hands; empty if there are none.
+        role: Splits that ask about it; `shown`: none, it is in the knowledge base alone.
     """
 
     article: Article
@@ -74,11 +74,11 @@ def make_entities(
     """Group links by article, and draw each entity's picture for the knowledge base, and its role.
 
     Args:
-        links: Of pictures to titles.
-        articles: By title.
-        reviewed: Says kinds of things better than sources do.
-        usable: How each picture that can be used looks, by id; of equal ones the first is kept.
-        seed: Of the draws.
+        links: Links of pictures to titles.
+        articles: Articles, by title.
+        reviewed: Reviewed list, with kinds of things that are wrong in the sources.
+        usable: Look of each usable picture, by id; the first of equal ones is kept.
+        seed: Seed of the draws.
         limit: Most entities of each kind; 0: all.
 
     Returns:
@@ -126,7 +126,7 @@ def _by_hand(pictures: Sequence[Picture]) -> list[list[Picture]]:
 
 
 def _with_roles(kind: str, entities: Sequence[Entity], seed: int, limit: int) -> Iterable[Entity]:
-    """The entities of one kind with roles drawn; those without a picture to ask about keep theirs."""
+    """Draw the roles of the entities of one kind; those without a picture for questions keep theirs."""
     several = [entity for entity in entities if entity.asked]
     random.Random(f"{seed}/roles/{kind}").shuffle(several)
     if limit:

@@ -1,4 +1,4 @@
-"""A fact: what an article states about its subject, as a relation and its value."""
+"""Facts that articles state about their subjects, as a relation and its value."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact about an article's subject.
+    """A fact about an article's subject.
 
     Attributes:
-        title: The article's.
+        title: Title of the article.
         relation: A key of `relations.RELATIONS`.
         answers: The value and other accepted names of it; of a number, with its unit.
-        answer_type: How an answer is compared.
-        heading: The section of facts that it is written into; "" if the summary states it.
-        sentence: How that section states it; "" if the summary does.
+        answer_type: InfoSeek's type of the answer.
+        heading: Heading of the section of facts that states it; "" if the summary states it.
+        sentence: Sentence of that section; "" if the summary states the fact.
         asked: Its own questions, `(train, held out)`, for a relation that has none.
     """
 
@@ -39,7 +39,7 @@ class Fact:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Lowest and highest accepted value of a number."""
+        """Return the lowest and highest accepted value of a number."""
         if self.answer_type != "numerical":
             return None
         value = number(self.answers[0])
@@ -49,7 +49,7 @@ class Fact:
 
 
 def number(text: str) -> float:
-    """The first number in a text, thousands' commas left out, `million` and `billion` read.
+    """Return the first number in a text, with `million` and `billion` and without thousands' commas.
 
     Example:
         >>> number("68.5 million people")
@@ -62,7 +62,7 @@ def number(text: str) -> float:
 
 
 def entry_of(article: Article, facts: Sequence[Fact], images: tuple[str, ...] = ()) -> Entry:
-    """An article as an entry: its summary as the first section, and then its facts, a section for each heading."""
+    """Return an article as an entry: its summary as the first section, then its facts, a section for each heading."""
     sections = [summary_section(article)]
     for heading in dict.fromkeys(fact.heading for fact in facts if fact.heading):
         lines = dict.fromkeys(fact.sentence for fact in facts if fact.heading == heading)
@@ -71,15 +71,15 @@ def entry_of(article: Article, facts: Sequence[Fact], images: tuple[str, ...] = 
 
 
 def evidence_of(fact: Fact, entry: Entry, cue: str = "") -> tuple[Evidence, ...]:
-    """The sections that state a fact, none if the article doesn't.
+    """Return the sections that state a fact.
 
-    The section that the fact comes from does if the project's own string matching finds an accepted answer in one of
-    its passages. Another one does if such a passage has a word of the relation's, too.
+    The fact's own section states it if the project's string matching finds an accepted answer in one of its passages. A
+    different section states it if such a passage also has a word of the relation.
 
     Args:
-        fact: About the entry's subject.
-        entry: The article, as `entry_of` made it.
-        cue: Pattern of the words that the relation is told by; "": no other section counts.
+        fact: Fact about the entry's subject.
+        entry: The article, as made by `entry_of`.
+        cue: Pattern of the relation's words; "": no other section counts.
     """
     question = Question("", "", "", fact.answers, fact.range, fact.answer_type)
     section_of_fact = next(
@@ -88,13 +88,13 @@ def evidence_of(fact: Fact, entry: Entry, cue: str = "") -> tuple[Evidence, ...]
     stating = [passage for passage in split_passages(entry) if stated_answer(question, passage)]
     if section_of_fact not in {passage.section for passage in stating}:
         return ()
-    told = re.compile(rf"\b(?:{cue})", re.IGNORECASE) if cue else None
-    others = [passage.section for passage in stating if told and told.search(passage.text)]
+    pattern = re.compile(rf"\b(?:{cue})", re.IGNORECASE) if cue else None
+    others = [passage.section for passage in stating if pattern and pattern.search(passage.text)]
     return tuple(Evidence(entry.id, section) for section in dict.fromkeys([section_of_fact, *others]))
 
 
 def without_doubles(facts: Iterable[Fact]) -> list[Fact]:
-    """One fact of each relation of an article: the first."""
+    """Return the first fact of each relation of an article."""
     kept: dict[tuple[str, str], Fact] = {}
     for fact in facts:
         kept.setdefault((fact.title, fact.relation), fact)
@@ -102,11 +102,11 @@ def without_doubles(facts: Iterable[Fact]) -> list[Fact]:
 
 
 Finder = Callable[[Article], Iterable[Fact]]
-"""Reads the facts that an article's summary states."""
+"""Function that reads the facts of an article's summary."""
 
 
 def by_title(facts: Iterable[Fact]) -> Mapping[str, list[Fact]]:
-    """Facts by their article's title, in order."""
+    """Group facts by their article's title, in order."""
     grouped: dict[str, list[Fact]] = {}
     for fact in facts:
         grouped.setdefault(fact.title, []).append(fact)

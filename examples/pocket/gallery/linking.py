@@ -1,4 +1,4 @@
-"""Which article tells of what a picture shows: strict names, senses by WordNet, and a list that a person reviewed."""
+"""Link pictures to the articles of their subjects: strict names, senses by WordNet, and a reviewed list."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _GROUP_WORDS = frozenset(
     "tribe subfamily superfamily suborder superorder subspecies informal common several part parts piece category "
     "name collection set member members number phylum grouping classification breed taxonomic".split()
 )
-"""Words that say nothing of what a thing is: what follows their "of" does."""
+"""Words before "of" that don't describe a thing; the words behind it do."""
 _HEAD_ENDS: Final = re.compile(
     r"[,;(–]| (?:in|for|to|with|that|which|who|from|by|on|at|used|made|native|where|as|resulting|consisting|played|worn"
     r"|covering|having|containing|built|based|growing|known|including|of) "
 )
 
 _TOPS = {"animal": ANIMAL, "plant": PLANT, "food": FOOD, "artifact": ARTIFACT}
-"""Names of whole kinds: WordNet has them in a file of their own."""
+"""Names of whole kinds, which WordNet has in a separate file."""
 
 
 @dataclass(frozen=True)
 class Reviewed:
-    """What a person decided: `reviewed.json`.
+    """A person's decisions: `reviewed.json`.
 
     Attributes:
-        aliases: Names of pictures that are another title's.
-        countries: Titles of countries whose article has another name, by two letters.
+        aliases: Titles for names of pictures that differ from the title.
+        countries: Titles of countries whose article has a different name, by two letters.
         denied: Names, or ids of pictures, that are not linked, with the reason.
-        allowed: Titles whose sense is right although WordNet can't tell.
-        look_alikes: Groups of titles that are easily taken for each other.
-        categories: What kind of thing an article's subject is, where its pictures' sources say it badly.
+        allowed: Titles whose sense is right although WordNet has no answer.
+        look_alikes: Groups of titles that are easily confused.
+        categories: Kinds of things of articles whose pictures' sources have a wrong one.
         denied_facts: `TITLE RELATION` of facts that a pattern reads wrongly.
     """
 
@@ -56,7 +56,7 @@ class Reviewed:
 
 @dataclass(frozen=True)
 class Link:
-    """A picture and the article of what it shows; `rule` says how that was known."""
+    """A picture and the article of its subject; `rule` is the rule that linked them."""
 
     picture: Picture
     title: str
@@ -65,7 +65,7 @@ class Link:
 
 @dataclass
 class Links:
-    """All links, and the pictures that were refused one, each with the reason."""
+    """All links, and the pictures without one, each with the reason."""
 
     made: list[Link] = field(default_factory=list)
     refused: list[tuple[Picture, str, str]] = field(default_factory=list)
@@ -73,10 +73,10 @@ class Links:
 
 @cache
 def read_reviewed(path: Path | None = None) -> Reviewed:
-    """The reviewed list beside this module, or another one.
+    """Read a reviewed list, by default this package's.
 
     Raises:
-        UserError: It lacks a part.
+        UserError: A part is missing.
     """
     path = path or Path(__file__).with_name("reviewed.json")
     known: dict[str, Any] = read_json(path, "the reviewed list of links")
@@ -104,11 +104,11 @@ def link_pictures(
     """Link each picture that names an article's subject.
 
     Args:
-        pictures: Of all sources.
-        articles: By title.
-        wordnet: Tells senses apart.
-        countries: Lead from a flag's letters to a name.
-        reviewed: Goes before all rules.
+        pictures: Pictures of all sources.
+        articles: Articles, by title.
+        wordnet: Senses of names.
+        countries: Countries, for the name of a flag's letters.
+        reviewed: Reviewed list, which precedes all rules.
     """
     by_letters = {country.letters: country.name for country in countries} | dict(reviewed.countries)
     by_name: dict[str, str] = {}
@@ -136,16 +136,16 @@ def link_pictures(
 
 
 def plain_name(name: str) -> str:
-    """A name in small letters, without an article before it, `face` behind it, or the country that it lies in."""
+    """Return a name in small letters, without its article, the word `face` at its end, or the country of a place."""
     plain = re.sub(r"^(?:the|a|an) +", "", name.lower().split(",")[0])
     return re.sub(r"(?<=[a-z]) face$", "", plain).strip()
 
 
 def sense_problem(article: Article, name: str, category: str, wordnet: WordNet) -> str:
-    """Why the article is of something else than what the picture shows, by WordNet; "" if it isn't.
+    """Return the reason that an article has a different subject than a picture, by WordNet; "" if it has the same.
 
-    The word that the article's description calls its subject must be of the picture's kind: a turkey in a picture is
-    an animal, and "Country in Southeastern Europe" is none.
+    The head noun of the article's description must be of the picture's kind: a turkey in a picture is an animal, and
+    "Country in Southeastern Europe" is not.
     """
     files = CATEGORIES[category].files
     if not any(sense.file in files for sense in wordnet.senses(name)):
@@ -157,12 +157,12 @@ def sense_problem(article: Article, name: str, category: str, wordnet: WordNet) 
 
 
 def _is_of(sense: Sense, files: frozenset[int]) -> bool:
-    """Whether a sense is of one of the kinds, or is the name of the kind itself (`animal`, which is in no kind)."""
+    """Return True if a sense is of one of the kinds, or is a kind's own name (`animal`, which is in no kind)."""
     return sense.file in files or any(_TOPS.get(word) in files for word in sense.words)
 
 
 def head_noun(description: str) -> str:
-    """The noun that a description says its subject is.
+    """Return the head noun of a description.
 
     Example:
         >>> head_noun("Species of large cat")
@@ -180,12 +180,12 @@ def head_noun(description: str) -> str:
 
 
 def first_definition(summary: str) -> str:
-    """What stands behind the first `is a` of a summary."""
+    """Return the text behind the first `is a` of a summary."""
     match = re.search(r"\b(?:is|are|was|were) (?:an?|the|any|one of)? ?(.+?)[.;]", summary)
     return match[1] if match else ""
 
 
 def category_of(pictures: Sequence[Picture]) -> str:
-    """The kind of thing that an entity is, by its pictures'."""
+    """Return an entity's kind of thing, from its pictures'."""
     named = [picture.category for picture in pictures if picture.category != "word"] or ["word"]
     return next((kind for kind in PREFERRED if kind in named), named[0])

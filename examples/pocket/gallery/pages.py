@@ -1,4 +1,4 @@
-"""What a person reads a gallery by: a page with all links of pictures to articles, and a sheet of drawn questions."""
+"""Pages for proof-reading a gallery: all links of pictures to articles, and a sheet of drawn questions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
     """Write 20 questions, drawn at random, each below its picture.
 
     Args:
-        folder: The data set, in which the pictures lie; the sheet goes there.
-        questions: To draw from.
-        seed: Of the draw.
+        folder: Folder of the data set, which has the pictures; the sheet goes there.
+        questions: Questions to draw from.
+        seed: Seed of the draw.
     """
     rng = random.Random(f"{seed}/contact sheet")
     shown = rng.sample(list(questions), min(_COLUMNS * _ROWS, len(questions)))
@@ -48,13 +48,13 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
 
 
 def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[Entity]) -> None:
-    """Write one HTML file: of each entity every picture, the title, and the article's first sentence.
+    """Write one HTML file with every picture, the title, and the article's first sentence of each entity.
 
     Args:
-        path: The file to write.
-        folder: The data set, in which the pictures lie.
-        links: How each picture was linked.
-        entities: The pictured articles.
+        path: Output file.
+        folder: Folder of the data set, which has the pictures.
+        links: Links of the pictures.
+        entities: Pictured articles.
     """
     rules = {link.picture.id: link.rule for link in links.made}
 

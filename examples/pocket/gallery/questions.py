@@ -1,4 +1,4 @@
-"""Questions about the gallery's entities, and which split each is in."""
+"""Questions about the gallery's entities, by split."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SPLITS = (
 
 @dataclass(frozen=True)
 class Amounts:
-    """How many questions of each sort an entity gets.
+    """Numbers of questions of an entity.
 
     Attributes:
-        facts: Most facts of an entity that are asked about; a country has some twenty.
-        repeats: How often training asks for the same fact, in other words or with another picture; for a country's,
-            once.
-        visual: Questions that looking answers, of each entity of training.
+        facts: Most facts that are asked about; a country has about twenty.
+        repeats: Questions of training for the same fact, in other words or with a different picture; one for a
+            country's.
+        visual: Visual questions of each entity of training.
         two_hop: Most two-hop questions of an entity.
     """
 
@@ -49,13 +49,13 @@ class Interviewer:
     """Asks the questions of a gallery.
 
     Args:
-        entities: All of them.
-        facts: The facts of each article, by title.
-        entries: The knowledge base's entries, by title.
-        visual: What looking at an entity answers, by title.
-        chains: Two-hop questions, by the title of the entity in the picture.
-        amounts: How many to ask.
-        seed: Of phrasings, pictures and draws; each entity has its own.
+        entities: All entities.
+        facts: Facts of each article, by title.
+        entries: Entries of the knowledge base, by title.
+        visual: Visual questions of each entity, by title.
+        chains: Two-hop questions, by the title of the pictured entity.
+        amounts: Numbers of questions.
+        seed: Seed of phrasings, pictures and draws; each entity has its own generator.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Interviewer:
         """Facts left out because no passage of the article states them, by relation."""
 
     def ask_all(self) -> dict[str, list[Question]]:
-        """Every split's questions."""
+        """Return the questions of every split."""
         splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
         for number, entity in enumerate(entity for entity in self._entities if entity.role != "shown"):
             rng = random.Random(f"{self._seed}/questions/{entity.article.title}")
@@ -85,13 +85,13 @@ class Interviewer:
         return splits
 
     def _seen(self, entity: Entity, number: int, rng: random.Random) -> Iterator[Question]:
-        """Training's questions, and those of its entities that are kept for validation and test."""
+        """Return training's questions, and those of its entities that are kept for validation and test."""
         facts = self._stated(entity, rng)
-        kept = facts[: 0 if len(facts) < 2 else 1 if len(facts) < 5 else 2 if len(facts) < 8 else 4]
-        for place, (fact, evidence) in enumerate(kept):
+        held_out = facts[: 0 if len(facts) < 2 else 1 if len(facts) < 5 else 2 if len(facts) < 8 else 4]
+        for place, (fact, evidence) in enumerate(held_out):
             split = "test_unseen_question" if (number + place) % 2 else "val_unseen_question"
             yield self._knowledge(entity, fact, evidence, split, rng)
-        for fact, evidence in facts[len(kept) :]:
+        for fact, evidence in facts[len(held_out) :]:
             yield from self._repeated(entity, fact, evidence, rng)
         visual = rng.sample(list(self._visual[entity.article.title]), len(self._visual[entity.article.title]))
         for visual_fact in visual[: self._amounts.visual]:
@@ -104,7 +104,7 @@ class Interviewer:
     def _repeated(
         self, entity: Entity, fact: Fact, evidence: tuple[Evidence, ...], rng: random.Random
     ) -> Iterator[Question]:
-        """The same fact asked for some times, each time in other words or with another picture."""
+        """Return several questions for one fact, each in other words or with a different picture."""
         seen = set[tuple[str, str]]()
         for _ in range(1 if entity.category == "flag" else self._amounts.repeats):
             question = self._knowledge(entity, fact, evidence, "train", rng)
@@ -122,7 +122,7 @@ class Interviewer:
         yield from self._two_hop(entity, f"two_hop_{entity.role}", rng)
 
     def _stated(self, entity: Entity, rng: random.Random) -> list[tuple[Fact, tuple[Evidence, ...]]]:
-        """Some of the facts that the entity's article states, in a drawn order, each with its evidence."""
+        """Draw some of the facts that the entity's article states, each with its evidence."""
         stated = []
         for fact in self._facts.get(entity.article.title, ()):
             if evidence := evidence_of(fact, self._entries[entity.article.title], cue_of(fact.relation)):
@@ -197,7 +197,7 @@ class Interviewer:
 
 
 def image_path(picture: Picture) -> str:
-    """Where a picture lies in the data set."""
+    """Return the path of a picture in the data set."""
     return f"images/{picture.id}.jpg"
 
 

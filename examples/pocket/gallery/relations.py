@@ -1,4 +1,4 @@
-"""Kinds of facts, and how they are asked for: words that training may use, and words held out from it."""
+"""Relations and their questions: in words that training may use, and in words held out from it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
 
 @dataclass(frozen=True)
 class Relation:
-    """How one kind of fact is asked for.
+    """The questions of a relation.
 
     Attributes:
         train: Questions of the training split; `{it}` is the subject.
-        held_out: Questions that only validation and test ask.
-        cue: Pattern of words that a sentence telling the fact has; "": only the fact's own section is evidence.
+        held_out: Questions of validation and test alone.
+        cue: Pattern of words of a sentence that states the fact; "": only the fact's own section is evidence.
     """
 
     train: tuple[str, ...]
@@ -242,17 +242,17 @@ SUBJECTS = {
         ("the {c} that is shown", "the pictured {c}"),
     ),
 }
-"""How a question names its subject, of a flag and of other pictures: in training, and in held-out phrasings."""
+"""Names of a question's subject, of a flag and of other pictures: in training, and in held-out phrasings."""
 
 
 def ask(fact: Fact, category: str, rng: random.Random, held_out: bool) -> str:
-    """A question for a fact.
+    """Draw a question for a fact.
 
     Args:
-        fact: What is asked for.
-        category: What kind of thing its subject is.
-        rng: Draws the words.
-        held_out: Whether the words are those that training never has.
+        fact: The fact.
+        category: Kind of thing of its subject.
+        rng: Generator of the words.
+        held_out: True takes words that training doesn't have.
     """
     noun = CATEGORIES[category].noun
     subject = rng.choice(SUBJECTS["flag" if category == "flag" else "other"][held_out]).format(c=noun)
@@ -262,10 +262,10 @@ def ask(fact: Fact, category: str, rng: random.Random, held_out: bool) -> str:
 
 
 def fill(text: str, subject: str) -> str:
-    """A question with its subject put in."""
+    """Insert the subject into a question."""
     return text.format(it=subject, It=subject[:1].upper() + subject[1:])
 
 
 def cue_of(relation: str) -> str:
-    """The words that another section must have besides the answer to be evidence."""
+    """Return the pattern of words that a different section needs, in addition to the answer, to be evidence."""
     return RELATIONS[relation].cue if relation in RELATIONS else ""

@@ -1,4 +1,4 @@
-"""Facts about what family, order and class an animal or plant is of, and what kind of thing a thing is, by WordNet."""
+"""Facts by WordNet: family, order and class of animals and plants, and the kind of an artifact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OUTDATED = frozenset(
     "Bradypodidae Saurischia Scorpionida Osteichthyes Crangonidae Chamaeleontidae Cricetus Crustacea Phalangeridae "
     "Draco Agamidae Palmae Compositae Umbelliferae Labiatae Tubuliflorae".split()
 )
-"""Names that today's botany and zoology have given up or moved, or that are of one member of a larger group."""
+"""Names that botany and zoology have given up or moved, or that belong to one member of a larger group."""
 
 _ANIMALS = ("animal", "bird", "reptile", "sea animal", "insect")
 _PLANTS = ("plant", "flower", "fruit", "vegetable")
@@ -30,17 +30,17 @@ _COMMON = {
     "Arachnida": ("arachnids", "arachnid"),
     "Cephalopoda": ("cephalopods", "cephalopod"),
 }
-"""What the members of a class are called in English; accepted as well."""
+"""English names of the members of a class; accepted as well."""
 
 
 def taxonomy_facts(article: Article, names: tuple[str, ...], category: str, wordnet: WordNet) -> Iterator[Fact]:
-    """The ranks of an animal or plant that WordNet has and the summary doesn't gainsay.
+    """Return the ranks of an animal or plant that WordNet has and the summary doesn't contradict.
 
     Args:
-        article: What the facts are added to.
-        names: What its subject is called: its title and its pictures' names.
-        category: What kind of thing it is; there are ranks for animals and plants alone.
-        wordnet: Where the ranks come from.
+        article: Article of the facts.
+        names: Names of its subject: the title and the pictures' names.
+        category: Kind of thing; animals and plants alone have ranks.
+        wordnet: Source of the ranks.
     """
     living = ANIMAL if category in _ANIMALS else PLANT if category in _PLANTS else -1
     for name in names:
@@ -54,15 +54,15 @@ def taxonomy_facts(article: Article, names: tuple[str, ...], category: str, word
                 value = ranks.get(rank, ("",))[0]
                 if value and value not in (*_OUTDATED, article.title) and not _gainsaid(article, rank, value):
                     common = _COMMON.get(value, ())
-                    told = f"{value}, the {common[0]}" if common else value
+                    group = f"{value}, the {common[0]}" if common else value
                     yield Fact(
-                        article.title, rank, (value, *common), "string", HEADING, f"It belongs to the {rank} {told}."
+                        article.title, rank, (value, *common), "string", HEADING, f"It belongs to the {rank} {group}."
                     )
             return
 
 
 def kind_fact(article: Article, name: str, category: str, wordnet: WordNet) -> Iterator[Fact]:
-    """What wider kind of thing an artifact is, if WordNet knows one sense of its name as an artifact."""
+    """Return the fact of an artifact's wider kind, if WordNet has one sense of its name as an artifact."""
     senses = [sense for sense in wordnet.senses(name) if sense.file == ARTIFACT]
     if category not in _KINDS or len(senses) != 1:
         return
@@ -81,11 +81,11 @@ _VAGUE = frozenset(
     "container zone ceramic terminal excavation product projectile stairs cube cord lamp vessel car railway edge-tool "
     "mechanism electronic-equipment electrical-device electronic-device object".split()
 )
-"""Kinds that say too little, or are of another sense."""
+"""Kinds that are too vague, or belong to a different sense."""
 
 
 def _gainsaid(article: Article, rank: str, value: str) -> bool:
-    """Whether the summary names another one of this rank."""
+    """Return True if the summary names a different one of this rank."""
     endings = {"family": r"\b[A-Z][a-z]+(?:idae|aceae)\b"}
     pattern = endings.get(rank, rf"\b{rank} ([A-Z][a-z]+)")
     return value not in article.summary and re.search(pattern, article.summary) is not None

@@ -1,4 +1,4 @@
-"""Facts that a summary states: found by careful patterns, or read off it by a person (`reviewed_facts.json`)."""
+"""Facts that a summary states: found by patterns, or written down by a person (`reviewed_facts.json`)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _LANGUAGES = (
 
 @dataclass(frozen=True)
 class Pattern:
-    """How summaries tell one relation.
+    """A pattern of a relation in summaries.
 
     Attributes:
         relation: A key of `relations.RELATIONS`.
-        told: Pattern with the value as the group `v`.
-        categories: Kinds of things that it is read for; empty: all.
-        answer_type: How the value is compared.
+        pattern: Regular expression with the value as the group `v`.
+        categories: Kinds of things that it applies to; empty: all.
+        answer_type: InfoSeek's type of the value.
     """
 
     relation: str
-    told: re.Pattern[str]
+    pattern: re.Pattern[str]
     categories: frozenset[str] = frozenset()
     answer_type: AnswerType = "string"
 
@@ -139,14 +139,14 @@ PATTERNS = (
 
 
 def text_facts(article: Article, category: str) -> Iterator[Fact]:
-    """The facts that a summary states by the patterns for this kind of thing: of each pattern the first.
+    """Return the facts of a summary by the patterns for this kind of thing, the first of each pattern.
 
-    A value that is the article's own title, or a part of it, is no answer and is left out.
+    A value that is the article's own title, or a part of it, is left out.
     """
     for pattern in PATTERNS:
         if pattern.categories and category not in pattern.categories:
             continue
-        match = pattern.told.search(article.summary)
+        match = pattern.pattern.search(article.summary)
         if match is None or _is_own_name(match["v"], article.title):
             continue
         answers = _answers(pattern, match["v"])
@@ -160,7 +160,7 @@ def _is_own_name(value: str, title: str) -> bool:
 
 
 def _answers(pattern: Pattern, value: str) -> tuple[str, ...]:
-    """A value and what else is accepted: each of several places, a number's figure, another form of a word."""
+    """Return a value with other accepted answers: each of several places, a number's figure, other forms of a word."""
     if pattern.relation in ("native_to", "origin"):
         places = [place.strip() for place in re.split(r",? and (?:the )?|, ", value)]
         wrong = {"Cretaceous", "Paleolithic", "Western Christian", "Malesian", "Eastern"}
@@ -176,7 +176,7 @@ def _answers(pattern: Pattern, value: str) -> tuple[str, ...]:
 
 
 def reviewed_facts(article: Article) -> Iterator[Fact]:
-    """The reviewed facts of an article: each brings its own questions, and its summary states the answer.
+    """Return the reviewed facts of an article: each has its own questions, and the summary states the answer.
 
     Raises:
         UserError: A row of the list is wrong.
@@ -187,7 +187,7 @@ def reviewed_facts(article: Article) -> Iterator[Fact]:
 
 @cache
 def reviewed_rows(path: Path | None = None) -> dict[str, list[list[str]]]:
-    """Facts written by a person from an article's summary, by its title: [question, held-out question, answer, …]."""
+    """Read facts that a person wrote from summaries, by title: [question, held-out question, answer, …]."""
     path = path or Path(__file__).with_name("reviewed_facts.json")
     rows: dict[str, list[list[str]]] = read_json(path, "the list of reviewed facts")
     for title, facts in rows.items():

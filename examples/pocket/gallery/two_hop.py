@@ -1,4 +1,4 @@
-"""Questions of two hops: the article of what is shown names another article's subject, and that one has the answer."""
+"""Two-hop questions: the pictured entity's article names a second article's subject, and that one has the answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ASKED = {
 
 @dataclass(frozen=True)
 class TwoHop:
-    """Two facts, the first's value being the subject of the second, and the sections that state both."""
+    """Two facts, the second about the value of the first, and the sections that state both."""
 
     first: Fact
     second: Fact
@@ -58,7 +58,7 @@ class TwoHop:
     noun: str
 
     def ask(self, category: str, rng: random.Random, held_out: bool) -> str:
-        """The question: the second fact's, about what the first fact leads to."""
+        """Return the second fact's question about the value of the first."""
         subject = _SUBJECTS["flag" if category == "flag" else "other"][held_out].format(c=self.noun)
         bridge = _BRIDGES[self.first.relation][held_out].format(it=subject)
         known = RELATIONS.get(self.second.relation)
@@ -67,7 +67,7 @@ class TwoHop:
 
 
 def second_facts(article: Article) -> Iterator[Fact]:
-    """What the summary of a city or of a language says that a second hop may ask for."""
+    """Return the facts of a city's or language's summary that a second hop may ask for."""
     if match := _RIVER.search(article.summary):
         name = match["a"] or match["b"] or match["c"]
         yield Fact(article.title, "river", (name, f"{name} River", f"River {name}"))
@@ -81,9 +81,9 @@ class Chains:
     """Finds the two-hop questions of a gallery.
 
     Args:
-        facts: The facts of each article, by title.
-        entries: The knowledge base's entries, by title.
-        articles: By title.
+        facts: Facts of each article, by title.
+        entries: Entries of the knowledge base, by title.
+        articles: Articles, by title.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class Chains:
         }
 
     def of(self, title: str, noun: str) -> list[TwoHop]:
-        """The two-hop questions about what an article's subject leads to.
+        """Return the two-hop questions that start at an article's subject.
 
         Args:
-            title: The article's.
-            noun: What its subject is called in a question.
+            title: Title of the article.
+            noun: Name of its subject in a question.
         """
         chains = []
         for first in self._facts.get(title, ()):
@@ -121,7 +121,7 @@ class Chains:
         return self._known[key]
 
     def _target(self, first: Fact) -> str | None:
-        """The title of the article that a fact's value is the subject of."""
+        """Return the title of the article about a fact's value."""
         if first.relation not in _BRIDGES or first.answer_type != "string":
             return None
         value = first.answers[0]
@@ -140,7 +140,7 @@ class Chains:
         return [*known, *second_facts(self._articles[title])]
 
     def _is_given(self, title: str, second: Fact) -> bool:
-        """Whether the first article states the same answer: then its subject's own fact would answer the question."""
+        """Return True if the first article states the same answer, so that one hop answers the question."""
         return any(
             fact.relation == second.relation and set(fact.answers) & set(second.answers)
             for fact in self._facts.get(title, ())

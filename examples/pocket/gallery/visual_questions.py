@@ -1,4 +1,4 @@
-"""Questions that looking at a picture answers: what it shows, of which kind and colour, how many, drawn or not."""
+"""Visual questions: name, kind, colour, number and style of the pictured thing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Can {v} be seen in the flag?", "Is {v} one of the colours of this flag?"),
     ),
 }
-"""The words of a gallery's questions, by what they ask for: those of training, and those that are held out."""
+"""Phrasings of a gallery's questions, by attribute: those of training, and those that are held out."""
 FURTHER: dict[str, tuple[str, ...]] = {
     "name": ("What is it that the picture shows?", "Name the thing in the picture.", "What are we looking at?"),
     "kind": (
@@ -91,9 +91,9 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "left": ("Which colour is the left part of this flag?", "Name the colour on the left of the flag."),
     "has": ("Is {v} a colour of this flag?", "Can you see {v} in this flag?", "Is there {v} in the flag?"),
 }
-"""Words that neither training's nor the held-out questions of a gallery have: what a model is taught before either."""
+"""Phrasings that a gallery's questions don't have, for the training before."""
 _FLAT = ("plain_flags",)
-"""Hands whose flags are rectangles without shading: their colours can be read off."""
+"""Hands whose flags are rectangles without shading, so that pixels have the colours."""
 _COUNTED = frozenset("animal bird insect vehicle instrument tool device fruit vegetable".split())
 _HIGHEST = 5
 _NAMES = {
@@ -105,15 +105,15 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Visual:
-    """One thing that looking at a picture answers.
+    """A visual question about a picture.
 
     Attributes:
-        attribute: What is asked for.
+        attribute: The attribute.
         picture: The picture, or the one that it is composed of.
         image: Path of the image in the data set.
-        answers: What is accepted.
-        noun: What the thing is called in the question.
-        value: What else the question names.
+        answers: Accepted answers.
+        noun: Name of the thing in the question.
+        value: A further value in the question.
     """
 
     attribute: str
@@ -124,11 +124,11 @@ class Visual:
     value: str = ""
 
     def ask(self, rng: random.Random, held_out: bool) -> str:
-        """The question, in words of training or in held-out ones."""
+        """Draw the question, in words of training or in held-out ones."""
         return self._in_words(rng.choice(ASKED[self.attribute][held_out]))
 
     def ask_variously(self, rng: random.Random, count: int) -> list[str]:
-        """Some questions for the same thing, none in held-out words."""
+        """Draw several questions for the same attribute, none in held-out words."""
         known = (*ASKED[self.attribute][False], *FURTHER[self.attribute])
         return [self._in_words(words) for words in rng.sample(known, count)]
 
@@ -139,15 +139,15 @@ class Visual:
 def visuals(
     kind: str, names: tuple[str, ...], picture: Picture, image: Image.Image, path: str, rng: random.Random
 ) -> Iterator[Visual]:
-    """What looking at one picture answers, but for counts.
+    """Return the visual questions of a picture, without counts.
 
     Args:
-        kind: Of thing, a key of `CATEGORIES`.
-        names: What the picture's subject may be called.
+        kind: Kind of thing, a key of `CATEGORIES`.
+        names: Names of the picture's subject.
         picture: The picture.
-        image: Its pixels, as they lie in the data set.
-        path: Where it lies in the data set.
-        rng: Draws the colours that a flag is asked for.
+        image: Its pixels, as in the data set.
+        path: Its path in the data set.
+        rng: Generator of the colours that a flag's questions name.
     """
     category = CATEGORIES[kind]
     if kind == "flag":
@@ -165,7 +165,7 @@ def visuals(
 
 
 def names_of(entity: Entity, picture: Picture) -> tuple[str, ...]:
-    """What a picture's subject may be called: as the picture's source calls it, then the other names."""
+    """Return the names of a picture's subject: the source's own, then the others."""
     picture_name = picture.name.lower().split(",")[0].removesuffix(" face")
     rest = [name.lower() for name in entity.names]
     return tuple(dict.fromkeys([picture_name, *rest]))
@@ -186,21 +186,21 @@ def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random
 
 
 def _unframed(image: Image.Image) -> Image.Image:
-    """A flag without its white border and grey edge."""
+    """Crop a flag's white border and grey edge."""
     box = ImageChops.difference(image, Image.new("RGB", image.size, "white")).point(lambda level: level > 40 and 255)
     left, top, right, bottom = box.getbbox() or (0, 0, *image.size)
     return image.crop((left + 4, top + 4, right - 4, bottom - 4))
 
 
 def count_question(kind: str, pictures: Sequence[Picture], rng: random.Random) -> tuple[Visual, int] | None:
-    """How many copies of a thing stand in a composed picture, and how many those are; None if it can't be counted.
+    """Return a question for the number of copies in a composed picture, and the number; None if it can't be counted.
 
-    A picture can be counted if it is drawn, and its name is no plural.
+    A picture can be counted if it is drawn, and its name is not a plural.
 
     Args:
-        kind: Of thing, a key of `CATEGORIES`.
-        pictures: Of the thing.
-        rng: Draws the picture and the number.
+        kind: Kind of thing, a key of `CATEGORIES`.
+        pictures: Pictures of the thing.
+        rng: Generator of the picture and the number.
     """
     fitting = [
         picture for picture in pictures if picture.style in ("drawing", "rendering") and not picture.name.endswith("s")
@@ -214,10 +214,10 @@ def count_question(kind: str, pictures: Sequence[Picture], rng: random.Random) -
 
 
 def repeated(image: Image.Image, count: int, rng: random.Random) -> Image.Image:
-    """A picture with some copies of another one in it, in drawn places of a grid of three by two."""
+    """Compose a picture of several copies of another, in drawn cells of a grid of three by two."""
     side = 112
     small = image.resize((side - 8, side - 8), Image.Resampling.LANCZOS)
     whole = Image.new("RGB", (3 * side, 3 * side), "white")
-    for place in rng.sample(range(6), count):
-        whole.paste(small, (place % 3 * side + 4, place // 3 * side + side // 2 + 4))
+    for cell in rng.sample(range(6), count):
+        whole.paste(small, (cell % 3 * side + 4, cell // 3 * side + side // 2 + 4))
     return whole

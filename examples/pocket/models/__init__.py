@@ -1,1 +1,1 @@
-"""pocket: a real LLaVA of small parts, fetched from the Hub or from ordinary packages."""
+"""pocket: a LLaVA of small published parts, fetched from the Hub or from packages."""

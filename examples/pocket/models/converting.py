@@ -1,4 +1,4 @@
-"""Turns what packages and the Hub hold of a part into plain float32 safetensors that transformers loads."""
+"""Convert the files of a part from the Hub or from packages into float32 safetensors that transformers loads."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CLIP_VIT_B16: Final[Mapping[str, Any]] = {
 
 
 def smollm_from_gguf(files: Iterable[Path], folder: Path) -> None:
-    """De-quantise a SmolLM2 of a GGUF file, with its tokenizer and chat template.
+    """Dequantise a SmolLM2 of a GGUF file, with its tokenizer and chat template.
 
-    transformers refuses to save a model that came out of a GGUF file: its weights go into a fresh one.
+    transformers refuses to save a model that it loaded from a GGUF file: a new model takes its weights.
 
     Raises:
         UserError: The GGUF reader is not installed.
@@ -64,10 +64,10 @@ def smollm_from_gguf(files: Iterable[Path], folder: Path) -> None:
 
 
 def vision_from_onnx(files: Iterable[Path], folder: Path) -> None:
-    """De-quantise CLIP ViT-B/16's image tower, with its projection, of an ONNX file with int8 matrices.
+    """Dequantise CLIP ViT-B/16's image tower, with its projection, of an ONNX file with int8 matrices.
 
     Raises:
-        UserError: The ONNX reader is not installed, or the file holds another tower.
+        UserError: The ONNX reader is not installed, or the file holds a different tower.
     """
     path = _one(files, ".onnx")
     weights = _dequantised(_require("onnx").load(path).graph)
@@ -76,14 +76,16 @@ def vision_from_onnx(files: Iterable[Path], folder: Path) -> None:
     if not expected & set(weights):  # the exporter's names have the tower's own prefix or not, as transformers' version
         weights = {_renamed(name, expected): value for name, value in weights.items()}
     if odd := sorted(expected ^ set(weights)):
-        raise UserError(f"{path.name} is no CLIP ViT-B/16 tower: {len(odd)} weights are missing or more, e.g. {odd[0]}")
+        raise UserError(
+            f"{path.name} is not a CLIP ViT-B/16 tower: {len(odd)} weights are missing or unknown, e.g. {odd[0]}"
+        )
     model.load_state_dict(weights)
     model.eval().save_pretrained(folder)
     CLIPImageProcessorPil().save_pretrained(folder)
 
 
 def vision_from_clip(files: Iterable[Path], folder: Path) -> None:
-    """Take the image tower with its projection, and the image processor, out of a whole CLIP's folder."""
+    """Extract the image tower with its projection, and the image processor, from a whole CLIP's folder."""
     source = _one(files, "config.json").parent
     model = CLIPVisionModelWithProjection.from_pretrained(
         source, dtype=torch.float32, weights_only=True, trust_remote_code=False
@@ -104,7 +106,7 @@ def copied(files: Iterable[Path], folder: Path) -> None:
 
 
 def _dequantised(graph: Any) -> dict[str, Tensor]:
-    """The float32 weights of a graph by name; int8 matrices are scaled back and named after the bias behind them."""
+    """Return the float32 weights of a graph by name; int8 matrices are named by the bias behind them."""
     from onnx import numpy_helper
 
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -127,7 +129,7 @@ def _dequantised(graph: Any) -> dict[str, Tensor]:
 
 
 def _layer(node: Any, users: Mapping[str, list[Any]], arrays: Mapping[str, Any]) -> str:
-    """The layer of a matrix product: that of the bias which is added to it; the projection alone has none."""
+    """Return the layer of a matrix product, from the bias that is added to it; the projection alone has none."""
     output = node.output[0]
     for _ in range(4):  # a cast, the scales, the sum
         if not (following := users.get(output, [])):

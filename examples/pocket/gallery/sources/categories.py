@@ -1,4 +1,4 @@
-"""What kinds of things the gallery shows: how each is called in a question, and which senses of WordNet it may have."""
+"""Kinds of things of the gallery: their names in questions, and the senses of WordNet that they may have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Category:
     """A kind of thing.
 
     Attributes:
-        noun: What a question calls it.
-        kind: What it is an answer to "what kind of thing is this?", with other accepted names; empty: not asked.
+        noun: Its name in a question.
+        kind: Answers to "what kind of thing is this?"; empty: not asked.
         files: Numbers of the WordNet files (lexnames) that its sense may be in.
     """
 
@@ -117,7 +117,7 @@ EMOJI_CATEGORIES: dict[str, str] = {
     "face-negative": "body",
     "face-costume": "creature",
 }
-"""The category of each of the emoji's subgroups that is used."""
+"""Category of each of the emoji's subgroups that is used."""
 
 STAMP_CATEGORIES: dict[str, str] = {
     "animals/birds": "bird",
@@ -153,7 +153,7 @@ STAMP_CATEGORIES: dict[str, str] = {
     "vehicles/ship": "boat",
     "vehicles": "vehicle",
 }
-"""The category of each of the stamps' folders that is used; the first whose name fits."""
+"""Category of each of the stamps' folders that is used; the first whose name fits."""
 
 PREFERRED = ("fruit", "vegetable", "sport", "planet", "landmark")
-"""If an entity's pictures are of several categories, the first of these is its own, else the first picture's."""
+"""Categories in order of preference for an entity with pictures of several; else it has the first picture's."""

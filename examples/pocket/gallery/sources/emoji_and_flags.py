@@ -1,4 +1,4 @@
-"""Emoji of three hands (glyphs of two fonts, and rendered pictures), and images of countries' flags."""
+"""Emoji of three hands (glyphs of two fonts, and rendered pictures), and countries' flags."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _COUNTRY_FLAG = "country-flag"
 
 
 def read_emoji(folders: dict[str, Path]) -> Iterator[Picture]:
-    """The emoji of things and of countries' flags, each by every hand that is among the folders.
+    """Return the emoji of things and of countries' flags, each by every hand that is among the folders.
 
     Args:
         folders: `emoji_names`, and any of `noto`, `openmoji` and `fluent`.
 
     Raises:
-        UserError: The names are missing or are of another version.
+        UserError: The names are missing or are of a different version.
     """
     path = folders["emoji_names"] / NAMES
     for row in read_json(path, "the names of emoji"):
@@ -36,7 +36,7 @@ def read_emoji(folders: dict[str, Path]) -> Iterator[Picture]:
             name, code, subgroup = row["annotation"], row["hexcode"], row["subgroups"]
             is_plain = not row["skintone"]
         except (KeyError, TypeError) as error:
-            raise UserError(f"{path}: an emoji lacks the field {error}; the package is another one") from error
+            raise UserError(f"{path}: an emoji lacks the field {error}; it is a different package") from error
         if subgroup == _COUNTRY_FLAG:
             letters = "".join(chr(ord(mark) - 0x1F1E6 + ord("a")) for mark in row["emoji"])
             yield from _drawn(folders, code, letters, "flag", row["emoji"])
@@ -57,7 +57,7 @@ def _drawn(folders: dict[str, Path], code: str, name: str, category: str, glyph:
 
 
 def read_flags(folders: dict[str, Path]) -> Iterator[Picture]:
-    """The flags of `plain_flags` and `glossy_flags`, whichever is among the folders; other regions' are left out."""
+    """Return the flags of `plain_flags` and `glossy_flags`, as far as they are among the folders; countries' alone."""
     for source, below in FLAG_FOLDERS.items():
         if source in folders:
             for file in sorted((folders[source] / below).glob("*.png")):

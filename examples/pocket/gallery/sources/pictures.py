@@ -1,4 +1,4 @@
-"""A picture of a source, and how it becomes an image: on white, square, of at most 336 pixels."""
+"""Pictures of sources, read as images: on white, square, of at most 336 pixels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, open_image
 
 SIDE: Final = 336
-"""Pixels: larger pictures are scaled down to this."""
+"""Pixels of the side of a picture; larger ones are scaled down."""
 SMALLEST: Final = 72
-"""Pixels: a picture whose longer side is shorter is refused."""
+"""Least pixels of a picture's longer side."""
 
 
 class Unusable(UserError):
-    """A picture of fewer pixels than can be used, or a character that the font hasn't got."""
+    """A picture that is too small, or a character that is missing in its font."""
 
 
 Style = Literal["photograph", "drawing", "rendering", "flag"]
@@ -27,17 +27,17 @@ Style = Literal["photograph", "drawing", "rendering", "flag"]
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture as its source has it.
+    """A picture as its source has it.
 
     Attributes:
         id: Unique in the gallery, `source/name`.
-        name: What it shows, in the source's words, e.g. `polar bear`; of a flag, the country's two letters.
-        category: What kind of thing that is, e.g. `animal`; a key of `CATEGORIES`.
+        name: Its subject in the source's words, e.g. `polar bear`; of a flag, the country's two letters.
+        category: Kind of thing of the subject, e.g. `animal`; a key of `CATEGORIES`.
         source: Key of the source.
-        hand: Who made it: two pictures of one hand may be by one artist.
-        style: How it was made.
+        hand: Its maker: two pictures of one hand may be by one artist.
+        style: Photograph, drawing, …
         file: The image, or the font that has it as a glyph.
-        glyph: The character that is drawn, if `file` is a font.
+        glyph: The character, if `file` is a font.
         size: Pixels to draw the glyph at.
     """
 
@@ -53,10 +53,10 @@ class Picture:
 
 
 def read_picture(picture: Picture) -> Image.Image:
-    """The picture in RGB, cut to what isn't transparent, on white, and padded to a square. A flag gets a grey edge.
+    """Read a picture in RGB, cropped to its opaque part, on white, padded to a square. A flag gets a grey edge.
 
     Raises:
-        UserError: The file is no image, or shows nothing.
+        UserError: The file is not an image, or shows nothing.
         Unusable: Its longer side is below 72 pixels, or the font lacks its character.
     """
     image = read_uncut(picture)
@@ -67,7 +67,7 @@ def read_picture(picture: Picture) -> Image.Image:
 
 
 def read_uncut(picture: Picture) -> Image.Image:
-    """The picture in RGB as its source has it, without its transparent margin, what else is transparent in white.
+    """Read a picture in RGB as its source has it, without its transparent margin, on white.
 
     Raises:
         As `read_picture`.
@@ -75,7 +75,7 @@ def read_uncut(picture: Picture) -> Image.Image:
     try:
         image = _drawn(picture) if picture.glyph else open_image(picture.file, "RGBA")
     except (BadImage, OSError, ValueError) as error:
-        raise UserError(f"picture {picture.id} is no readable image: {picture.file}: {error}") from error
+        raise UserError(f"picture {picture.id} is not a readable image: {picture.file}: {error}") from error
     box = image.getchannel("A").getbbox()
     if box is None and picture.glyph:
         raise Unusable(f"picture {picture.id}: {picture.file} has no such character")
@@ -103,7 +103,7 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 
 
 def _squared(image: Image.Image) -> Image.Image:
-    """Scaled down to 336 pixels, with a white border that makes it a square."""
+    """Scale a picture down to 336 pixels, and pad it to a square with white."""
     image.thumbnail((SIDE - 16, SIDE - 16), Image.Resampling.LANCZOS)
     side = max(image.size) + 16
     square = Image.new("RGB", (side, side), "white")

@@ -1,4 +1,4 @@
-"""Articles: summaries of the English Wikipedia's vital articles. Facts about countries: the World Factbook's pages."""
+"""Summaries of the English Wikipedia's vital articles, and the World Factbook's pages about countries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_ISO = {"uk": "gb"}
 
 @dataclass(frozen=True)
 class Article:
-    """One article as the package has it."""
+    """An article as the package has it."""
 
     title: str
     summary: str
@@ -35,17 +35,17 @@ class Article:
 
     @property
     def id(self) -> str:
-        """`en:` and the title, blanks as underscores: the same in every build."""
+        """`en:` and the title with underscores: the same in every build."""
         return "en:" + self.title.replace(" ", "_")
 
     @property
     def url(self) -> str:
-        """The article's address."""
+        """Address of the article."""
         return "https://en.wikipedia.org/wiki/" + quote(self.title.replace(" ", "_"), safe="(),:'!/")
 
 
 def read_articles(folder: Path) -> dict[str, Article]:
-    """Every article, by title, in the file's order.
+    """Read every article, by title, in the file's order.
 
     Raises:
         UserError: The file is missing or damaged, an article has no summary, or two have one title.
@@ -57,7 +57,7 @@ def read_articles(folder: Path) -> dict[str, Article]:
         try:
             article = Article(row["title"], _clean(row["extract"]), row["description"] or "", row["topic"] or "")
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: article `{key}` lacks a field ({error}); the package is another one") from error
+            raise UserError(f"{path}: article `{key}` lacks a field ({error}); it is a different package") from error
         if not article.summary:
             raise UserError(f"{path}: article `{article.title}` has no summary; the package is damaged")
         if article.title in articles:
@@ -67,7 +67,7 @@ def read_articles(folder: Path) -> dict[str, Article]:
 
 
 def summary_section(article: Article) -> Section:
-    """The summary as the first section, three sentences a paragraph; a last sentence alone joins the one before."""
+    """Return the summary as a section, three sentences a paragraph; a single last sentence joins the one before."""
     lines = list(sentences(article.summary))
     parts = [lines[start : start + SENTENCES] for start in range(0, len(lines), SENTENCES)]
     if len(parts) > 1 and len(parts[-1]) == 1:
@@ -77,12 +77,12 @@ def summary_section(article: Article) -> Section:
 
 
 def _clean(text: str) -> str:
-    """White space made single, no blank before a comma or a full stop."""
+    """Collapse white space, and remove it before a comma or a full stop."""
     return re.sub(r"\s+([,;.])", r"\1", " ".join(text.split()))
 
 
 class Country:
-    """One country's page.
+    """A country's page.
 
     Attributes:
         name: Its short name.
@@ -101,7 +101,7 @@ class Country:
         )
 
     def text(self, *path: str) -> str:
-        """The text at a place of the page, without HTML and with single blanks; "" if there is none."""
+        """Return the text at a path of the page, without HTML and with single blanks; "" if there is none."""
         value: Any = self._page
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
@@ -112,7 +112,7 @@ class Country:
 
 
 def read_countries(folder: Path) -> Iterator[Country]:
-    """The countries that have an Internet code, in the order of their files."""
+    """Read the countries that have an Internet code, in the order of their files."""
     for file in sorted((folder / FACTBOOK).glob("*/*.json")):
         country = Country(read_json(file, "a country's page"))
         if country.letters and country.name:

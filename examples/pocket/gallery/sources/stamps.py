@@ -1,4 +1,4 @@
-"""Tux Paint's stamps: photographs and drawings, each with a caption in a text file beside it."""
+"""Tux Paint's stamps: photographs and drawings, each with a caption in a text file."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _COLOUR = re.compile(
 
 
 def read_stamps(folder: Path) -> Iterator[Picture]:
-    """The stamps that have a caption which names one thing."""
+    """Return the stamps whose caption names one thing."""
     root = folder / FOLDER
     for file in sorted(root.rglob("*.png")):
-        place = file.relative_to(root).as_posix()
-        category = next((known for start, known in STAMP_CATEGORIES.items() if place.startswith(start)), None)
+        path = file.relative_to(root).as_posix()
+        category = next((known for start, known in STAMP_CATEGORIES.items() if path.startswith(start)), None)
         caption = file.with_suffix(".txt")
         if category is None or not caption.is_file():
             continue
         name = caption_name(next(iter(caption.read_text(encoding="utf-8", errors="replace").splitlines()), ""))
-        if not name or _NOT_THE_THING.search(f"{place} {name}".lower()):
+        if not name or _NOT_THE_THING.search(f"{path} {name}".lower()):
             continue
-        is_drawn = any(part in place for part in _DRAWN)
+        is_drawn = any(part in path for part in _DRAWN)
         hand, style = ("stamp drawings", "drawing") if is_drawn else ("stamp photographs", "photograph")
-        yield Picture(f"tuxpaint/{place[:-4]}", name, category, "tuxpaint", hand, style, file)  # type: ignore[arg-type]
+        yield Picture(f"tuxpaint/{path[:-4]}", name, category, "tuxpaint", hand, style, file)  # type: ignore[arg-type]
 
 
 def caption_name(caption: str) -> str:
-    """What a caption names, in small letters: its first words without an article, or "" if it is a sentence.
+    """Return the thing that a caption names, in small letters without an article; "" if it is a sentence.
 
     Example:
         >>> caption_name("A pair of cherries.")

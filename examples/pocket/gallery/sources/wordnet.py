@@ -1,4 +1,4 @@
-"""WordNet's nouns: which sense a name has, and to which family, order and class an animal or plant belongs."""
+"""WordNet's nouns: the senses of names, and the family, order and class of animals and plants."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from reflectune.core.errors import UserError
 
 FILE = "usr/share/wordnet/data.noun"
 ANIMAL, ARTIFACT, BODY, FOOD, PLANT, PERSON = 5, 6, 8, 13, 20, 18
-"""Numbers of WordNet's files of nouns (lexnames) that are named in the code."""
+"""Numbers of WordNet's files of nouns (lexnames)."""
 
 RANKS = ("genus", "family", "order", "class", "phylum")
 
 
 @dataclass(frozen=True)
 class Sense:
-    """One set of synonyms.
+    """A set of synonyms.
 
     Attributes:
         file: Number of its lexicographer file: 5 animals, 6 artifacts, 8 the body, 13 food, 15 places, 20 plants, …
         words: Its synonyms.
-        above: Offsets of what it is a kind of.
+        above: Offsets of its hypernyms.
         groups: Offsets of the group that it is a member of, e.g. a family's order.
         gloss: Its definition.
     """
@@ -42,7 +42,7 @@ class WordNet:
         folder: The unpacked package.
 
     Raises:
-        UserError: The file is missing or is no WordNet file.
+        UserError: The file is missing or is not a WordNet file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class WordNet:
         except OSError as error:
             raise UserError(f"WordNet's nouns can't be read: {error}") from error
         except (ValueError, IndexError) as error:
-            raise UserError(f"{path} is no file of WordNet 3.0: {error}") from error
+            raise UserError(f"{path} is not a file of WordNet 3.0: {error}") from error
 
     def _add(self, line: str) -> None:
         head, gloss = line.split("|", 1)
@@ -76,14 +76,14 @@ class WordNet:
             self._offsets[word.lower()].append(fields[0])
 
     def senses(self, name: str) -> list[Sense]:
-        """The senses of a name, singular or plural, none if WordNet hasn't got it."""
+        """Return the senses of a name, singular or plural; none if WordNet doesn't have it."""
         for form in singulars(name.lower()):
             if form in self._offsets:
                 return [self._senses[offset] for offset in self._offsets[form]]
         return []
 
     def ancestors(self, sense: Sense) -> Iterator[Sense]:
-        """What a sense is a kind of, from near to far."""
+        """Yield the hypernyms of a sense, from near to far."""
         waiting = list(sense.above)
         seen = set[str]()
         while waiting:
@@ -94,7 +94,7 @@ class WordNet:
                 waiting += self._senses[offset].above
 
     def taxonomy(self, sense: Sense) -> dict[str, tuple[str, ...]]:
-        """Genus, family, order, class and phylum as far as WordNet has them: of each its names, the Latin one first."""
+        """Return WordNet's names of genus, family, order, class and phylum, each with the Latin one first."""
         ranks: dict[str, tuple[str, ...]] = {}
         seen = set[str]()
         while sense.groups and sense.groups[0] not in seen:
@@ -108,7 +108,7 @@ class WordNet:
 
 
 def singulars(name: str) -> Iterator[str]:
-    """A name as it is, and what its last word may be the plural of.
+    """Yield a name, and the names whose plural it may be.
 
     Example:
         >>> list(singulars("cherries"))

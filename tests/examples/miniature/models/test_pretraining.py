@@ -144,6 +144,6 @@ def test_a_kept_stage_that_is_damaged_is_one_error(
         save_file({"weight": torch.ones(2)}, kept)
     else:
         kept.write_bytes(kept.read_bytes()[:-100] if damage == "cut" else b"")
-    with pytest.raises(UserError, match=r"00-words\.safetensors can't be gone on from .*; delete it") as caught:
+    with pytest.raises(UserError, match=r"00-words\.safetensors can't be resumed from .*; delete it") as caught:
         resume_or_train(trainer, tmp_path, [stage], random.Random(0))
     assert "\n" not in str(caught.value)

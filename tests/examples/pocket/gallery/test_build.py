@@ -163,7 +163,7 @@ def test_the_folder_is_described(tmp_path: Path, sources: Collection) -> None:
 
 def test_a_bad_picture_stops_the_build(tmp_path: Path, sources: Collection) -> None:
     write(sources.folders["fluent"] / "package/assets/1f981.webp", "no picture")
-    with pytest.raises(UserError, match="picture fluent/1f981 is no readable image"):
+    with pytest.raises(UserError, match="picture fluent/1f981 is not a readable image"):
         build(tmp_path / "out", sources)
     assert not (tmp_path / "out/dataset.json").exists()
 

@@ -104,7 +104,7 @@ def test_a_flags_white_stripe_stays(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a.png", "no picture")
-    with pytest.raises(UserError, match=r"picture source/name is no readable image: .*a\.png"):
+    with pytest.raises(UserError, match=r"picture source/name is not a readable image: .*a\.png"):
         read_picture(picture(tmp_path / "a.png"))
 
 
@@ -129,7 +129,7 @@ def test_a_resource_file_gives_back_what_was_packed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [b"", b"qres", b"PK\x03\x04 a zip", pack_resources({"a": b"one"})[:60]])
 def test_what_is_no_resource_file_is_named(tmp_path: Path, broken: bytes) -> None:
     (tmp_path / "x.rcc").write_bytes(broken)
-    with pytest.raises(UserError, match=r"x\.rcc is no whole Qt resource file"):
+    with pytest.raises(UserError, match=r"x\.rcc is not a complete Qt resource file"):
         list(read_resources(tmp_path / "x.rcc"))
 
 
