@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from reflectune.train.estimates.from_shapes import forecast_from_shapes
 from reflectune.train.estimates.memory import GIB, total
-from reflectune.train.model.parameters import add_adapters, tower_of
 from reflectune.train.runs.preview import longest_travel
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.parameters import add_adapters, tower_of
 
 ROOT = Path(__file__).parents[1]
 MODELS = sorted(path.stem for path in (ROOT / "configs/architectures").glob("*.json"))

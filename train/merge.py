@@ -23,7 +23,7 @@ def merge(config: MergeConfig) -> None:
 
 
 def _merge_adapter(config: MergeConfig) -> str:
-    from reflectune.train.checkpoints.merging import is_merged, merge_adapter, plan_merge  # slow to import
+    from reflectune.train.weights.merging import is_merged, merge_adapter, plan_merge  # slow to import
 
     folder = str(config.folder)
     planned = plan_merge(folder, config.dtype)
@@ -39,6 +39,6 @@ def _merge_adapter(config: MergeConfig) -> str:
 def _assemble(config: MergeConfig) -> str:
     if config.dry_run:
         return f"{config.language}, {config.vision} and a projector would be joined into {config.output}"
-    from reflectune.train.checkpoints.assembly import assemble  # slow to import
+    from reflectune.train.weights.assembly import assemble  # slow to import
 
     return assemble(config, config.output, config.dtype)

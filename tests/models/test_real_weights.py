@@ -23,7 +23,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.train.model.parameters import add_adapters, keep_trained_weights_in_fp32, projector_modules
+from reflectune.train.weights.parameters import add_adapters, keep_trained_weights_in_fp32, projector_modules
 
 pytestmark = pytest.mark.slow
 

@@ -36,7 +36,7 @@ from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import spread
-from reflectune.train.model.parameters import freeze_tower, tower_of
+from reflectune.train.weights.parameters import freeze_tower, tower_of
 
 IMAGE, VOCABULARY = 3, 120
 FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]

@@ -42,9 +42,9 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.train.grpo import GrpoConfig, grpo
-from reflectune.train.model.parameters import add_adapters
 from reflectune.train.rewards.gates.run import chosen_questions, train_gates
 from reflectune.train.rewards.gates.trees import Costs, rewards_of
+from reflectune.train.weights.parameters import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))

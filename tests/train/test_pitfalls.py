@@ -26,24 +26,26 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
 from reflectune.train.data.examples import EncodedExamples
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.weights.loading import prepare_model
 
 ROOT = Path(__file__).parents[2]
 
 COVERED: dict[int | str, tuple[str, ...]] = {
     # New tokens and adapters.
-    1: ("train/model/test_lora.py::test_the_new_rows_of_both_matrices_move_and_no_others",),  # output rows stay frozen
+    1: (
+        "train/weights/test_lora.py::test_the_new_rows_of_both_matrices_move_and_no_others",
+    ),  # output rows stay frozen
     2: (
         "train/test_pitfalls.py::test_of_trl_no_trainer_is_used_but_that_of_grpo",
     ),  # its fused head needs a bias that peft hides
     3: ("train/test_pitfalls.py::test_adapters_copy_no_whole_module",),  # modules_to_save next to token rows
-    4: ("train/checkpoints/test_merging.py::test_merged_is_the_adapter_is_the_reloaded",),  # a tied head drifts apart
-    5: ("train/model/test_lora.py::test_adapter_reloaded_and_merged_compute_the_same",),  # new rows aren't saved
+    4: ("train/weights/test_merging.py::test_merged_is_the_adapter_is_the_reloaded",),  # a tied head drifts apart
+    5: ("train/weights/test_lora.py::test_adapter_reloaded_and_merged_compute_the_same",),  # new rows aren't saved
     6: ("train/test_sharding.py::test_divided_among_processes_it_trains_as_ddp_does_and_resumes",),  # ZeRO-3 resize
     7: ("train/runs/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # empty tensors
     8: ("train/runs/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, rows
@@ -52,7 +54,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     11: (  # small updates are rounded away in bf16
         "train/runs/test_fine_tune.py::test_in_half_precision_small_updates_still_reach_the_weights",
         "train/test_qlora.py::test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32",
-        "train/model/test_parameters.py::test_weights_that_train_are_kept_in_fp32",
+        "train/weights/test_parameters.py::test_weights_that_train_are_kept_in_fp32",
     ),
     # What a model reads.
     12: ("models/test_loading.py::test_an_old_llava_processor_learns_its_image_tokens",),  # LLaVA's token count
@@ -71,8 +73,8 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     ),
     20: ("models/test_rendering.py::test_a_question_without_an_image_is_refused",),  # text-only batches stall
     21: (  # adapters on the vision tower
-        "train/model/test_lora.py::test_everything_that_trains_is_in_fp32_and_in_the_language_model",
-        "train/model/test_lora.py::test_targets_beyond_the_language_model_are_refused",
+        "train/weights/test_lora.py::test_everything_that_trains_is_in_fp32_and_in_the_language_model",
+        "train/weights/test_lora.py::test_targets_beyond_the_language_model_are_refused",
     ),
     22: ("models/attention/test_positions.py::test_mrope_positions_are_those_of_the_model",),  # no token types
     23: ("train/data/test_collator.py::test_a_packed_batch_has_the_loss_of_its_examples",),  # packing and M-RoPE
@@ -81,7 +83,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     26: ("models/weights/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing
     # Running on CPUs and resuming.
     "resuming a full fine-tune loads nothing": (
-        "train/model/test_features.py::test_an_interrupted_run_ends_with_the_straight_runs_weights",
+        "train/weights/test_features.py::test_an_interrupted_run_ends_with_the_straight_runs_weights",
         "train/test_grpo.py::test_a_killed_process_resumes_to_the_same_weights",
     ),
     "another number of processes pads an epoch otherwise": (
@@ -293,7 +295,7 @@ def test_a_run_of_another_base_is_not_continued(
 ) -> None:
     interrupted(config(), 4)
 
-    with pytest.raises(UserError, match="other settings: `image_fit` is 'processor', was 'pad'"):
+    with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
         fine_tune(config(model=str(base_model(seed=1))))
 
 
@@ -319,5 +321,5 @@ def test_a_run_of_another_tokenizer_is_not_continued(
     tokenizer.add_tokens(["tower"])
     tokenizer.save_pretrained(run.model)
 
-    with pytest.raises(UserError, match="other settings: `image_fit` is 'processor', was 'pad'"):
+    with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
         fine_tune(run)

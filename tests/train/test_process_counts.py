@@ -12,13 +12,13 @@ from reflectune.core.errors import UserError
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.checkpoints.records import RECORD, mark_whole, recorded_settings
 from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import supervised_weight
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.checkpoints import RECORD, mark_whole, recorded_settings
 
 
 def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:

@@ -18,10 +18,10 @@ from reflectune.models.attention.collation import collate
 from reflectune.models.loading import load
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs.checkpointed_trainer import load_weights
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.loading import prepare_model
 
 pytest.importorskip("bitsandbytes")
 

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.train.estimates.activations import Activations
-from reflectune.train.model.parameters import freeze_all_but, parameter_count, projector_modules
 from reflectune.train.settings.model import AdapterConfig
+from reflectune.train.weights.parameters import freeze_all_but, parameter_count, projector_modules
 
 GIB = 2**30
 CONTEXT = GIB

@@ -16,9 +16,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names, first_few
 from reflectune.models.weights.adapters import check_adapter, read_adapter
-from reflectune.train.checkpoints.records import keep_newest, mark_checkpoint_whole, refuse_full_disk
-from reflectune.train.model.parameters import parameter_count
 from reflectune.train.runs.logs import ProgressWithSpeed
+from reflectune.train.weights.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
+from reflectune.train.weights.parameters import parameter_count
 
 Save = Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
 """Writes model, processor and scheme into a folder, from gathered weights if there are any."""

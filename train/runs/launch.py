@@ -16,10 +16,10 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import MPI_SIZES
 from reflectune.models.loading import ADAPTER_FILE
-from reflectune.train.checkpoints.records import records_of
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
+from reflectune.train.weights.checkpoints import records_of
 
 
 def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) -> None:

@@ -24,12 +24,12 @@ from reflectune.train.data.examples import Collator, EncodedExample, EncodedExam
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import forecast, largest_batch, length
 from reflectune.train.estimates.memory import table
-from reflectune.train.model.parameters import parameter_table
 from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.training import ComputeConfig, OptimisationConfig
+from reflectune.train.weights.parameters import parameter_table
 
 _SAMPLE = 64
 """Examples that are encoded to estimate the number of tokens."""

@@ -18,19 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from reflectune.models.loading import Loaded, save_checkpoint
-from reflectune.train.checkpoints.model_card import publish, write_card
-from reflectune.train.checkpoints.records import (
-    end_with_best,
-    has_stopped_early,
-    is_finished,
-    last_whole_checkpoint,
-    mark_whole,
-    recorded_settings,
-    refuse_occupied,
-)
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
-from reflectune.train.model.loading import Sharding, load_base, load_tuned, prepare_model
-from reflectune.train.model.parameters import parameter_table
 from reflectune.train.runs.arguments import common_arguments, global_batch
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
 from reflectune.train.runs.failures import advising
@@ -48,6 +36,18 @@ from reflectune.train.runs.logs import track_as_one_run, write_log
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.settings.training import ComputeConfig, TrainingConfig
+from reflectune.train.weights.checkpoints import (
+    end_with_best,
+    has_stopped_early,
+    is_finished,
+    last_whole_checkpoint,
+    mark_whole,
+    recorded_settings,
+    refuse_occupied,
+)
+from reflectune.train.weights.loading import Sharding, load_base, load_tuned, prepare_model
+from reflectune.train.weights.model_card import publish, write_card
+from reflectune.train.weights.parameters import parameter_table
 
 
 class Method(ABC):

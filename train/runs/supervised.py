@@ -13,12 +13,10 @@ from reflectune.core.paths import Roots
 from reflectune.models.features.config import FeatureKeys
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import TrainingExample
-from reflectune.train.checkpoints.model_card import data_in_words
 from reflectune.train.data.examples import Collator, EncodedExamples, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.data.mixture import mixture_lines
 from reflectune.train.data.order import TrainingOrder, training_order
-from reflectune.train.model.features import cache_features
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
 from reflectune.train.runs.checkpointed_trainer import Run
@@ -28,6 +26,8 @@ from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.validation import ValidationConfig
+from reflectune.train.weights.features import cache_features
+from reflectune.train.weights.model_card import data_in_words
 
 
 def fine_tune(config: SftConfig) -> None:

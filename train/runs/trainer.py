@@ -16,15 +16,15 @@ from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import IGNORE
-from reflectune.train.checkpoints.records import BEST, is_patience_exhausted, put_in_place, refuse_full_disk
 from reflectune.train.data.order import FollowEpochs, TrainingOrder
-from reflectune.train.model.parameters import adapters_of, give_projector_a_rate, under_autocast
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run, checkpoint_bytes
 from reflectune.train.runs.failures import FailingBatch, naming, plain_worker_errors
 from reflectune.train.runs.logs import LogFile
 from reflectune.train.runs.validation import GateReader, WeightedLoss, gate_metrics
 from reflectune.train.settings.validation import ANSWERS
+from reflectune.train.weights.checkpoints import BEST, is_patience_exhausted, put_in_place, refuse_full_disk
+from reflectune.train.weights.parameters import adapters_of, give_projector_a_rate, under_autocast
 
 
 class ReflectionTrainer(CheckpointedTrainer):

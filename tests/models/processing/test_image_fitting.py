@@ -102,7 +102,7 @@ def test_the_keys_say_what_the_processor_would_do_by_itself(make: SimpleNamespac
 def test_a_checkpoint_keeps_what_it_was_trained_with(
     make: SimpleNamespace, tmp_path: Path, family: str, settings: ImageSettings, other: ImageSettings, adapter: bool
 ) -> None:
-    from reflectune.train.model.parameters import add_adapters
+    from reflectune.train.weights.parameters import add_adapters
 
     trained = load(base(make, tmp_path / "base", family), scheme="mr2ag", images=settings)
     model: Any = trained.model

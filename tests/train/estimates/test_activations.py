@@ -24,9 +24,9 @@ from reflectune.train.estimates.activations import Activations, BatchSize, activ
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import Forecast, forecast, largest_batch
 from reflectune.train.estimates.memory import Division, total
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.loading import prepare_model
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, load_examples
 from reflectune.train.estimates.forecast import largest_batch, patches
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs.failures import FailingBatch
 from reflectune.train.runs.preview import seconds_of_batch
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.loading import prepare_model
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from reflectune.train.estimates.memory import (
     total,
     weights_of,
 )
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs.launch import division
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.loading import prepare_model
 
 BILLION = 10**9
 FULL = WeightCounts(7 * BILLION, 0, 4, 0, False, 2 * 10**8, BILLION)

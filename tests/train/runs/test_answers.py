@@ -22,11 +22,11 @@ from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, 
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs import answers
 from reflectune.train.runs.answers import AnswerReader, check_answers, has_answer, is_right
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.loading import prepare_model
 
 FAMILIES: list[Family] = ["llava", "qwen2_vl"]
 OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]

@@ -16,10 +16,10 @@ from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from transformers import AutoModelForImageTextToText
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.loading import load
-from reflectune.train.checkpoints.merging import merge_adapter, plan_merge
-from reflectune.train.checkpoints.records import RECORD, checkpoint_folders
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.weights.merging import merge_adapter, plan_merge
 
 METHODS = ("full", "lora")
 

@@ -14,7 +14,6 @@ from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import ADAPTER_FILE
-from reflectune.train.checkpoints.records import mark_whole, records_of
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 from reflectune.train.rewards.answers.run import grpo_arguments
@@ -29,6 +28,7 @@ from reflectune.train.runs.launch import (
     sharding,
 )
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.checkpoints import mark_whole, records_of
 
 PARTS_OF_ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_3 = PARTS_OF_ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}

@@ -25,13 +25,13 @@ from reflectune.models.schemes.examples import PromptedExample, ReflectionExampl
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.train.checkpoints.records import BEST, checkpoint_folders, is_patience_exhausted
 from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.runs import trainer as trainer_module
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.validation import GateReader, GateReading, WeightedLoss, check_metric, gate_metrics
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.validation import greater_is_better, metric_names
+from reflectune.train.weights.checkpoints import BEST, checkpoint_folders, is_patience_exhausted
 
 
 @pytest.fixture

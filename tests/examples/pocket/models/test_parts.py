@@ -33,7 +33,7 @@ from reflectune.examples.pocket.pack import pack
 from reflectune.models.loading import load, resolve, save_checkpoint
 from reflectune.models.names import shipped_folder
 from reflectune.models.weights.adapters import load_adapter
-from reflectune.train.model.parameters import add_adapters
+from reflectune.train.weights.parameters import add_adapters
 
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b"{}"}
 

@@ -26,9 +26,9 @@ from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.models.loading import load
 from reflectune.models.weights.projector import PROJECTOR
-from reflectune.train.checkpoints.assembly import assemble
 from reflectune.train.merge import merge
 from reflectune.train.settings.merge import MergeConfig
+from reflectune.train.weights.assembly import assemble
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
 

@@ -16,10 +16,10 @@ from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.checkpoints.merging import merge_adapter, plan_merge
-from reflectune.train.model.parameters import add_adapters
 from reflectune.train.settings.merge import MergeConfig
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.merging import merge_adapter, plan_merge
+from reflectune.train.weights.parameters import add_adapters
 
 CASES = [
     pytest.param(family, tie, padding, id=f"{family}-{'tied' if tie else 'untied'}-{'padded' if padding else 'tight'}")

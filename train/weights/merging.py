@@ -11,7 +11,7 @@ from reflectune.core.partials import writing
 from reflectune.models.loading import load, read_info, save_checkpoint, stored_dtype
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS
 from reflectune.models.weights.pretrained import as_dtype
-from reflectune.train.checkpoints.records import refuse_full_disk
+from reflectune.train.weights.checkpoints import refuse_full_disk
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from transformers import AutoModelForImageTextToText
 
 from reflectune.examples.miniature.models.architecture import FAMILIES, Family
 from reflectune.models.loading import load
-from reflectune.train.checkpoints.merging import merge_adapter, plan_merge
-from reflectune.train.model.loading import load_base, prepare_model
-from reflectune.train.model.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
 from reflectune.train.runs.checkpointed_trainer import load_weights
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.loading import load_base, prepare_model
+from reflectune.train.weights.merging import merge_adapter, plan_merge
+from reflectune.train.weights.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
 
 STAGE_1: dict[str, Any] = {"scheme": "plain", "train_towers": ["projector"]}
 STAGE_2: dict[str, Any] = {"scheme": "plain", "method": "lora", "train_towers": ["projector", "language_model"]}

@@ -20,11 +20,11 @@ from reflectune.examples.miniature.models.architecture import FAMILIES, Family
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.loading import Loaded, load
 from reflectune.train.data.examples import Collator, TrainingData, load_training_data
-from reflectune.train.model.features import cache_features
-from reflectune.train.model.loading import prepare_model
 from reflectune.train.runs.arguments import common_arguments
 from reflectune.train.runs.supervised import encoded_examples, fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.features import cache_features
+from reflectune.train.weights.loading import prepare_model
 
 TOWERS: dict[Family, Any] = {"llava": CLIPVisionModel, "qwen2_vl": Qwen2VisionTransformerPretrainedModel}
 FROZEN: dict[Family, list[str]] = {"llava": ["projector"], "qwen2_vl": ["language_model"]}

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model, train_tokenizer
-from reflectune.train.model.parameters import adapters_of, add_adapters, under_autocast
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.parameters import adapters_of, add_adapters, under_autocast
 
 TARGETS = SftConfig().lora_targets
 NEW = [300, 301, 302, 303]

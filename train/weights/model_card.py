@@ -17,8 +17,8 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, resolve
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
-from reflectune.train.checkpoints.records import RECORD
 from reflectune.train.settings.saving import PublishingConfig
+from reflectune.train.weights.checkpoints import RECORD
 
 _SHOWN = (
     "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler warmup "

@@ -17,9 +17,9 @@ import yaml
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.checkpoints.model_card import front_matter, validation_metrics
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.model_card import front_matter, validation_metrics
 
 
 @dataclass

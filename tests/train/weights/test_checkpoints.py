@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from reflectune.core.errors import UserError
-from reflectune.train.checkpoints.records import (
+from reflectune.train.weights.checkpoints import (
     RECORD,
     checkpoint_folders,
     is_finished,

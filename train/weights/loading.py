@@ -16,15 +16,15 @@ from reflectune.models.processing.reading import check_reading
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
-from reflectune.train.model.parameters import (
+from reflectune.train.settings.model import AdapterConfig
+from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.weights.parameters import (
     add_adapters,
     freeze_all_but,
     freeze_unread,
     keep_trained_weights_in_fp32,
     projector_modules,
 )
-from reflectune.train.settings.model import AdapterConfig
-from reflectune.train.settings.training import TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reflectune.examples.miniature.models.architecture import FAMILIES, Family, build_model, train_tokenizer
-from reflectune.train.model.parameters import (
+from reflectune.train.weights.parameters import (
     count_by_tower,
     freeze_tower,
     freeze_unread,

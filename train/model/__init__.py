@@ -1,1 +1,0 @@
-"""The model that is trained: loading it, and choosing the weights that train."""
