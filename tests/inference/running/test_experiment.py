@@ -153,8 +153,7 @@ def test_a_second_model_is_looked_for_and_told_where_a_pipeline_has_one(pipeline
             splits=["val"],
             pipelines=list(pipelines),
             base_model="miniature/llava",
-            answerer=answerer,
-        )
+        ).model_copy(update={"answerer": answerer})
 
     with pytest.raises(UserError, match="nobody/has-this"):
         experiment.describe(config("nobody/has-this", pipeline))
