@@ -29,7 +29,7 @@ from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 _PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
-"""Formats that are read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
+"""Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -149,8 +149,8 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
     """Open an image inside this block, and decode it if `whole`."""
     with ExitStack() as stack:
         try:
-            # A stream: Pillow (13.0) maps a TIFF at a path into memory with rows of the turned image's length, and skews
-            # it. Can go once `ImageFile.load` maps `_tile_size` there.
+            # A stream: Pillow (13.0) maps a TIFF at a path into memory with the rows of the turned image, and skews it.
+            # Can go once `ImageFile.load` maps `_tile_size` there.
             stream = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(source.open("rb"))
             image = stack.enter_context(Image.open(stream, formats=_PICTURES))
             if whole:
@@ -175,7 +175,7 @@ def _name(source: Path | bytes) -> str:
 def _converted(image: Image.Image, mode: str) -> Image.Image:
     image = _eight_bits(_upright(image))
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-        # Pillow warns of a palette whose transparency is a table; through RGBA the colours are the same, without warning
+        # Pillow warns of a palette whose transparency is a table; through RGBA it doesn't, with the same colours
         image = image.convert("RGBA")
     elif image.mode in ("La", "RGBa"):  # colours multiplied by their opacity
         image = image.convert("LA" if image.mode == "La" else "RGBA")

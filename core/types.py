@@ -24,7 +24,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FollowUp:
-    """A later round of a conversation about an image. It may refer to earlier rounds, and is never read without them."""
+    """A later round of a conversation about an image, which may refer to earlier rounds and is read after them."""
 
     question: str
     answer: str

@@ -108,8 +108,8 @@ def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator
 class FiniteFiles:
     """Checks safetensors for NaN and infinite values while their bytes are read for a hash.
 
-    A block in the processor's cache is checked in a fortieth of its hash's time; a pass over the loaded model would take
-    many times as long.
+    A block in the processor's cache is checked in a fortieth of its hash's time; a pass over the loaded model would
+    take many times as long.
 
     Args:
         name: The model's name, for the error.
@@ -166,7 +166,7 @@ def first_few(names: Iterable[str]) -> str:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's floating-point tensors; under ZeRO-3 this process's part of them, for 4-bit weights the scales."""
+    """Yield a model's floating-point tensors; under ZeRO-3 this process's part, for 4-bit weights the scales."""
     for key, weight in model.named_parameters():
         state = getattr(weight, "quant_state", None)
         if state is not None:

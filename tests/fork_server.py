@@ -4,7 +4,7 @@
 
 Listens on the Unix socket of that descriptor until its own input ends. A client sends one line of JSON with the
 descriptors of the program's input, output and errors: `argv` as after `python` (`-m module …`, or a script's path) or
-as after `accelerate` (`launch …`), `cwd`, `env`, and `executable`, what the program takes for Python. It is answered
+as after `accelerate` (`launch …`), `cwd`, `env`, and `executable`, the program's `sys.executable`. It is answered
 by two lines: the program's process id, and its exit status once it has ended. A launch is accelerate's and torchrun's
 own, but that its processes are forks too.
 """
@@ -153,7 +153,7 @@ def start(arguments: Sequence[str]) -> None:
 
 
 def forking(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
-    """What torchrun starts processes with, where `entrypoint` is Python: they are forks, and import nothing again."""
+    """Return torchrun's launcher for `entrypoint`, which is Python: its processes are forks of this one."""
     from torch.distributed.launcher.api import elastic_launch
 
     assert entrypoint == sys.executable

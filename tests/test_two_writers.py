@@ -1,4 +1,4 @@
-"""A command refuses an output that another one writes, at once, in one line, and touches nothing."""
+"""A command refuses an output that a different command writes, at once, in one line, and touches nothing."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_pat
         ('{"name": "a\\u0000"}', "`name` holds a zero byte"),
     ],
 )
-def test_a_record_of_another_shape_is_refused_by_its_key(tmp_path: Path, content: str, problem: str) -> None:
+def test_a_record_of_a_different_shape_is_refused_by_its_key(tmp_path: Path, content: str, problem: str) -> None:
     path = tmp_path / "manifest.json"
     path.write_text('{"name": "a", "more": []}')
     assert read_record(path, "the manifest", name=str, rows=int) == {"name": "a", "more": []}

@@ -23,7 +23,7 @@ def run(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (UserError("no such split"), 2, "error: no such split"),
         (KeyboardInterrupt(), 130, "finished work is kept"),
@@ -36,13 +36,13 @@ def run(error: BaseException) -> None:
     ],
 )
 def test_a_users_mistake_is_one_line_and_a_status(
-    error: BaseException, status: int, said: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         run(error)
     printed = capsys.readouterr().err
     assert caught.value.code == status
-    assert said in printed
+    assert message in printed
     assert printed.count("\n") == 1
     assert "hid" not in printed
 
@@ -96,15 +96,15 @@ main()
 """
 
 
-@pytest.mark.parametrize(("how", "status"), [("", 0), ("UserError", 2), ("OSError", 2), ("exit", 3)])
+@pytest.mark.parametrize(("ending", "status"), [("", 0), ("UserError", 2), ("OSError", 2), ("exit", 3)])
 def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(
-    how: str, status: int, start_program: Start, tmp_path: Path
+    ending: str, status: int, start_program: Start, tmp_path: Path
 ) -> None:
     """A thread that waits for Python's lock when the interpreter begins to end would abort the process."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
 
-    program = start_program([str(script), *filter(None, [how])])
+    program = start_program([str(script), *filter(None, [ending])])
 
     assert program.wait() == status, program.stderr[-2000:]
     assert program.stdout == "unflushed, called at the end\n"

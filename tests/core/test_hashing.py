@@ -14,7 +14,7 @@ def test_equal_content_has_an_equal_fingerprint() -> None:
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
 
 
-def test_what_has_no_stable_text_is_refused() -> None:
+def test_a_value_without_a_stable_text_is_refused() -> None:
     with pytest.raises(TypeError, match="object"):
         fingerprint(object())
 

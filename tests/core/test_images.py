@@ -26,8 +26,8 @@ def test_a_bad_image_names_the_file_and_who_needs_it(tmp_path: Path, monkeypatch
     truncated = tmp_path / "truncated.jpg"
     truncated.write_bytes(whole.read_bytes()[:400])
     (tmp_path / "text.jpg").write_text("no image")
-    for name, said in (("none.jpg", "not found"), ("truncated.jpg", "unreadable"), ("text.jpg", "unreadable")):
-        with pytest.raises(UserError, match=rf"{said}: .*{name} \(needed by question 7\)"):
+    for name, problem in (("none.jpg", "not found"), ("truncated.jpg", "unreadable"), ("text.jpg", "unreadable")):
+        with pytest.raises(UserError, match=rf"{problem}: .*{name} \(needed by question 7\)"):
             load_image(tmp_path / name, needed_by="question 7")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(UserError, match="too large"):
@@ -56,7 +56,7 @@ RAMP = np.arange(24).reshape(4, 6)
 
 
 def grey(image: Image.Image) -> list[int]:
-    """The grey values of an RGB image, row by row, none of which may have a colour."""
+    """The grey values of an RGB image, row by row; none may have a colour."""
     pixels = np.asarray(image).reshape(-1, 3)
     assert (pixels == pixels[:, :1]).all()
     return pixels[:, 0].tolist()
@@ -189,7 +189,7 @@ def test_damaged_exif_leaves_a_picture_as_it_is(tmp_path: Path, orientation: byt
     assert load_image(tmp_path / "damaged.png").tobytes() == load_image(tmp_path / "plain.png").tobytes()
 
 
-def test_whatever_is_damaged_in_a_picture_is_a_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_damage_is_a_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)
     draw = random.Random(7)
     files = []

@@ -23,7 +23,7 @@ def test_a_process_knows_its_number_and_the_launchs_size(
     assert (rank(), launched()) == expected
 
 
-def test_a_model_is_spread_over_gpus_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_single_process_spreads_a_model_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spreading_problem("auto") == ""
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert spreading_problem(None) == ""

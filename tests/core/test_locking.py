@@ -135,7 +135,7 @@ def test_a_link_locks_the_file_that_it_leads_to(tmp_path: Path) -> None:
 
 
 def test_two_processes_take_turns(tmp_path: Path) -> None:
-    """Each adds a line after reading what is there: without the lock some are lost."""
+    """Each adds a letter to a file that it reads: without the lock some are lost."""
     add = (
         "import sys, time, pathlib\nfrom reflectune.core.locking import locked\n"
         "path = pathlib.Path(sys.argv[1]) / 'log'\n"

@@ -95,7 +95,7 @@ def refusal(out: Path) -> str:
     return str(caught.value)
 
 
-def test_the_second_command_is_told_who_writes_until_that_one_is_killed(out: Path, run: Run) -> None:
+def test_the_second_command_learns_who_writes_until_that_process_is_killed(out: Path, run: Run) -> None:
     other = run(HOLDING, str(out), "--config", "a.yaml", "--llm_url", "http://me:PASS@host", "--key=PASS")
     assert read_line(other) == "held"
     pattern = (
@@ -145,7 +145,7 @@ def test_leftovers_are_removed_once_the_output_is_held(out: Path) -> None:
         path.write_text("half")
     lock = take(lock_path(out))
     assert lock is not None
-    assert "by another process" in refusal(out)  # who has it can't be told
+    assert "by another process" in refusal(out)  # its holder has written nothing about itself
     assert all(path.exists() for path in left)
     remove(lock)
     hold(out)
@@ -194,14 +194,14 @@ def test_a_lock_file_that_was_left_behind_blocks_nobody(out: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["file/out", "file/deep/out", "a\0b", "\ud800"])
-def test_an_impossible_output_is_read_line(output: str, tmp_path: Path) -> None:
+def test_an_impossible_output_is_an_error(output: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     with pytest.raises(UserError, match=r"can't be written \(.+\); choose another output"):
         hold(f"{tmp_path}/{output}" if "\0" not in output else output)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_system_that_is_only_read_is_read_line(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_system_is_an_error(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out.parent.mkdir()
     only_read_from(out.parent, monkeypatch)
     with pytest.raises(UserError, match=rf"{out} can't be written \(Read-only file system: "):
@@ -242,7 +242,7 @@ def test_without_locks_a_command_goes_on(out: Path, monkeypatch: pytest.MonkeyPa
     assert not out.exists()
 
 
-def test_a_full_disk_is_no_matter_of_the_output(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_a_problem_of_the_output(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "lock")
 

@@ -35,21 +35,21 @@ def test_a_flipped_bit_changes_nothing_or_is_one_error(
     data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Pages have checksums, their headers and the file's end have none: what these decide fails, or is not read."""
-    place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+    position, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
     content = bytearray(whole)
-    content[place] ^= 1 << bit
+    content[position] ^= 1 << bit
     path = tmp_path_factory.mktemp("flipped") / "rows.parquet"
     path.write_bytes(content)
     try:
-        rows, told = rows_of(path), f"{path} …; build it again"
+        rows, error_text = rows_of(path), f"{path} …; build it again"
     except UserError as error:
-        rows, told = ROWS, str(error)
+        rows, error_text = ROWS, str(error)
     assert rows == ROWS
-    assert str(path) in told
-    assert told.endswith("; build it again")
+    assert str(path) in error_text
+    assert error_text.endswith("; build it again")
 
 
-def test_damage_that_shows_when_rows_are_read_is_told_like_the_other(whole: bytes, tmp_path: Path) -> None:
+def test_damage_that_shows_when_rows_are_read_is_the_same_error(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(whole[:40] + bytes(60) + whole[100:])
     with open_parquet(path, "") as file:
@@ -68,7 +68,7 @@ def test_damage_that_shows_when_rows_are_read_is_told_like_the_other(whole: byte
         ({"evidence": [{"entry_id": b"2", "title": "of"}]}, "no text in `evidence.entry_id`"),
     ],
 )
-def test_what_the_columns_of_a_file_are_not_is_named(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_missing_columns_are_named(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
     write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([ROWS[0] | change]))
 
     with pytest.raises(UserError, match=f"it has {problem}; build it again"):

@@ -35,7 +35,7 @@ def test_what_a_config_may_say(tmp_path: Path, content: bytes, value: object) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"steps: 1\nname: a\nsteps: 2\n", "`steps` is given twice, in lines 1 and 3; drop one"),
         (b"a:\n  b: 1\n  'b': 2\n", "`b` is given twice, in lines 2 and 3"),
@@ -60,11 +60,11 @@ def test_what_a_config_may_say(tmp_path: Path, content: bytes, value: object) ->
         (b"#" * (LARGEST_FILE + 1), "is larger than 1 MiB"),
     ],
 )
-def test_what_no_config_says_is_one_line_at_once(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_no_config_says_is_one_line_at_once(tmp_path: Path, content: bytes, message: str) -> None:
     start = time.monotonic()
     with pytest.raises(UserError) as caught:
         read(tmp_path, content)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / "settings.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500

@@ -35,7 +35,7 @@ def test_after_an_error_the_old_folder_is_there_and_nothing_else(tmp_path: Path)
     assert names(tmp_path) == ["out"]
 
 
-def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     kill = (
         "import os, signal, sys\nfrom reflectune.core.partials import replacing\n"
         "with replacing(sys.argv[1]) as partial:\n"
@@ -87,7 +87,7 @@ def test_a_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None:
     assert names(tmp_path) == ["empty", "full"]
 
 
-def test_leftovers_in_and_beside_an_output_are_removed(tmp_path: Path) -> None:
+def test_leftovers_in_and_next_to_an_output_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for place in (out, out / "file", out / "deep" / "file"):
         leave(place)
@@ -101,7 +101,7 @@ def test_leftovers_in_and_beside_an_output_are_removed(tmp_path: Path) -> None:
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
 
 
-def test_what_another_process_writes_within_an_output_stays(tmp_path: Path) -> None:
+def test_partial_files_of_another_process_stay(tmp_path: Path) -> None:
     inner = tmp_path / "out" / "inner"
     partial, within = leave(inner), leave(inner / "file")
     lock = take(lock_path(inner))

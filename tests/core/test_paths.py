@@ -1,4 +1,4 @@
-"""What data names is opened below the data's folders, or refused."""
+"""Paths in data are opened below the data's folders, or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reflectune.core.paths import OutsideRoot, listed_file, resolve_below
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """`root/inner/a.txt` beside `secret.txt`."""
+    """Return a folder with `root/inner/a.txt` and `secret.txt`."""
     (tmp_path / "root" / "inner").mkdir(parents=True)
     (tmp_path / "root" / "inner" / "a.txt").write_text("a")
     (tmp_path / "secret.txt").write_text("secret")
@@ -47,7 +47,7 @@ def test_a_path_that_leads_out_is_refused(tree: Path, path: str) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["..", ".", "a", "b", "", "secret.txt"]), max_size=6).map("/".join))
-def test_what_is_resolved_is_below_the_root(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
+def test_resolved_paths_are_below_the_root(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
     root = tmp_path_factory.getbasetemp() / "root"
     try:
         resolved = resolve_below(path, root)

@@ -25,7 +25,7 @@ def interval(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 def test_a_bar_in_a_log_is_updated_at_intervals(interval: float) -> None:
-    log, start = io.StringIO(), time.monotonic()
+    log = io.StringIO()
     with progress_bar(total=100, desc="training", file=log) as bar:
         for _ in range(100):
             time.sleep(0.01)
@@ -34,7 +34,7 @@ def test_a_bar_in_a_log_is_updated_at_intervals(interval: float) -> None:
             bar.write("a row", file=io.StringIO())
 
     updates = log.getvalue().split("\r")[1:]
-    assert 3 <= len(updates) <= (time.monotonic() - start) / interval + 2
+    assert 3 <= len(updates) < 50
     assert updates[0].startswith("training:")
     assert not updates[0].startswith("training:   0%")
     assert "100/100" in updates[-1]
@@ -93,7 +93,7 @@ main()
         ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"),
     ],
 )
-def test_what_a_library_says_of_a_cpu_is_hidden_and_its_errors_are_not(
+def test_notices_about_a_cpu_are_hidden_and_errors_are_not(
     logger: str, notice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress.quiet_libraries()

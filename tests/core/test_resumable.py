@@ -111,7 +111,7 @@ def test_rows_of_other_settings_are_refused(tmp_path: Path, where: str) -> None:
         run_to_file(tmp_path / "rows.jsonl", ITEMS, company, "f", 3)
 
 
-def test_work_that_leaves_an_item_out_is_told(tmp_path: Path) -> None:
+def test_work_that_leaves_an_item_out_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no row of 8 items, the first being q0"):
         run_to_file(tmp_path / "rows.jsonl", ITEMS, lambda batch: [], "f", 3)
     assert not (tmp_path / "rows.jsonl").exists()

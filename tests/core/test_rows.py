@@ -40,7 +40,7 @@ def test_columns_follow_the_fields():
     )
 
 
-def test_a_field_that_is_no_column_is_an_error():
+def test_a_type_that_cannot_be_a_column_is_an_error():
     with pytest.raises(TypeError, match=r"can.t be a column"):
         schema_of(Odd)
 
@@ -51,7 +51,7 @@ def test_a_value_comes_back_through_parquet():
     assert [from_row(Outer, row) for row in table.to_pylist()] == [value]
 
 
-def test_what_a_type_has_no_field_for_is_left_out_and_what_it_has_a_default_for_may_be_missing():
+def test_unknown_keys_are_ignored_and_fields_with_a_default_may_be_missing():
     assert from_row(Outer, {"id": "a", "colour": "red", "inner": [{"text": "x", "rank": 2}]}) == Outer(
         "a", inner=(Inner("x"),)
     )

@@ -10,7 +10,7 @@ BARE = Question("q", "i.png", "What?")
 
 
 @pytest.mark.parametrize(
-    ("said", "names", "expected"),
+    ("label", "names", "expected"),
     [
         (True, {}, True),
         (False, {}, False),
@@ -22,6 +22,6 @@ BARE = Question("q", "i.png", "What?")
     ],
 )
 def test_a_question_is_knowledge_based_if_it_says_so_or_says_nothing_and_names_entities(
-    said: bool | None, names: dict, expected: bool | None
+    label: bool | None, names: dict, expected: bool | None
 ) -> None:
-    assert dataclasses.replace(BARE, requires_retrieval=said, **names).is_knowledge_based is expected
+    assert dataclasses.replace(BARE, requires_retrieval=label, **names).is_knowledge_based is expected

@@ -26,8 +26,8 @@ QUESTION = Question(
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Path:
-    """A folder `hostile` beside `private`, which has a question and a knowledge base that are nobody's business."""
+def folders(tmp_path: Path) -> Path:
+    """Return a folder with `hostile` and `private`, which hold a question and a knowledge base each."""
     for name in ("private", "hostile"):
         dataset.write_questions(tmp_path / name, "train", [QUESTION])
         entries = [Entry("e", "Title", sections=(Section("", "text"),))]
@@ -43,8 +43,8 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../../private/questions/train.parquet", "/etc/hosts", "../../../private"])
-def test_a_part_of_a_split_is_below_its_data_set(beside: Path, name: str) -> None:
-    folder = beside / "hostile"
+def test_a_part_of_a_split_is_below_its_data_set(folders: Path, name: str) -> None:
+    folder = folders / "hostile"
     (folder / "questions" / "train.parquet").unlink()
     edit(folder / "dataset.json", lambda it: it.update(parts={"train": [{"file": name, "rows": 1}]}))
 
@@ -53,19 +53,19 @@ def test_a_part_of_a_split_is_below_its_data_set(beside: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("place", ["train.parquet", "train/part-00000.parquet"])
-def test_a_split_is_no_link_out_of_its_data_set(beside: Path, place: str) -> None:
-    folder = beside / "hostile" / "questions"
+def test_a_split_is_not_a_link_out_of_its_data_set(folders: Path, place: str) -> None:
+    folder = folders / "hostile" / "questions"
     shutil.rmtree(folder)
     (folder / place).parent.mkdir(parents=True)
-    (folder / place).symlink_to(beside / "private" / "questions" / "train.parquet")
+    (folder / place).symlink_to(folders / "private" / "questions" / "train.parquet")
 
     with pytest.raises(UserError, match="leads out of"):
-        dataset.read_questions(beside / "hostile", "train")
+        dataset.read_questions(folders / "hostile", "train")
 
 
-def test_a_shard_is_below_its_knowledge_base(beside: Path) -> None:
-    folder = beside / "hostile" / "knowledge"
-    shard = next((beside / "private" / "knowledge").glob("*.parquet"))
+def test_a_shard_is_below_its_knowledge_base(folders: Path) -> None:
+    folder = folders / "hostile" / "knowledge"
+    shard = next((folders / "private" / "knowledge").glob("*.parquet"))
     edit(folder / "kb.json", lambda it: it["shards"][0].update(file=f"../../private/knowledge/{shard.name}"))
 
     with pytest.raises(UserError, match=r"kb\.json lists .* leads out of its folder"):
@@ -93,11 +93,11 @@ def test_a_part_of_probes_is_below_their_folder(tmp_path: Path) -> None:
         b"",
     ],
 )
-def test_what_is_no_picture_is_not_copied_as_one(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_not_copied(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.png").write_bytes(content)
-    place = ImagePlacer(tmp_path / "data", "copy", tmp_path / "out")
+    placer = ImagePlacer(tmp_path / "data", "copy", tmp_path / "out")
 
     with pytest.raises(UserError, match="and is not copied"):
-        place("a.png")
+        placer("a.png")
     assert not (tmp_path / "out").exists()

@@ -138,7 +138,7 @@ def with_secrets(url: str, secret: str = "hidden") -> str:
 QUOTED = (
     r"""/v1/chat/completions?api_key=key%2Fhidden key/hidden key\/hidden pw%2Fhidden, me:pw/hidden: bWU6cHcvaGlkZGVu"""
 )
-"""What a server may say of a request `with_secrets`."""
+"""Reply of a server that quotes a request `with_secrets`."""
 
 
 @pytest.mark.parametrize(
@@ -165,10 +165,16 @@ def test_secrets_in_the_address_are_sent_and_never_shown(
         pytest.raises(UserError, match=message) as caught,
     ):
         model.log_probabilities([ask("hello")], ["yes"])
-    said = "".join(traceback.format_exception(caught.value))
+    shown_error = "".join(traceback.format_exception(caught.value))
 
-    assert f"{server.url}?api_key=***&api-version=1" in said
-    for shown in (said, caplog.text, model.summary(), repr(model.endpoint), (tmp_path / "replies.jsonl").read_text()):
+    assert f"{server.url}?api_key=***&api-version=1" in shown_error
+    for shown in (
+        shown_error,
+        caplog.text,
+        model.summary(),
+        repr(model.endpoint),
+        (tmp_path / "replies.jsonl").read_text(),
+    ):
         assert "hidden" not in shown
         assert "bWU6cHcvaGlkZGVu" not in shown
     for (headers, _), target in zip(server.requests, server.targets, strict=True):
@@ -186,7 +192,7 @@ def test_a_server_that_is_not_there_does_not_bring_the_address_s_secrets_into_a_
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_key_is_sent_beside_one_in_the_query(stub_server: Start, tmp_path: Path) -> None:
+def test_a_key_is_sent_in_addition_to_one_in_the_query(stub_server: Start, tmp_path: Path) -> None:
     server = stub_server(echo)
     with RemoteModel(endpoint(f"{server.url}/?token=hidden", key="sk-1"), tmp_path / "replies.jsonl") as model:
         model.complete(ask("hello"))
@@ -205,7 +211,7 @@ def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, tmp
 
 
 def test_replies_that_were_kept_before_are_found(stub_server: Start, tmp_path: Path) -> None:
-    """Their keys are hashes of the address and the request; what an address without secrets gives is settled."""
+    """The key of a reply is a hash of URL and request. This one must not change."""
     with ReplyFile(tmp_path / "replies.jsonl") as replies:
         replies.put(
             "958b8455f1f16a55",
@@ -253,12 +259,12 @@ def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server
             {"role": "user", "content": passage},
         ]
 
-    wanted = [about(p, q, f"{p}{q}{n}") for n in range(3) for q in ("Who?", "When?") for p in "AB"]
+    conversations = [about(p, q, f"{p}{q}{n}") for n in range(3) for q in ("Who?", "When?") for p in "AB"]
     server = stub_server(lambda text: text)
     with RemoteModel(endpoint(server.url, concurrency=1), tmp_path / "replies.jsonl") as model:
-        replies = model.complete_all(wanted)
+        replies = model.complete_all(conversations)
 
-    assert [reply.text for reply in replies] == [conversation[-1]["content"] for conversation in wanted]
+    assert [reply.text for reply in replies] == [conversation[-1]["content"] for conversation in conversations]
     arrived = [text[:-1] for text in server.delivered]  # picture and question, in the order of arrival
     assert len([1 for one, other in pairwise(arrived) if one != other]) == 3
 
@@ -275,7 +281,7 @@ def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub
 
 
 @pytest.mark.parametrize("changes", [{"model": "other"}, {"max_tokens": 7}, {"options": {"seed": 1}}])
-def test_a_request_that_differs_in_anything_is_another_one(
+def test_requests_that_differ_have_different_replies(
     stub_server: Start, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     server = stub_server(echo)
@@ -332,7 +338,7 @@ def test_when_one_request_fails_for_good_those_under_way_are_kept(stub_server: S
 def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
     stub_server: Start, tmp_path: Path
 ) -> None:
-    """Only what was under way at the kill, at most `concurrency` requests, can be sent again."""
+    """Only requests under way at the kill, at most `concurrency`, can be sent again."""
     server = stub_server(
         echo, lambda text, number: {"status": 429, "body": ""} if int(text) % 7 == number else {}, 0.01
     )

@@ -37,12 +37,12 @@ class Asking(RemoteConfig):
         ({"llm_options": "[1]"}, "must be a JSON object"),
     ],
 )
-def test_each_problem_is_told(settings: dict[str, object], problem: str) -> None:
+def test_each_problem_is_reported(settings: dict[str, object], problem: str) -> None:
     values = {"llm_url": URL, "llm_model": "m", "llm_key_variable": "NO_SUCH_VARIABLE", **settings}
 
-    (told,) = find_problems(Asking, values)
+    (problem_found,) = find_problems(Asking, values)
 
-    assert problem in told
+    assert problem in problem_found
 
 
 def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,22 +97,22 @@ def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(
     with pytest.raises(UserError, match=problem) as caught:
         config.endpoint()
 
-    (told,) = config.llm_problems()
-    assert told.startswith("the API key in the variable $SOME_KEY holds")
-    assert problem in told
+    (problem_found,) = config.llm_problems()
+    assert problem_found.startswith("the API key in the variable $SOME_KEY holds")
+    assert problem in problem_found
     shown = "".join(traceback.TracebackException.from_exception(caught.value).format())
     for secret in ("sk-secret", "sk-other"):
-        assert secret not in f"{told} {shown} {caught.value!r}"
+        assert secret not in f"{problem_found} {shown} {caught.value!r}"
 
 
 @pytest.mark.parametrize("mistaken", ["sk-secret", "hf_secret"])
 def test_a_key_in_the_place_of_its_variable_s_name_is_not_shown(mistaken: str) -> None:
     config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable=mistaken)
 
-    (told,) = config.llm_problems()
+    (problem_found,) = config.llm_problems()
 
-    assert "`llm_key_variable`" in told
-    assert "secret" not in told
+    assert "`llm_key_variable`" in problem_found
+    assert "secret" not in problem_found
 
 
 def test_secrets_in_the_address_are_not_shown_and_reach_the_endpoint() -> None:
@@ -125,13 +125,13 @@ def test_secrets_in_the_address_are_not_shown_and_reach_the_endpoint() -> None:
 
 
 @pytest.mark.parametrize("url", ["me:hidden@host/v1", "http://me:hid/den@host/v1", "ftp://host/?key=hidden"])
-def test_secrets_in_what_is_no_address_are_not_shown(url: str) -> None:
-    (told,) = find_problems(Asking, {"llm_url": url, "llm_model": "m"})
+def test_secrets_in_a_malformed_url_are_not_shown(url: str) -> None:
+    (problem_found,) = find_problems(Asking, {"llm_url": url, "llm_model": "m"})
     with pytest.raises(UserError, match="must look like https://HOST/v1") as caught:
         Endpoint(url, "m")
 
-    assert "must look like https://HOST/v1" in told
-    assert "hid" not in told + "".join(traceback.format_exception(caught.value))
+    assert "must look like https://HOST/v1" in problem_found
+    assert "hid" not in problem_found + "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("key", ["llm_url", "llm_key_variable", "llm_options"])
@@ -146,7 +146,7 @@ def test_a_list_in_the_place_of_a_text_that_may_hold_a_secret_is_not_quoted(tmp_
 
 
 def test_help_shows_no_default_of_a_secret() -> None:
-    said = help_text(RemoteConfig, "reflectune score", "Score.")
-    assert "(default: 8)" in said
-    assert "OPENAI_API_KEY" not in said
-    assert "OpenAI-compatible server, e.g. http://localhost:8000/v1 --llm_model" in " ".join(said.split())
+    shown = help_text(RemoteConfig, "reflectune score", "Score.")
+    assert "(default: 8)" in shown
+    assert "OPENAI_API_KEY" not in shown
+    assert "OpenAI-compatible server, e.g. http://localhost:8000/v1 --llm_model" in " ".join(shown.split())

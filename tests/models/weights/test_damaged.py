@@ -204,7 +204,7 @@ ADAPTER_CHANGES = {
         lambda weights: weights.update(
             {n: t[:, :-1] for n, t in weights.items() if "layers.1.self_attn.q_proj.lora_A" in n}
         ),
-        r"has 2 weights of another shape",
+        r"has 2 weights of a different shape",
     ),
     "NaN": (lambda weights: put(weights, "lora_B.weight", torch.nan), r"NaN or infinite values in 1 of its weights"),
 }
