@@ -86,22 +86,22 @@ class Ranked:
 
 
 def rerank(
-    how: Reranking, question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int
+    method: Reranking, question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int
 ) -> Steps[Ranked]:
     """Order passages by one of the methods below. Fewer than two are returned as they are.
 
     Args:
-        how: The method; `none` keeps the order.
+        method: The method; `none` keeps the order.
         question: The question's text.
         passages: As retrieved, best first.
         pairs: Pairs that `pairwise` compares.
         max_tokens: Maximum length of a reply of `pairwise` and `listwise`.
     """
-    if how == "none" or len(passages) < 2:
+    if method == "none" or len(passages) < 2:
         return Ranked(tuple(passages))
-    if how == "pointwise":
+    if method == "pointwise":
         return (yield from pointwise(question, passages))
-    if how == "pairwise":
+    if method == "pairwise":
         return (yield from pairwise(question, passages, pairs=pairs, max_tokens=max_tokens))
     return (yield from listwise(question, passages, max_tokens=max_tokens))
 

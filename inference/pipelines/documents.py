@@ -35,7 +35,7 @@ class FoundDocuments:
         )
 
 
-class DocumentSettings(EntrySettings):
+class DocumentFinderSettings(EntrySettings):
     """Settings of the documents of a question."""
 
     documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", ge=1)
@@ -50,7 +50,7 @@ class DocumentFinder:
         settings: Numbers of entries to retrieve and of their passages to take, which is k of MMKB-RAG's equation 6.
     """
 
-    def __init__(self, retriever: Retriever, knowledge: KnowledgeBase, settings: DocumentSettings) -> None:
+    def __init__(self, retriever: Retriever, knowledge: KnowledgeBase, settings: DocumentFinderSettings) -> None:
         self._retriever, self._knowledge, self._settings = retriever, knowledge, settings
 
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[FoundDocuments]:

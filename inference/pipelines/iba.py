@@ -82,7 +82,7 @@ class Iba:
         )
         picked = [names[place] for place in parsing.letters(reply.text, len(names))]
         picked = list(dict.fromkeys([*picked, *names]))[:PICKS]
-        said = yield from write(
+        reply = yield from write(
             "verify",
             0,
             PROBABILITIES,
@@ -90,7 +90,7 @@ class Iba:
             documents=_options(picked, titles),
             max_tokens=self.settings.max_record_tokens,
         )
-        likely = parsing.shares(said.text, len(picked)) or (1 / PICKS,) * len(picked)
+        likely = parsing.shares(reply.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]
         scores = (yield from rerank(0, question.text, opened)).scores
         best = self._best(opened, dict(zip(picked, likely, strict=True)), similarities(found), scaled(scores))

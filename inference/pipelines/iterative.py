@@ -26,7 +26,7 @@ from reflectune.inference.pipelines.requirements import (
     Requirement,
     RoleSettings,
 )
-from reflectune.inference.pipelines.settings import DepthSettings, PassageSettings
+from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import OnFailure, split_budget
@@ -41,7 +41,7 @@ DETAILED = "Based on the information, provide a detailed answer to the question.
 """MI-RAG's and PMSR's instruction for an answer."""
 
 
-class TrajectorySettings(PassageSettings):
+class TrajectorySettings(LeadSettings):
     """Settings of all iterative pipelines."""
 
     max_record_tokens: int = setting(

@@ -15,7 +15,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
-from reflectune.inference.pipelines.documents import DocumentFinder, DocumentSettings, FoundDocuments
+from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
@@ -32,7 +32,7 @@ def read_count(value: Any) -> Any:
     return value if value == "auto" else int(value)
 
 
-class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentSettings):
+class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
     """Settings of MMKB-RAG. SRT orders by Score_SRT (equation 6); with `s_ret_temperature`, times S_ret."""
 
     ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
@@ -253,12 +253,12 @@ def _answer_each(settings: MmkbRagSettings, parts: PipelineParts) -> DocumentAns
     return DocumentAnswers(_reader(settings, parts), _finder(settings, parts), _base(settings, parts))
 
 
-def _scores(name: str, settings: DocumentSettings, parts: PipelineParts) -> ReflectionScores:
+def _scores(name: str, settings: DocumentFinderSettings, parts: PipelineParts) -> ReflectionScores:
     reader = PromptedReader(needed(parts.engine), settings.max_new_tokens, settings.max_new_tokens)  # MCT isn't asked
     return ReflectionScores(reader, _finder(settings, parts))
 
 
-def _finder(settings: DocumentSettings, parts: PipelineParts) -> DocumentFinder:
+def _finder(settings: DocumentFinderSettings, parts: PipelineParts) -> DocumentFinder:
     return DocumentFinder(needed(parts.retriever), parts.knowledge, settings)
 
 
@@ -289,5 +289,5 @@ RECIPES = {
         choices=("entries",),
         answer_each=_answer_each,
     ),
-    "reflection": Recipe(_scores, DocumentSettings, "model", every, requires=(ENTRIES,)),
+    "reflection": Recipe(_scores, DocumentFinderSettings, "model", every, requires=(ENTRIES,)),
 }

@@ -17,7 +17,7 @@ from reflectune.inference.pipelines.base import Clock, Pipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.requirements import ENTRIES
-from reflectune.inference.pipelines.settings import EntrySettings, PassageSettings
+from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -154,8 +154,8 @@ def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) ->
     return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]
 
 
-def _oracle(given: Given) -> Callable[[str, PassageSettings, PipelineParts], Oracle]:
-    def make(name: str, settings: PassageSettings, parts: PipelineParts) -> Oracle:
+def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], Oracle]:
+    def make(name: str, settings: LeadSettings, parts: PipelineParts) -> Oracle:
         reader = Reader(needed(parts.engine), settings.max_new_tokens)
         return Oracle(name, reader, parts.knowledge, given, lead=settings.lead)
 
@@ -167,10 +167,10 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> O
     return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=settings.top_n, lead=settings.lead)
 
 
-_ARTICLE = Recipe(_oracle("article"), PassageSettings, "base_model", with_entry, form="oracle")
+_ARTICLE = Recipe(_oracle("article"), LeadSettings, "base_model", with_entry, form="oracle")
 _ARTICLES = Recipe(_among_others, EntrySettings, "base_model", with_entry, requires=(ENTRIES,), form="oracle")
 RECIPES = {
     **baseline("oracle_article", _ARTICLE),
     **baseline("oracle_articles", _ARTICLES),
-    "oracle_passage": Recipe(_oracle("passage"), PassageSettings, "base_model", with_evidence, form="oracle"),
+    "oracle_passage": Recipe(_oracle("passage"), LeadSettings, "base_model", with_evidence, form="oracle"),
 }

@@ -12,7 +12,7 @@ class AnswerSettings(Settings):
     max_new_tokens: int = setting(32, "longest answer, in tokens", ge=1)
 
 
-class PassageSettings(AnswerSettings):
+class LeadSettings(AnswerSettings):
     """Form of passages."""
 
     lead: Lead = setting("first_sentence", "text before each passage: none, or a description of the entry")
@@ -24,7 +24,7 @@ class DepthSettings(Settings):
     top_n: int = setting(5, "entries to retrieve for a question", ge=1)
 
 
-class EntrySettings(DepthSettings, PassageSettings):
+class EntrySettings(DepthSettings, LeadSettings):
     """Settings of pipelines that answer from passages of retrieved entries."""
 
 

@@ -12,7 +12,7 @@ from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.requirements import ENTRIES, PROBES
-from reflectune.inference.pipelines.settings import AnswerSettings, DepthSettings, PassageSettings
+from reflectune.inference.pipelines.settings import AnswerSettings, DepthSettings, LeadSettings
 from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -94,11 +94,11 @@ def _retrieval(name: str, settings: DepthSettings, parts: PipelineParts) -> Retr
     return Retrieval(needed(parts.retriever), max(RECALL_DEPTH, settings.top_n))
 
 
-def _relevance(name: str, settings: PassageSettings, parts: PipelineParts) -> Relevance:
+def _relevance(name: str, settings: LeadSettings, parts: PipelineParts) -> Relevance:
     return Relevance(passage_reader(settings, parts), needed(parts.probes))
 
 
 RECIPES = {
     "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,)),
-    "relevance": Recipe(_relevance, PassageSettings, "model", with_evidence, requires=(PROBES,)),
+    "relevance": Recipe(_relevance, LeadSettings, "model", with_evidence, requires=(PROBES,)),
 }

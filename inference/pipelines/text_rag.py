@@ -12,7 +12,7 @@ from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import TEXTS
-from reflectune.inference.pipelines.settings import PassageSettings, PickingSettings
+from reflectune.inference.pipelines.settings import LeadSettings, PickingSettings
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -55,7 +55,7 @@ def entries(hits: Sequence[PassageHit]) -> list[Hit]:
     ]
 
 
-class TextRagSettings(PickingSettings, PassageSettings):
+class TextRagSettings(PickingSettings, LeadSettings):
     """Settings of naive RAG over texts."""
 
 

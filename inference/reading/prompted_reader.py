@@ -16,7 +16,7 @@ from reflectune.models.schemes.prompts import PromptScheme
 
 
 @dataclass(frozen=True)
-class MctReply:
+class PromptedReply:
     """A reply to P_MCT.
 
     Attributes:
@@ -85,7 +85,7 @@ class PromptedReader:
                 scores[i][k] = share(yes, no)
         return scores
 
-    def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, MctReply]:
+    def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, PromptedReply]:
         """Generate replies to P_MCT about the documents of some questions, by position of the question.
 
         A question whose context holds fewer than two of its documents gets none.
@@ -97,7 +97,7 @@ class PromptedReader:
         prompts = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
         generations = self._generate(opened, prompts, self._max_reply_tokens)
         return {
-            i: MctReply(
+            i: PromptedReply(
                 raw=generation.text,
                 text=self._one_line(generation.text),
                 shown=fitted[i][0],

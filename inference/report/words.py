@@ -1,4 +1,4 @@
-"""How an answer came about, in words: what `answer` and `show_trace` print."""
+"""Explanation of an answer in words, as `answer` prints it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.budget import Budget, BudgetSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
-from reflectune.inference.pipelines.settings import PassageSettings
+from reflectune.inference.pipelines.settings import LeadSettings
 from reflectune.inference.running.loading import open_entries, open_texts
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import RemoteConfig
@@ -44,7 +44,7 @@ def open_parts(
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
     text_knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else None
     reads_texts = bool(required & {"texts", "pages"}) and bool(texts.text_index)
-    lead = PassageSettings.of(config).lead
+    lead = LeadSettings.of(config).lead
     return PipelineParts(
         knowledge=dataset.knowledge,
         folder=dataset.root,

@@ -25,7 +25,7 @@ from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceSto
 
 
 class RunSettings(Settings):
-    """How pipelines are run, and where their traces are stored."""
+    """Batches, errors and storage of the traces of a run."""
 
     output: Annotated[str, output_of()] = setting(
         "",

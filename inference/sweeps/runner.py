@@ -17,7 +17,7 @@ from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
-from reflectune.inference.pipelines.settings import PassageSettings
+from reflectune.inference.pipelines.settings import LeadSettings
 from reflectune.inference.running.loading import open_entries, open_model
 from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingRetriever
 from reflectune.inference.sweeps.points import GridSettings, Point
@@ -108,7 +108,7 @@ class GridRunner:
 
     def _build(self, point: Point) -> Pipeline:
         recipe, config = self._recipe(point), point.config(self._config)
-        lead = PassageSettings.of(config).lead
+        lead = LeadSettings.of(config).lead
         parts = PipelineParts(
             knowledge=self._dataset.knowledge,
             folder=self._dataset.root,

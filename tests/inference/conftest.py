@@ -74,9 +74,9 @@ def evidence(entry_id: str = "e1", section: int = 0) -> tuple[Evidence, ...]:
 
 
 def filled(prompt: Prompt, room: int = 99) -> str:
-    """A prompt as the model reads it whose context holds so many documents.
+    """Render a prompt as a model reads it whose context holds `room` documents.
 
-    A system's turn stands before it, and what is said of its picture if it has none.
+    The system prompt comes first; a prompt without a picture says so.
     """
     texts = prompt.text(min(room, len(prompt.documents)))
     words = "".join(part if isinstance(part, str) else texts[part.name] for part in prompt_parts(prompt.template))

@@ -191,7 +191,7 @@ class Base:
 
 
 def away(script: Any, calls: int, on_failure: Any) -> Tools:
-    """A script's tools over a base that stays and one that fails after so many calls."""
+    """Return a script's tools over a base that stays and one that fails after some calls."""
     joint = JointSearch([Base("texts", 99), Base("pairs", calls)], on_failure=on_failure)
     bases = KnowledgeBases(joint, lambda texts: np.eye(len(texts), dtype=np.float32))
     return Tools({"reader": script, "answerer": script}, bases.search, bases.embed)

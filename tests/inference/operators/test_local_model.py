@@ -1,4 +1,4 @@
-"""Steps on a real model: judging documents over a shared prefix is judging each alone, and no picture is no picture."""
+"""Steps on a real model: judging documents over a shared prefix equals judging each alone."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(("reply", "expected"), STATES.values(), ids=STATES)
-def test_what_is_said_under_names_is_found(reply: str, expected: dict[str, str] | None) -> None:
+def test_what_is_reported_under_names_is_found(reply: str, expected: dict[str, str] | None) -> None:
     joined = {"need": "its, diet", "referent": "kestrel"}
     assert fields(reply, ["need", "referent", "constraints"]) == (joined if expected is None else expected)
 

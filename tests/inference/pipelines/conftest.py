@@ -14,7 +14,7 @@ from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.reading.passage_reader import JudgedPassages
-from reflectune.inference.reading.prompted_reader import MctReply
+from reflectune.inference.reading.prompted_reader import PromptedReply
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.models.schemes.registry import find_scheme
 
@@ -118,10 +118,10 @@ class ScriptedPromptedReader:
             [self._relevance.get(passage.id, 0.1) for passage in question_documents] for question_documents in documents
         ]
 
-    def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, MctReply]:
+    def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, PromptedReply]:
         self.agreed += [[passage.id for passage in question_documents] for question_documents in documents.values()]
         return {
-            i: MctReply(
+            i: PromptedReply(
                 f"{self._reply} [Rel]", self._reply, min(len(question_documents), self._shown), tokens=7, finished=True
             )
             for i, question_documents in documents.items()

@@ -77,7 +77,7 @@ def test_entries_that_a_list_calls_alike_are_shown_under_the_same_heading(make, 
 
 
 @pytest.mark.parametrize(("text", "said"), [('{"gold": ["a"]}', "expected a list"), ('[["gold", "nobody"]]', "nobody")])
-def test_a_bad_list_of_look_alikes_is_told(tmp_path, knowledge, text: str, said: str) -> None:
+def test_a_bad_list_of_look_alikes_is_reported(tmp_path, knowledge, text: str, said: str) -> None:
     (tmp_path / "look_alikes.json").write_text(text)
     with pytest.raises(UserError, match=said):
         builder(tmp_path, knowledge)

@@ -175,7 +175,7 @@ def test_the_base_model_answers_what_the_tuned_one_has_chosen(make, scripted, kn
     assert looked_up.tokens["passages_read"] == 1
 
 
-def test_what_the_answering_model_cannot_hold_is_not_said_to_be_read(make, scripted, knowledge) -> None:
+def test_what_the_answering_model_cannot_hold_is_not_reported_to_be_read(make, scripted, knowledge) -> None:
     trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, room=1), ret=False, mct="none")
     assert read(trace) == ["b#0.0"]
     assert (trace.tokens["passages_read"], trace.tokens["passages_not_read"]) == (1, 2)
@@ -190,7 +190,7 @@ def test_a_document_that_is_too_long_to_judge_is_left_out_and_counted(make, scri
     assert (trace.tokens["passages_judged"], trace.tokens["passages_left_out"]) == (3, 1)
 
 
-def test_no_document_at_all_is_answered_closed_book_and_said(make, scripted, knowledge) -> None:
+def test_no_document_at_all_is_answered_closed_book_and_reported(make, scripted, knowledge) -> None:
     settings = MmkbRagSettings(ret=False)
     finder = DocumentFinder(scripted.retriever({"empty": 0.9}), knowledge, settings)
     reader = scripted.prompted()

@@ -99,7 +99,7 @@ def pipeline(model: Callable[[], Loaded]) -> Callable[..., ReflectiVA]:
 
 
 class Released:
-    """The released procedure, greedy: each step renders the whole conversation anew and calls `generate`."""
+    """The released procedure, greedy: each step renders the whole conversation again and calls `generate`."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.model, self.processor, self.end = loaded.model, loaded.processor, loaded.renderer.end_token_id

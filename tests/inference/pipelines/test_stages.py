@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.documents import DocumentFinder, DocumentSettings
+from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import ReflectionScores
 from reflectune.inference.pipelines.stages import Relevance, Retrieval
 
@@ -28,7 +28,7 @@ def test_relevance_judges_gold_and_the_rest_and_answers_from_gold(make, scripted
 
 def test_reflection_scores_every_question_whatever_ret_says(make, scripted, knowledge) -> None:
     reader = scripted.prompted(gates={"q000": 0.1, "q001": 0.9}, relevance={"b#1.0": 0.8, "a#0.0": None})
-    finder = DocumentFinder(scripted.retriever({"a": 0.8, "b": 0.4}), knowledge, DocumentSettings(lead="none"))
+    finder = DocumentFinder(scripted.retriever({"a": 0.8, "b": 0.4}), knowledge, DocumentFinderSettings(lead="none"))
     questions = [make.question(0, answer="b", entity_ids=("b",)), make.question(1, answer="b", entity_ids=("a",))]
     first, second = ReflectionScores(reader, finder).run(questions, scripted.images(2))
     assert (first.pipeline, first.gate, second.gate) == ("reflection", 0.1, 0.9)
@@ -40,7 +40,7 @@ def test_reflection_scores_every_question_whatever_ret_says(make, scripted, know
 
 def test_reflection_asks_of_a_visual_question_only_whether_to_look_it_up(make, scripted, knowledge) -> None:
     reader = scripted.prompted(gates={"q000": 0.1, "q001": 0.9}, relevance={})
-    finder = DocumentFinder(scripted.retriever({"a": 0.8}), knowledge, DocumentSettings(lead="none"))
+    finder = DocumentFinder(scripted.retriever({"a": 0.8}), knowledge, DocumentFinderSettings(lead="none"))
     questions = [make.question(0, requires_retrieval=False), make.question(1)]
     visual, known = ReflectionScores(reader, finder).run(questions, scripted.images(2))
     assert (visual.gate, visual.retrieved, visual.hits, visual.passages) == (0.1, False, (), ())

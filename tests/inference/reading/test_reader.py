@@ -123,7 +123,7 @@ def test_a_batch_answers_like_its_questions_one_by_one(make, reader, pictures) -
 def test_what_a_reasoning_model_thinks_is_neither_answered_nor_scored(
     make, checkpoints, pictures, monkeypatch, thoughts: str, said: str
 ) -> None:
-    """As in iterative pipelines, which a baseline stands beside."""
+    """As in iterative pipelines, which are compared with baselines."""
     loaded = load(checkpoints.base)
     engine, tokenizer = PrefixEngine(loaded), loaded.renderer.tokenizer
     before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (thoughts, said))

@@ -146,7 +146,7 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_one_answers(
 
 
 @pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba", "mm_r2"])
-def test_a_second_model_is_looked_for_and_told_where_a_pipeline_has_one(pipeline: str, tmp_path: Path, make) -> None:
+def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline: str, tmp_path: Path, make) -> None:
     def config(answerer: str, *pipelines: str) -> EvaluateConfig:
         return EvaluateConfig(
             dataset=write_world(tmp_path, make),
