@@ -52,6 +52,6 @@ def risk_coverage(confidences: Sequence[float], correct: Sequence[float], most: 
 def calibration(probabilities: Sequence[float], outcomes: Sequence[float], bins: int = 10) -> Points:
     """Return (mean probability, mean outcome) of each equal-width bin that holds an item."""
     values, truth = np.asarray(probabilities, dtype=float), np.asarray(outcomes, dtype=float)
-    places = np.minimum((values * bins).astype(int), bins - 1)
-    filled = [places == number for number in range(bins) if np.any(places == number)]
+    bin_of = np.minimum((values * bins).astype(int), bins - 1)
+    filled = [bin_of == number for number in range(bins) if np.any(bin_of == number)]
     return [(float(values[inside].mean()), float(truth[inside].mean())) for inside in filled]

@@ -1,4 +1,4 @@
-"""What the report's list of questions is built from in the browser: JSON, with each image, entry and passage once."""
+"""JSON data of the report's list of questions, with each image, entry and passage once."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace import PassageTrace, Trace
 
 LONGEST_SIDE = 288
-"""Pixels: larger images are scaled down to this."""
+"""Pixels; larger images are scaled down to this."""
 
 
 def browser_data(
     dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float, measure: TraceScorer
 ) -> dict[str, Any]:
-    """The JSON that `page.js` reads.
+    """Return the JSON that `page.js` reads.
 
     Args:
-        dataset: Where images and entries are.
+        dataset: The data set with images and entries.
         questions: The questions to list.
         traces: By pipeline, then by question id.
         gamma: The gate's threshold.
-        measure: What an answer is worth.
+        measure: Scorer of answers.
 
     Returns:
         `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
@@ -74,7 +74,7 @@ class _Tables:
         self._places: dict[tuple[object, ...], int] = {}
 
     def image(self, path: str | Path, roots: Roots) -> int:
-        """Position of an image below `roots`; -1 if it can't be read (then the evaluation has said so already)."""
+        """Return the position of an image below `roots`; -1 if it can't be read, which the evaluation has reported."""
         key = ("image", str(Path(self._dataset.root, path).resolve()))
         if key not in self._places:
             try:
@@ -85,7 +85,7 @@ class _Tables:
         return self._places[key]
 
     def entry(self, entry_id: str, kb: str = "", title: str = "") -> int:
-        """Position of an entry of the data set's knowledge base; of one of another the title is all that is known."""
+        """Return the position of an entry. Of entries outside the data set's knowledge base only the title is known."""
         home = self._dataset.knowledge.name
         key = ("entry", entry_id if kb in ("", home) else f"{kb}: {entry_id}")
         if key not in self._places and kb not in ("", home):
@@ -100,9 +100,9 @@ class _Tables:
         return self._places[key]
 
     def passage(self, passage: Passage, kb: str = "") -> int:
-        """Position of a passage of an entry of a knowledge base, as it was read.
+        """Return the position of a passage as it was read.
 
-        What one question reads of a page is a summary, which is another for another question.
+        A page's passage is a summary for one question, so it differs between questions.
         """
         key = ("passage", kb, passage)
         if key not in self._places:
@@ -119,7 +119,7 @@ class _Tables:
 
 
 def data_uri(image: Image.Image) -> str:
-    """A small copy of an image as a data URI, made from its pixels, so that nothing else of the file comes along."""
+    """Return a small copy of an image as a data URI. It is made from the pixels, without the file's metadata."""
     small = image.copy()
     small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()
@@ -174,7 +174,7 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScor
 
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> bool | None:
-    """What a gate should say: in MMKB-RAG whether the base model is wrong, by RET's labels; None if it is not known."""
+    """Return the gate's right decision or None; in MMKB-RAG True if the base model is wrong by RET's labels."""
     if not find_recipe(name).may_use_base:
         return question.is_knowledge_based
     base = traces.get("closed_book")
@@ -199,5 +199,5 @@ def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any]:
 
 
 def _round(value: float | None) -> float | None:
-    """Four significant digits; more would only make the page heavier."""
+    """Round to four significant digits, to keep the page small."""
     return None if value is None else float(f"{value:.4g}")

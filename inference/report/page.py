@@ -23,7 +23,7 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace_files.columns import TraceColumns, with_texts
 
 MOST_TEXTS = 30_000
-"""Passages out of traces in Parquet whose text stands in a report: some 15 MB of HTML."""
+"""Most passages from Parquet traces whose text is in a report: some 15 MB of HTML."""
 
 
 def write_report(
@@ -45,16 +45,16 @@ def write_report(
 
     Args:
         path: The file to write.
-        dataset: Where the questions, their images and the knowledge base are.
+        dataset: The data set with questions, images and the knowledge base.
         questions: The questions asked.
         traces: By pipeline or stage, then by question id.
         metrics: The content of metrics.json.
-        title: What was run, in a few words.
-        facts: What was run, on what: name to value, shown as a table.
-        notices: Sentences that a reader must see first.
-        measure: What an answer is worth.
+        title: Title of the page.
+        facts: Facts of the run by name, shown as a table.
+        notices: Sentences at the head.
+        measure: Scorer of answers.
         gamma: The gate's threshold.
-        most: Questions to list; a random sample if there are more.
+        most: Most questions to list; a random sample if there are more.
         seed: Seed of that sample.
     """
     shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
@@ -75,7 +75,7 @@ def write_report(
         charts=charts.charts(questions, traces, gamma, measure),
         calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
-        browse_note=f"{note} Click a question to see what was retrieved, how each passage was judged, and the answer.",
+        browse_note=f"{note} Click a question to see its entries, the judgement of each passage, and the answer.",
         data=browser_data(dataset, listed, _whole(shown, listed), gamma, measure),
     )
     write_atomically(path, page)
@@ -96,10 +96,10 @@ def fill(
     browse_note: str,
     data: Mapping[str, Any],
 ) -> Markup:
-    """The page from its parts; those that are `Markup` are HTML, the others are text.
+    """Fill the page. Parts of type `Markup` are HTML, the others are text.
 
-    The page's policy allows our own script and style by their hashes and images from data URIs; nothing else runs or
-    loads, whatever a question or a passage may contain.
+    The page's policy allows our own script and style by their hashes, and images from data URIs. Nothing else runs or
+    loads, whatever a question or a passage contains.
     """
     return render(
         "inference/report/templates/report.html",
@@ -121,32 +121,32 @@ def fill(
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that may stand in a `<script>` element: no text in it can close the element or open a comment."""
+    """Return JSON for a `<script>` element: no text in it can close the element or open a comment."""
     return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _whole(traces: Traces, questions: Sequence[Question]) -> Traces:
-    """The traces of these questions with their passages' text."""
+    """Return the traces of these questions with their passages' text."""
     ids = [question.id for question in questions]
     return {name: with_texts(pipeline_traces, ids) for name, pipeline_traces in traces.items()}
 
 
 def _texts_read(traces: Traces, question: Question) -> int:
-    """How many passages' text has to be read from the disk to show a question."""
-    columns = [each for each in traces.values() if isinstance(each, TraceColumns)]
-    return sum(len(each[question.id].passages) for each in columns if question.id in each)
+    """Return the number of passages whose text is read from the disk to show a question."""
+    columns = [column for column in traces.values() if isinstance(column, TraceColumns)]
+    return sum(len(column[question.id].passages) for column in columns if question.id in column)
 
 
 def sample(
     questions: Sequence[Question], most: int, seed: int, texts: Callable[[Question], int] = lambda question: 0
 ) -> list[Question]:
-    """Some questions, in the order of their ids: drawn at random where there are too many, and one at least.
+    """Return at least one question and at most `most`, in the order of their ids; a random sample if there are more.
 
     Args:
-        questions: Those to draw from.
-        most: How many at most.
-        seed: Of the draw.
-        texts: How many passages' text a question adds; the draw ends before there are more than `MOST_TEXTS`.
+        questions: The questions to draw from.
+        most: Most questions.
+        seed: Seed of the draw.
+        texts: Number of passage texts that a question adds. The draw ends before there are more than `MOST_TEXTS`.
     """
     chosen = list(questions) if len(questions) <= most else random.Random(seed).sample(list(questions), most)
     added = list(itertools.accumulate(map(texts, chosen)))

@@ -1,4 +1,4 @@
-"""The report's tables, as HTML."""
+"""Tables of the report, as HTML."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ GATE_TITLES = {
     "ret": "RET: the base model is wrong or right",
     "srt": "SRT: the document states an answer or not",
 }
-"""What a gate is called beside its calibration curve, and what it tells apart, by its name in metrics.json."""
+"""Titles of gates by their name in metrics.json: the two classes that a gate separates."""
 
 
 def scores(metrics: Mapping[str, Any]) -> Markup:
-    """Official scores of every pipeline by split and type, what the tuned ones gain, and the break-downs."""
+    """Return the official scores of every pipeline by split and type, the leads of tuned ones, and the break-downs."""
     tables, heads = metrics["pipelines"], metrics["metric"]["columns"]
     types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
     strongest = metrics["best_baseline"]
@@ -39,7 +39,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
 
 
 def parts(metrics: Mapping[str, Any]) -> Markup:
-    """Each decision by itself: gate, relevance, answers, visual questions, retrieval."""
+    """Return each decision by itself: gate, relevance, answers, visual questions, retrieval."""
     relevance, answer, visual = metrics["relevance"], metrics["answer"], metrics["visual"]
     scored = f"metric {metrics['metric']['name']}"
     rows = [
@@ -62,13 +62,13 @@ def parts(metrics: Mapping[str, Any]) -> Markup:
         *(_reflection(metrics["reflection"], metrics["metric"]["columns"]) if metrics["reflection"] else ()),
     ]
     cells = [[name, score_cell(score), "–" if score is None else str(score["n"]), about] for name, about, score in rows]
-    return _html(Table(["decision", "%", "questions", "what is measured"], cells, prose=3))
+    return _html(Table(["decision", "%", "questions", "measured on"], cells, prose=3))
 
 
 def _reflection(
     reflection: Mapping[str, Any], heads: Mapping[str, str]
 ) -> Iterator[tuple[str, str, Mapping[str, float] | None]]:
-    """MMKB-RAG's decisions: name, what is measured, score."""
+    """Yield MMKB-RAG's decisions: name, description, score."""
     titles = {**heads, "overall": "all questions"}
     for scope, title in ((scope, titles.get(scope, scope)) for scope in reflection["ret"]):
         ret, known, srt = (reflection[name][scope] for name in ("ret", "ret_knowledge", "srt"))
@@ -114,7 +114,7 @@ def ranking_sentences(measured: Mapping[str, Any], heads: Mapping[str, str]) -> 
 
 
 def calibration(metrics: Mapping[str, Any]) -> Markup:
-    """Each gate's calibration error before and after temperature scaling; nothing if none was measured."""
+    """Return each gate's calibration error before and after temperature scaling; "" if none was measured."""
     measured = metrics["calibration"]
     if not measured:
         return Markup()
@@ -133,18 +133,18 @@ def calibration(metrics: Mapping[str, Any]) -> Markup:
     caption = (
         "Expected calibration error over ten bins as the gate speaks, and after temperature scaling: each half of the "
         "questions by the temperature of the other, with 95 % bootstrap intervals. The temperature shown is all "
-        "questions'; above 1 the gate is too sure of itself. Decisions at 0.5 stay what they are."
+        "questions'; above 1 the gate is overconfident. Decisions at 0.5 do not change."
     )
     return _html(Table(head, rows, caption))
 
 
 def facts(values: Mapping[str, str]) -> Markup:
-    """Name and value of everything that determined the run."""
+    """Return a table of names and values."""
     return _html(Table([], list(values.items()), prose=1))
 
 
 def _splits(metrics: Mapping[str, Any]) -> Table | None:
-    """Scores by each split's own name, where they say more than the official two."""
+    """Return scores by split, if they add to the official two."""
     by_split = metrics["by_split"]
     splits = sorted({split for table in by_split.values() for split in table})
     shown = set(metrics["metric"]["columns"].values())
@@ -172,13 +172,13 @@ def _famous(metrics: Mapping[str, Any]) -> Table | None:
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:
-    """The tables that there are, and sentences under them."""
+    """Render the tables that are not None, with sentences under them."""
     shown = [table for table in tables if table is not None]
     return render("inference/report/templates/tables.html", tables=shown, notes=notes)
 
 
 def score_cell(score: Mapping[str, float] | None, sign: bool = False) -> str | Cell:
-    """A score in per cent with its interval; a dash if there is none."""
+    """Return a score in per cent with its interval; a dash without a score."""
     if score is None:
         return "–"
     form = "+.1f" if sign else ".1f"

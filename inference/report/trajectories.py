@@ -1,4 +1,4 @@
-"""The report's tables of what pipelines cost, and of what iterative ones find and know after each iteration."""
+"""Tables of the report about costs, and about the iterations of iterative pipelines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COURSES = {
 
 
 def costs(metrics: Mapping[str, Any]) -> Markup:
-    """What a question costs each pipeline, and how each iterative one goes on."""
+    """Return the costs of a question by pipeline, and the iterations of each iterative one."""
     rows = [
         [name, *(number(cost[column]) for column in COSTS)]
         for name, cost in metrics["costs"].items()
@@ -41,8 +41,8 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
     ]
     caption = (
         "Of a question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of calls "
-        "reads them. What a question's prompts begin with is read once here: that is how tokens computed are "
-        "counted (not known behind a server). Seconds are of a batch, shared equally."
+        "reads them. Tokens computed count the shared beginning of a question's prompts once "
+        "(unknown behind a server). Seconds are of a batch, shared equally."
     )
     tables = [Table(["pipeline", *COST_HEADS.values()], rows, caption)]
     notes = []
@@ -56,9 +56,9 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
 
 
 def _stop_sentence(stop: Mapping[str, Any]) -> str:
-    """What PMSR's stop rule saves and costs, in words."""
+    """Return a sentence about the savings and losses of PMSR's stop rule."""
     saved, lost = stop["saved"], stop["lost"]
-    told = (
+    text = (
         f"PMSR's stop rule: {number(stop['iterations'])} iterations with a record in place of {number(stop['fixed'])}, "
         f"{100 * saved['value']:.1f} % saved ({100 * saved['low']:.1f} to {100 * saved['high']:.1f})"
     )
@@ -75,15 +75,15 @@ def _stop_sentence(stop: Mapping[str, Any]) -> str:
             f"{100 * gained['high']:+.1f}) from the model alone: there is nothing to lose"
         )
     marks = f"At least {100 * LEAST_SAVED:.0f} % saved at no more than {100 * MOST_LOST:.0f} point lost"
-    return f"{told}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}{reason}."
+    return f"{text}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}{reason}."
 
 
 def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:
-    """A trajectory's steps as the page shows them.
+    """Return a trajectory's steps as the page shows them.
 
     Args:
-        trace: Its trace.
-        entity_ids: The entries that the question is about: each step says whether one was found.
+        trace: The trace.
+        entity_ids: The question's entries; each step is marked if it found one.
     """
     return [
         {
@@ -116,16 +116,16 @@ def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
     head = ["iteration", "article recall so far", *(f"of {base}" for base in bases), "record states an answer"]
     caption = (
         f"{name}, after each iteration, in %: whether an entry that the question is about has been found by then, and "
-        "whether the last record states an accepted answer. A trajectory that has ended keeps what it had."
+        "whether the last record states an accepted answer. A trajectory that has ended keeps its last values."
     )
     return Table(head, rows, caption)
 
 
 def _sentence(name: str, measured: Mapping[str, Any]) -> str:
-    told = f"{name}: {number(measured['iterations'])} iterations on average ({endings(measured)})."
+    text = f"{name}: {number(measured['iterations'])} iterations on average ({endings(measured)})."
     courses = measured["courses"]
     shares = ", ".join(f"{_COURSES[course]} {100 * share:.1f} %" for course, share in courses.items())
-    return f"{told} Its records: {shares}." if courses else told
+    return f"{text} Its records: {shares}." if courses else text
 
 
 def endings(measured: Mapping[str, Any]) -> str:
@@ -134,13 +134,13 @@ def endings(measured: Mapping[str, Any]) -> str:
     if len(ended) > _TOO_MANY:
         return f"{len(ended)} different reasons"
     named = ended.most_common(_MOST_ENDINGS)
-    told = [f"{reason}: {count}" for reason, count in named]
+    parts = [f"{reason}: {count}" for reason, count in named]
     rest = ended.total() - sum(count for _, count in named)
-    return ", ".join([*told, f"{len(ended) - len(named)} other reasons: {rest}"] if rest else told)
+    return ", ".join([*parts, f"{len(ended) - len(named)} other reasons: {rest}"] if rest else parts)
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, whole from 100 on; a dash for what isn't known."""
+    """Format a number: three significant digits, whole from 100 on; a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Explanation of an answer in words, as `answer` prints it."""
+"""Explain as text how a question was answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reflectune.inference.trace import PassageTrace, Step, Trace
 
 
 def explain(trace: Trace) -> str:
-    """The decision, the entries, the passages with their scores (best product first), and the answer, as plain text."""
+    """Return the decision, the entries, the passages with their scores (best product first), and the answer."""
     decision = "look it up" if trace.retrieved else "answer by looking"
     lines = [f"decision: {decision} (gate {_number(trace.gate)})"]
     if trace.kept:
@@ -30,23 +30,23 @@ def explain(trace: Trace) -> str:
 
 
 def _step(step: Step) -> str:
-    """A step of an iterative pipeline: its iteration, what was done, with what, and what came of it."""
-    told = [step.text, *(f"“{query}”" for query in step.queries)]
-    told += [f"found {', '.join(dict.fromkeys(hit.entry_id for hit in step.found))}"] if step.found else []
-    told += [f"P(yes) {step.probability:.3f}"] if step.probability is not None else []
-    line = f"{step.iteration}. {step.operator}: {'; '.join(filter(None, told))}"
+    """Return a line about a step of an iterative pipeline: its iteration, operator, queries and findings."""
+    parts = [step.text, *(f"“{query}”" for query in step.queries)]
+    parts += [f"found {', '.join(dict.fromkeys(hit.entry_id for hit in step.found))}"] if step.found else []
+    parts += [f"P(yes) {step.probability:.3f}"] if step.probability is not None else []
+    line = f"{step.iteration}. {step.operator}: {'; '.join(filter(None, parts))}"
     return textwrap.indent(textwrap.shorten(line, 160, placeholder=" …"), "  ")
 
 
 def _documents(trace: Trace) -> list[str]:
-    """What MMKB-RAG made of the documents: SRT's order, MCT's reply, and what the answer was read from."""
+    """Return MMKB-RAG's documents in SRT's order, MCT's reply, and the documents that the answer was read from."""
     order = list(dict.fromkeys([*trace.kept, *by_relevance([p.s_rel for p in trace.passages])]))
-    order += [place for place in range(len(trace.passages)) if place not in order]
+    order += [position for position in range(len(trace.passages)) if position not in order]
     lines = ["documents:"] if order else []
-    for place in order:
-        passage, mark = trace.passages[place], "*" if place in trace.used else " "
-        kept = f"kept {trace.kept.index(place) + 1}" if place in trace.kept else "left"
-        lines.append(f"{mark} {kept:<7} S_ret {_number(passage.s_ret)}  [Rel] {_number(passage.s_rel)}")
+    for position in order:
+        passage, mark = trace.passages[position], "*" if position in trace.used else " "
+        status = f"kept {trace.kept.index(position) + 1}" if position in trace.kept else "left"
+        lines.append(f"{mark} {status:<7} S_ret {_number(passage.s_ret)}  [Rel] {_number(passage.s_rel)}")
         lines.append(_text(passage))
     if trace.mct is not None:
         lines.append(f"agreement: {trace.mct.reply}")
@@ -58,7 +58,7 @@ def _documents(trace: Trace) -> list[str]:
 
 
 def _order(passage: PassageTrace) -> tuple[float, float]:
-    """Highest product first, then highest S_rel."""
+    """Return a sort key: highest product first, then highest S_rel."""
     scores = passage.scores
     return (-product(scores) if scores else 1.0, -(passage.s_rel or 0.0))
 
@@ -67,10 +67,10 @@ def _passage(passage: PassageTrace, chosen: bool) -> list[str]:
     scores = passage.scores
     total = f"  product {product(scores):.3f}" if scores else ""
     verdict = "relevant" if passage.relevant else "irrelevant"
-    told = f" → {passage.answer}" if passage.answer is not None else ""
+    answer = f" → {passage.answer}" if passage.answer is not None else ""
     return [
         f"{'*' if chosen else ' '} {verdict:<10} S_ret {_number(passage.s_ret)}  S_rel {_number(passage.s_rel)}  "
-        f"S_ans {_number(passage.s_ans)}{total}{told}",
+        f"S_ans {_number(passage.s_ans)}{total}{answer}",
         _text(passage),
     ]
 

@@ -1,1 +1,1 @@
-"""From traces to metrics: scores, gates, rankings, and what must be said of them."""
+"""Metrics of traces: scores, gates, rankings, recall and notices."""

@@ -1,4 +1,4 @@
-"""Calibration: what gates say beside what is so, and their error before and after temperature scaling."""
+"""Calibration error of gates, before and after temperature scaling."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ from reflectune.metrics.reporting.breakdown import score_rows
 from reflectune.metrics.reporting.intervals import paired_bootstrap
 
 Rows = list[tuple[float, float]]
-"""(a gate's probability, 1 if what it speaks of is so else 0), one a decision."""
+"""(probability of a gate, 1 if the outcome is true else 0), one per decision."""
 
 
 def calibration(
     questions: Iterable[Question], traces: Traces, *, measure: TraceScorer, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Expected calibration error of each gate, and what temperature scaling makes of it (arXiv 1706.04599).
+    """Compute each gate's expected calibration error, before and after temperature scaling (arXiv 1706.04599).
 
     Args:
         questions: The questions asked.
         traces: By pipeline or stage, then by question id.
-        measure: What an answer is worth; RET speaks of the base model's.
+        measure: Scorer of answers; RET predicts errors of the base model's.
         seed: Seed of the bootstrap.
 
     Returns:
         By gate, as `gate_predictions` names them:
 
-        - `ece`: the error as the gate speaks;
-        - `ece_scaled`: the error after scaling, measured on questions that the temperature was not fitted on. There are
-          two halves, by a hash of the question's first entity (of its id if it names none), so that questions about one
-          entity are in one half; each is scaled by the temperature of the other;
-        - `reduction`: the first less the second, paired by question;
-        - `temperature`: fitted on all questions, the one to use on others;
-        - `n`: how many questions.
+        - `ece`: the error without scaling;
+        - `ece_scaled`: the error after scaling, on questions that the temperature was not fitted on. Questions are
+        halved by
+          a hash of their first entity (of their id if they name none), so that questions about one entity are in one
+          half;
+          each half is scaled by the temperature of the other;
+        - `reduction`: the first minus the second, paired by question;
+        - `temperature`: fitted on all questions, for use on others;
+        - `n`: number of questions.
 
-        Intervals resample questions with all their passages, and take the temperatures as given. A gate is left out
-        where all outcomes of a half are alike.
+        Intervals resample questions with all their passages, at fixed temperatures. A gate is left out if all outcomes
+        of a
+        half are equal.
     """
     predictions = gate_predictions(questions, traces, measure)
     measured = {name: _calibrated(by_question, seed) for name, by_question in predictions.items()}
@@ -53,7 +56,7 @@ def calibration(
 def gate_predictions(
     questions: Iterable[Question], traces: Traces, measure: TraceScorer
 ) -> dict[str, list[tuple[Question, Rows]]]:
-    """What each gate said of each question and its passages; a gate that said nothing is left out.
+    """Return each gate's predictions of each question and its passages. Gates without predictions are left out.
 
     - `gate`: the retrieval gate of a pipeline that reflects turn by turn, against "knowledge-based";
     - `relevance`: S_rel of the stage `relevance`, against "a gold passage";
@@ -74,13 +77,13 @@ def gate_predictions(
 
 
 def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> Rows:
-    """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
+    """Return (gate probability, 1 if knowledge-based else 0) of every question of known kind."""
     question_gates = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
     return [(gate, float(bool(q.is_knowledge_based))) for q, gate in question_gates if gate is not None]
 
 
 def relevance_rows(traces: Iterable[Trace]) -> Rows:
-    """(S_rel, 1 if it is a gold passage else 0) of every passage that was judged."""
+    """Return (S_rel, 1 if it is a gold passage else 0) of every judged passage."""
     return [(p.s_rel, float(p.source == GOLD)) for t in traces for p in t.passages if p.s_rel is not None]
 
 
@@ -89,7 +92,7 @@ def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:
 
 
 def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict[str, Any] | None:
-    """A gate's entry; None if all outcomes of a half are alike."""
+    """Return a gate's entry; None if all outcomes of a half are equal."""
     rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
     probabilities, labels = rows[:, 0], rows[:, 1]
     counts = np.array([len(question_rows) for _, question_rows in by_question])
@@ -111,12 +114,12 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
 
 
 def _group(question: Question) -> str:
-    """What a question's half goes by: its first entity, which its image shows, or its id if it names none."""
+    """Return a question's key of halving: its first entity, shown in its image, or its id if it names none."""
     return question.entity_ids[0] if question.entity_ids else question.id
 
 
 def _by_question(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Rows of shape (decisions, 2) as (questions, most decisions of one, 2), NaN where a question has fewer."""
+    """Reshape rows (decisions, 2) to (questions, most decisions of one, 2), with NaN where a question has fewer."""
     padded = np.full((len(counts), counts.max(), 2), np.nan)
     padded[np.arange(counts.max()) < counts[:, None]] = rows
     return padded

@@ -1,4 +1,4 @@
-"""From traces to `metrics.json`: official scores, each decision by itself, the eight rankings, all with intervals."""
+"""Compute `metrics.json` from traces: official scores, each decision by itself, and rankings, with intervals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEST_BASELINE = "best_baseline"
 
 
 def baselines() -> tuple[str, ...]:
-    """What a pipeline that reads `top_n` entries is compared with: none reads more of them, and none is told."""
+    """Return the baselines of a pipeline that reads `top_n` entries. None reads more, and none is an oracle."""
     forms = all_forms()
     tuned = (name for name in forms[TUNED_BASELINES] if name.removesuffix("_tuned") not in forms["oracle"])
     return (*forms["closed_book"], *forms["naive_rag"], *tuned)
@@ -37,18 +37,19 @@ def baselines() -> tuple[str, ...]:
 def evaluate(
     questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, gamma: float, seed: int
 ) -> dict[str, Any]:
-    """All scores of a run.
+    """Compute all scores of a run.
 
     Args:
         questions: The questions asked.
         traces: By pipeline (or stage that measures one), then by question id.
-        measure: What an answer is worth, and which questions the scores are over.
+        measure: Scorer of answers; selects the scored questions.
         gamma: The gate's threshold.
         seed: Seed of the bootstrap.
 
     Returns:
-        The content of metrics.json but for `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
-        "n"}`, with its 95 % interval, a fraction of 1; it is None where the data cannot say.
+        The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
+        "n"}`,
+        with its 95 % interval, a fraction of 1; None if the data have no such questions.
     """
     official = measure.official(questions)
     measure.read(questions, traces.values())
@@ -113,11 +114,11 @@ def _table(
 
 
 def _strongest_baseline(tables: Mapping[str, Any], headline: str) -> str | None:
-    """The baseline with the highest score on these very questions, which favours it.
+    """Return the baseline with the highest score on these very questions, which favours it.
 
     Args:
         tables: Scores by pipeline.
-        headline: The column that decides: `overall`, or InfoSeek's one half that there is.
+        headline: The deciding column: `overall`, or InfoSeek's one half if only that was asked.
     """
     scores = {name: score["value"] for name in baselines() if name in tables and (score := tables[name].get(headline))}
     return max(scores, key=lambda name: scores[name]) if scores else None
@@ -154,7 +155,7 @@ def _differs_in(attribute: str) -> Callable[[PassageTrace], bool]:
 
 
 def _judged(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool]) -> np.ndarray:
-    """Per question: gold passages accepted, gold passages, negatives rejected, negatives. Shape (questions, 4)."""
+    """Count gold passages accepted, gold passages, negatives rejected and negatives; shape (questions, 4)."""
     rows = []
     for trace in traces:
         gold = [p.relevant for p in trace.passages if p.source == "gold"]
@@ -169,7 +170,7 @@ def _rejected_share(rows: np.ndarray) -> float:
 
 
 def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
-    """Mean of the share of gold passages accepted and the share of negatives rejected; resampled by question."""
+    """Return the mean of the shares of gold passages accepted and of negatives rejected; resampled by question."""
     rows = _judged(traces, negative)
     return score_rows(rows, seed, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2)
 
@@ -186,7 +187,7 @@ def _found(question: Question, trace: Trace, k: int) -> float:
 def _rankings(
     questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
 ) -> dict[str, Any] | None:
-    """Table 5: the answers that mr2ag's candidates would have given under each ranking; `random` in expectation."""
+    """Score mR²AG's candidates under each ranking (Table 5 of the paper); `random` in expectation."""
     answered = [q for q in questions if q.id in traces]
     if not answered:
         return None
@@ -211,7 +212,7 @@ def _rankings(
 def _comparisons(
     questions: Sequence[Question], pipelines: Traces, measure: TraceScorer, seed: int
 ) -> dict[str, dict[str, Any] | None]:
-    """Each pipeline that reflects or iterates less each baseline by the metric's headline score, paired by question."""
+    """Compare each reflecting or iterative pipeline with each baseline by the headline score, paired by question."""
     every = itertools.product((*reflecting(), *iterative()), (BEST_BASELINE, *baselines()))
     pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
     return {
@@ -249,6 +250,6 @@ def _by_split(
 
 
 def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:
-    """The share of the questions that a pipeline was given for which it has an answer, right or wrong."""
+    """Return the share of a pipeline's questions that have an answer, right or wrong."""
     taken = [traces[q.id] for q in questions if q.id in traces]
     return sum(bool(trace.answer) and not trace.error for trace in taken) / len(taken) if taken else None

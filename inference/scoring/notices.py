@@ -1,4 +1,4 @@
-"""What a reader of a report must know before its numbers: what was left out, what failed, what can't be expected."""
+"""Notices at the head of a report: questions left out, failures, and limits of the data or the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_r
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
-"""A model with fewer parameters is a miniature."""
+"""Models with fewer parameters are miniatures."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a report says of a model."""
+    """Facts of a model for a report."""
 
     role: str
     name: str
@@ -26,7 +26,7 @@ class ModelFacts:
 
     @property
     def is_miniature(self) -> bool:
-        """Whether the model is too small to know anything but the drawn world."""
+        """True if the model is too small to know anything but the drawn world."""
         return self.parameters < MINIATURE_PARAMETERS
 
     def __str__(self) -> str:
@@ -41,128 +41,130 @@ def notices(
     models: Sequence[ModelFacts],
     measure: TraceScorer,
 ) -> list[str]:
-    """Sentences for the head of a report; none if everything could be measured.
+    """Return sentences for the head of a report; none if everything could be measured.
 
     Args:
         questions: The questions asked.
         traces: By pipeline or stage, then by question id.
         metrics: The content of metrics.json.
-        manifest: The data set's; a drawn world has `looks`.
+        manifest: The data set's manifest; a drawn world's has `looks`.
         models: The models that were run.
-        measure: What an answer is worth, and which questions the scores are over.
+        measure: Scorer of answers; selects the scored questions.
     """
-    told = []
+    sentences = []
     drawn = bool(manifest.get("looks"))
     if any(model.is_miniature for model in models):
-        told.append(
-            "Miniature numbers: a model of this size knows only the drawn world. They show whether the mechanism works "
-            "and are not to be set beside a paper's."
+        sentences.append(
+            "Miniature numbers: a model of this size knows only the drawn world. They show that the mechanism works "
+            "and are not comparable with a paper's."
             if drawn
             else "A miniature model was asked about data that it was not made for. Its answers here are not expected "
             "to be right; this run shows only that everything works on such data."
         )
-    told += _left_out(questions, traces, metrics, measure)
-    told += _reflection(traces, metrics["reflection"])
-    told += _nothing_found(traces)
-    told += _cut_short(traces)
-    told += _searched_in_vain(traces)
-    told += _failures(traces)
-    return told
+    sentences += _left_out(questions, traces, metrics, measure)
+    sentences += _reflection(traces, metrics["reflection"])
+    sentences += _nothing_found(traces)
+    sentences += _cut_short(traces)
+    sentences += _searched_in_vain(traces)
+    sentences += _failures(traces)
+    return sentences
 
 
 def _left_out(
     questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: TraceScorer
 ) -> list[str]:
-    told = []
+    sentences = []
     official = measure.official(questions)
     if traces_of_reflecting(traces, "relevance"):
         if not any(q.evidence for q in official):
-            told.append(
+            sentences.append(
                 "The data set does not say where answers stand (no evidence): relevance, and answers from the gold "
                 "passage, are left out."
             )
         elif metrics["relevance"]["look_alikes"] is None:
-            told.append("The data set does not say which entries look alike: that relevance mark is left out.")
+            sentences.append("The data set does not say which entries look alike: that relevance mark is left out.")
         if not any(q.is_knowledge_based is False for q in questions):
-            told.append("No question is marked as visual-dependent: the gate is not measured on such questions.")
+            sentences.append("No question is marked as visual-dependent: the gate is not measured on such questions.")
     if measure.metric == "infoseek" and not any(table["overall"] for table in metrics["pipelines"].values()):
-        told.append(
+        sentences.append(
             "The official overall score needs questions of both an unseen_question and an unseen_entity split; it is "
             "left out."
         )
     if measure.metric == "vqa" and (lost := sum(bool(q.answers) and not can_match(q.answers) for q in official)):
-        told.append(f"{lost} questions have {CANNOT_MATCH}.")
+        sentences.append(f"{lost} questions have {CANNOT_MATCH}.")
     if measure.metric == "evqa_exact":
-        told.append("E-VQA's score without BEM is a lower bound of the official one, and not to be set beside it.")
+        sentences.append("E-VQA's score without BEM is a lower bound of the official one.")
     if metrics["too_long_for_bem"]:
-        told.append(f"{len(metrics['too_long_for_bem'])} questions had an answer too long for BEM, counted as wrong.")
+        sentences.append(
+            f"{len(metrics['too_long_for_bem'])} questions had an answer too long for BEM, counted as wrong."
+        )
     unknown = sum(not measure.has_truth(q) for q in questions)
     if unknown:
-        told.append(f"{unknown} questions have no answer that this metric can score: none known, or free text alone.")
-    return told
+        sentences.append(f"{unknown} questions have no answer that this metric can score: none known, or free text.")
+    return sentences
 
 
 def _reflection(traces: Traces, reflection: Mapping[str, Any] | None) -> list[str]:
-    """What is missing from MMKB-RAG's measurements, and how many replies of MCT could not be used."""
+    """Return the missing measurements of MMKB-RAG, and the number of malformed replies of MCT."""
     if reflection is None:
         return []
-    told = []
+    sentences = []
     if "closed_book" not in traces:
-        told.append("closed_book was not run: RET is not measured, since it is about what the base model can't answer.")
+        sentences.append("closed_book was not run: RET is not measured, since it predicts the base model's errors.")
     if not (reflection["srt"]["overall"]["stating_first"] or {}).get("n"):
-        told.append("No document is known to state an accepted answer: SRT's order is not measured.")
+        sentences.append("No document is known to state an accepted answer: SRT's order is not measured.")
     mct = reflection["mct"]
     if mct["malformed"]:
         kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in mct["problems"].items() if count)
-        told.append(
+        sentences.append(
             f"{mct['malformed']} of {mct['replies']} replies of MCT were malformed ({kinds}): SRT's order held."
         )
-    return told
+    return sentences
 
 
 def _nothing_found(traces: Traces) -> list[str]:
-    """How many questions' pictures no entry was found for: one that ranked entities don't list, for example."""
+    """Return the number of questions whose pictures have no entry, e.g. pictures that ranked entities don't list."""
     searched = [trace for trace in traces.get("retrieval", {}).values() if trace.retrieved]
     count = sum(not trace.hits for trace in searched)
     return [f"For {count} of {len(searched)} questions no entry was found."] if count else []
 
 
 def _cut_short(traces: Traces) -> list[str]:
-    """How many trajectories a budget ended, by pipeline."""
-    told = []
+    """Return the number of trajectories that a budget ended, by pipeline."""
+    sentences = []
     for name, pipeline_traces in traces.items():
         ended = Counter(trace.ended for trace in pipeline_traces.values() if trace.limit)
         if ended:
             reasons = "; ".join(f"{reason}: {count}" for reason, count in ended.most_common())
-            told.append(
+            sentences.append(
                 f"{name}: {ended.total()} of {len(pipeline_traces)} questions were answered from what there was when a "
                 f"budget was used up ({reasons}). With a higher one the same command goes on with them."
             )
-    return told
+    return sentences
 
 
 def _searched_in_vain(traces: Traces) -> list[str]:
-    """How many searches went without a knowledge base that failed, by pipeline and base."""
-    told = []
+    """Return the number of searches that went without a failed knowledge base, by pipeline and base."""
+    sentences = []
     for name, pipeline_traces in traces.items():
         searches = [step for trace in pipeline_traces.values() for step in trace.steps if step.operator == "search"]
         for base in sorted({base for step in searches for base in step.missing}):
             failed = [step for step in searches if base in step.missing]
             questions = sum(any(base in step.missing for step in trace.steps) for trace in pipeline_traces.values())
-            told.append(
+            sentences.append(
                 f"{name}: {len(failed)} of {len(searches)} searches, of {questions} questions, went without the "
                 f"knowledge base `{base}`, which failed: {failed[0].missing[base]}"
             )
-    return told
+    return sentences
 
 
 def _failures(traces: Traces) -> list[str]:
-    """Every pipeline's failed questions: how many, and the first few with the reason."""
-    told = []
+    """Return the number of failed questions by pipeline, and the first few with their reasons."""
+    sentences = []
     for name, pipeline_traces in traces.items():
         failed = [trace for trace in pipeline_traces.values() if trace.error]
         if failed:
             shown = "; ".join(f"{trace.question_id}: {trace.error}" for trace in failed[:3])
             more = " …" if len(failed) > 3 else ""
-            told.append(f"{name}: {len(failed)} questions failed and count as wrong. {shown}{more}")
-    return told
+            sentences.append(f"{name}: {len(failed)} questions failed and count as wrong. {shown}{more}")
+    return sentences

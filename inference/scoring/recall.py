@@ -1,4 +1,4 @@
-"""What retrieval finds: recall of gold entries and evidence, pseudo-relevance, what an approximate search misses.
+"""Recall of gold entries and evidence, pseudo-relevance, and overlap of approximate with exact search.
 
 `inference.recall` prints it. Each quantity is a mean over questions, with its interval.
 """
@@ -30,11 +30,11 @@ from reflectune.retrieval.retrievers.queries import Query
 Figures = dict[str, Any]
 Scores = Mapping[str, Score | None]
 Search = Callable[[Sequence[Query], int], Sequence[Sequence[Hit]]]
-"""Finds for each query at most so many entries, best first."""
+"""Find at most `n` entries for each query, best first."""
 TextSearch = Callable[[Sequence[str], int], Sequence[Sequence[PassageHit]]]
-"""Finds for each text at most so many passages, best first."""
+"""Find at most `n` passages for each text, best first."""
 _Asked = tuple[str, str]
-"""What is searched with: a picture's path and a text, "" for none."""
+"""A picture's path and a text to search with, "" if unused."""
 
 _BATCH = 16
 _TEXTS = 256
@@ -51,28 +51,30 @@ def measure_entries(
     seed: int = 0,
     progress: bool = False,
 ) -> Figures:
-    """Article recall at each depth and the mean reciprocal rank of questions about entries, by split and by search.
+    """Compute article recall at each depth and mean reciprocal rank, by split and by search.
 
     Args:
-        dataset: Of the questions.
-        questions: Those without a gold entry in the knowledge base are left out and counted.
-        searches: By what they are called.
-        depths: k of recall@k; the reciprocal rank is of the deepest, and 0 beyond.
-        with_texts: Search with each question's picture and text; without, with its picture alone.
-        exact: By the same names, an exact search for what an approximate one searches: the overlap with it is told.
-        seed: Of the intervals.
+        dataset: The data set of the questions.
+        questions: Questions. Those without a gold entry in the knowledge base are left out and counted.
+        searches: Searches by name.
+        depths: k of recall@k. The reciprocal rank is of the deepest, and 0 beyond.
+        with_texts: Search with each question's picture and text; else with its picture alone.
+        exact: Exact searches by the same names, to measure the overlap of approximate ones.
+        seed: Seed of the intervals.
         progress: Show a progress bar over queries.
 
     Returns:
-        By split `left_out`; `nothing_found`, how many questions the first search finds no entry for; and under
-        `searches`, by name, `article_recall@k`, `mrr` and, with `exact`, `overlap@k`: a score each.
+        By split `left_out`; `nothing_found`, the number of questions without an entry in the first search; and under
+        `searches`, by name, `article_recall@k`, `mrr` and, with `exact`, `overlap@k`, each a score.
 
     Raises:
         UserError: No question names an entry of the knowledge base, a picture is bad, or a text is missing.
     """
     known = [q for q in questions if any(entry in dataset.knowledge for entry in q.entity_ids)]
     if not known:
-        raise UserError(f"no question of {dataset.root} names an entry of its knowledge base: there is no recall")
+        raise UserError(
+            f"no question of {dataset.root} names an entry of its knowledge base; there is nothing to recall"
+        )
     everything = {(name, False): search for name, search in searches.items()}
     everything |= {(name, True): search for name, search in (exact or {}).items()}
     ranked: dict[tuple[str, bool], dict[_Asked, list[str]]] = {key: {} for key in everything}
@@ -89,7 +91,7 @@ def measure_entries(
     for split in dict.fromkeys(question.split for question in questions):
         in_split = [question for question in known if question.split == split]
         queries_of_split = [_asked(question, with_texts) for question in in_split]
-        lists = {key: [ids_by_query[each] for each in queries_of_split] for key, ids_by_query in ranked.items()}
+        lists = {key: [ids_by_query[query] for query in queries_of_split] for key, ids_by_query in ranked.items()}
         figures[split] = {
             "left_out": sum(question.split == split for question in questions) - len(in_split),
             "nothing_found": sum(not ids for ids in lists[next(iter(searches)), False]),
@@ -114,24 +116,25 @@ def measure_passages(
     seed: int = 0,
     progress: bool = False,
 ) -> Figures:
-    """Passage recall and pseudo-relevance recall at each depth of a search with the questions' words, by split.
+    """Compute passage recall and pseudo-relevance recall at each depth of a search with the questions' words, by split.
 
-    A passage counts as found if it is of a section that holds the evidence. Pseudo-relevance is FLMR's: an accepted
-    answer stands in the passage's text, as a substring regardless of case.
+    A passage is found if it belongs to a section that holds the evidence. Pseudo-relevance is FLMR's: the passage's
+    text contains an accepted answer, regardless of case.
 
     Args:
-        questions: Those without evidence in the knowledge base have no passage recall, those without an answer no
-            pseudo-relevance; both are counted.
-        knowledge: What the passages are of.
-        search: Over them.
+        questions: Questions. Those without evidence in the knowledge base have no passage recall, those without an
+            answer no pseudo-relevance; both are counted.
+        knowledge: The knowledge base of the passages.
+        search: The search.
         depths: k.
-        exact: The exact search for what an approximate one searches: the overlap with it is told.
-        seed: Of the intervals.
+        exact: The exact search, to measure the overlap of an approximate one.
+        seed: Seed of the intervals.
         progress: Show a progress bar over questions.
 
     Returns:
-        By split `questions`, `without_evidence`, `without_answers`, and under `scores` `passage_recall@k`, `prr@k`
-        and, with `exact`, `overlap@k`: a score each, None if it is over no question.
+        By split `questions`, `without_evidence`, `without_answers`, and under `scores` `passage_recall@k`, `prr@k` and,
+        with
+        `exact`, `overlap@k`, each a score; None if it is over no question.
     """
     rows: list[_Found] = []
     with progress_bar(total=len(questions), unit=" questions", desc="searching", disable=not progress) as bar:
@@ -144,7 +147,7 @@ def measure_passages(
     figures: Figures = {}
     for split in dict.fromkeys(question.split for question in questions):
         in_split = [row for row in rows if row.question.split == split]
-        evident = [row for row in in_split if any(each.entry_id in knowledge for each in row.question.evidence)]
+        evident = [row for row in in_split if any(evidence.entry_id in knowledge for evidence in row.question.evidence)]
         answered = [row for row in in_split if row.question.answers]
         scores = {f"passage_recall@{k}": mean([row.recall(k) for row in evident], seed) for k in depths}
         scores |= {f"prr@{k}": mean([row.prr(k) for row in answered], seed) for k in depths}
@@ -160,7 +163,7 @@ def measure_passages(
 
 
 class _Found(NamedTuple):
-    """A question, the passages that a search finds for its words, and those that an exact one finds."""
+    """A question, the passages that a search found with its words, and those of an exact search."""
 
     question: Question
     hits: Sequence[PassageHit]
@@ -170,7 +173,7 @@ class _Found(NamedTuple):
         return passage_recall_at_k([hit.passage for hit in self.hits], self.question.evidence, k)
 
     def prr(self, k: int) -> float:
-        """FLMR's pseudo-relevance; 0 where nothing is found, of which FLMR says nothing."""
+        """Return FLMR's pseudo-relevance; 0 if nothing is found, a case that FLMR doesn't define."""
         texts = [passage_text(hit.passage) for hit in self.hits]
         return prr_at_k(texts, self.question.answers, k) if texts else 0.0
 
@@ -181,7 +184,7 @@ class _Found(NamedTuple):
 
 def _asked(question: Question, with_texts: bool) -> _Asked:
     if with_texts and not question.text.strip():
-        raise UserError(f"question {question.id} has no text to search with; mend or remove the row")
+        raise UserError(f"question {question.id} has no text to search with; fix or remove the row")
     return question.image, question.text if with_texts else ""
 
 
@@ -202,39 +205,39 @@ def _overlaps(
 
 
 def entry_tables(figures: Figures, searched_by: str) -> Iterator[str]:
-    """Markdown tables for each split, per cent with 95 % intervals.
+    """Yield Markdown tables for each split, in per cent with 95 % intervals.
 
     Args:
-        figures: Of `measure_entries`.
-        searched_by: What the names of its searches are, e.g. `title_weight`.
+        figures: The result of `measure_entries`.
+        searched_by: Meaning of the searches' names, e.g. `title_weight`.
     """
     for split, record in figures.items():
         first = next(iter(record["searches"].values()))
         counted = first["mrr"]["n"] if first["mrr"] else 0
-        told = f"; {record['left_out']:,} without a gold entry left out" if record["left_out"] else ""
-        told += f"; for {record['nothing_found']:,} nothing is found" if record["nothing_found"] else ""
-        yield f"{split}: {counted:,} questions{told}"
+        notes = f"; {record['left_out']:,} without a gold entry left out" if record["left_out"] else ""
+        notes += f"; for {record['nothing_found']:,} nothing is found" if record["nothing_found"] else ""
+        yield f"{split}: {counted:,} questions{notes}"
         yield from _table(searched_by, record["searches"], ("article_recall@", "mrr"))
         yield from _table(searched_by, record["searches"], ("overlap@",))
 
 
 def passage_tables(figures: Figures, index: str) -> Iterator[str]:
-    """Markdown tables for each split, per cent with 95 % intervals.
+    """Yield Markdown tables for each split, in per cent with 95 % intervals.
 
     Args:
-        figures: Of `measure_passages`.
+        figures: The result of `measure_passages`.
         index: The folder that was searched.
     """
     for split, record in figures.items():
-        told = f"; {record['without_evidence']:,} without evidence" if record["without_evidence"] else ""
-        told += f"; {record['without_answers']:,} without answers" if record["without_answers"] else ""
-        yield f"{split}: passages for the words of {record['questions']:,} questions{told}"
+        notes = f"; {record['without_evidence']:,} without evidence" if record["without_evidence"] else ""
+        notes += f"; {record['without_answers']:,} without answers" if record["without_answers"] else ""
+        yield f"{split}: passages for the words of {record['questions']:,} questions{notes}"
         for start in ("passage_recall@", "prr@", "overlap@"):
             yield from _table("text_index", {index: record["scores"]}, (start,))
 
 
 def _table(head: str, rows: Mapping[str, Scores], starts: tuple[str, ...]) -> Iterator[str]:
-    """A row for each search and a column for each score whose name starts so; nothing without any such score."""
+    """Yield a row per search and a column per score with such a prefix; nothing without any such score."""
     names = [name for name in next(iter(rows.values())) if name.startswith(starts)]
     if not names or all(row[name] is None for row in rows.values() for name in names):
         return

@@ -1,4 +1,4 @@
-"""MMKB-RAG's decisions by themselves: RET against what the base model knows, SRT's order, malformed replies of MCT."""
+"""MMKB-RAG's decisions by themselves: RET against the base model's errors, SRT's order, malformed replies of MCT."""
 
 from __future__ import annotations
 
@@ -19,30 +19,35 @@ from reflectune.metrics.reporting.breakdown import OVERALL, Score, mean, score_r
 from reflectune.metrics.reporting.intervals import Batched
 
 Scopes = Mapping[str, Callable[[Question], bool]]
-"""Which questions a number is over: `overall`, all of them together, and the columns of the metric's table."""
+"""Questions of a number by scope: `overall`, all of them, and the columns of the metric's table."""
 
 
 def reflection(
     questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, gamma: float, seed: int
 ) -> dict[str, Any] | None:
-    """How well the tuned model reflects, or None if neither its pipeline nor the stage `reflection` was run.
+    """Measure how well the tuned model reflects; None if neither its pipeline nor the stage `reflection` was run.
 
     Args:
         questions: The questions asked.
         traces: By pipeline or stage, then by question id.
-        measure: What an answer is worth, and the columns of its tables, which are the scopes here.
+        measure: Scorer of answers; the columns of its tables are the scopes here.
         gamma: RET's threshold.
         seed: Seed of the bootstrap.
 
     Returns:
         `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
-        against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the
-        gate decides on. For the first two an answer worth less than half a point is wrong, as for RET's labels.
-        `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share
-        of questions with a stating document among their documents, and of these the share where the first one is
-        stating, by SRT (`stating_first`) and in the retriever's order (`stating_first_retriever`). `retrieved`: the
-        share of the pipeline's questions that were looked up. `mct`: how many replies there were, and how many of them
-        had which problem.
+        against
+        "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the gate
+        decides
+        on. For the first two an answer worth less than half a point is wrong, as for RET's labels. `ret_knowledge` is
+        the
+        same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share of questions with a
+        stating
+        document among their documents, and of these the share where the first one is stating, by SRT (`stating_first`)
+        and
+        in the retriever's order (`stating_first_retriever`). `retrieved`: the share of the pipeline's questions that
+        were
+        looked up. `mct`: the number of replies, and by problem the number of malformed ones.
     """
     answers = traces_of_reflecting(traces, "reflection")
     if not answers and "reflection" not in traces:
@@ -66,7 +71,7 @@ def reflection(
 
 
 def ret_rows(questions: Iterable[Question], traces: Traces, measure: TraceScorer) -> list[tuple[float, float]]:
-    """(Score_RET, 1 less what the base model's closed-book answer is worth) of questions for which both are known."""
+    """Return (Score_RET, 1 minus the worth of the base model's closed-book answer) of questions that have both."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
     every = list(questions)
     scored_questions = [*measure.official(every), *measure.visual(every)]
@@ -78,12 +83,12 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: TraceScorer
 
 
 def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """`ret_rows` with 1 for a wrong answer and 0 for a right one, which is worth half a point or more."""
+    """Round the errors of `ret_rows`: 1 for a wrong answer, 0 for a right one, which is worth half a point or more."""
     return [(gate, float(Rule().is_wrong(1 - wrong))) for gate, wrong in rows]
 
 
 def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
-    """(Score_SRT, 1 if the document states an accepted answer else 0) of every document that was judged."""
+    """Return (Score_SRT, 1 if the document states an accepted answer else 0) of every judged document."""
     return [(p.s_rel, float(p.source == STATING)) for t in traces for p in t.passages if p.s_rel is not None]
 
 
@@ -94,7 +99,7 @@ def _by_scope(
 
 
 def _ret(gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
-    """RET's numbers in one scope."""
+    """Return RET's numbers in one scope."""
     rows = np.array(gates_and_errors, dtype=float).reshape(-1, 2)
     decided = np.array(ret_decisions(gates_and_errors), dtype=float).reshape(-1, 2)
     both = len(set(decided[:, 1])) == 2
@@ -117,8 +122,7 @@ def _calibration_errors(resamples: np.ndarray) -> np.ndarray:
 
 
 CALIBRATION_ERROR = Batched(lambda rows: float(_calibration_errors(rows[None])[0]), _calibration_errors)
-"""The calibration error of (probability, outcome), shape (questions, 2), or (questions, most decisions of one, 2) with
-NaN where a question has fewer."""
+"""Calibration error of (probability, outcome): shape (questions, 2), or (questions, decisions, 2) padded with NaN."""
 
 
 def _srt(traces: Sequence[Trace], seed: int) -> dict[str, Score | None]:
@@ -131,9 +135,9 @@ def _srt(traces: Sequence[Trace], seed: int) -> dict[str, Score | None]:
     }
 
 
-def _states(trace: Trace, places: Iterable[int]) -> float:
-    """1 if a document at one of these places states an accepted answer, else 0."""
-    return float(any(trace.passages[place].source == STATING for place in places))
+def _states(trace: Trace, positions: Iterable[int]) -> float:
+    """Return 1 if a document at one of these positions states an accepted answer, else 0."""
+    return float(any(trace.passages[position].source == STATING for position in positions))
 
 
 def _mct(traces: Iterable[Trace]) -> dict[str, Any]:

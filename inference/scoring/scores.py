@@ -1,4 +1,4 @@
-"""What a score is: which questions it is over, what an answer is worth by the data set's metric, and its interval."""
+"""Score traces by the data set's metric: selected questions, worth of answers, and intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Traces = Mapping[str, Mapping[str, Trace]]
 
 
 def traces_of_reflecting(traces: Traces, measured_by: str = "") -> Mapping[str, Trace]:
-    """The traces of the one pipeline of a run that reflects; none if there is none.
+    """Return the traces of the run's one reflecting pipeline; {} without one.
 
     Args:
         traces: By pipeline, then by question id.
@@ -33,7 +33,7 @@ def traces_of_reflecting(traces: Traces, measured_by: str = "") -> Mapping[str, 
 
 
 class TraceScorer:
-    """What answers are worth by a metric, which questions its scores are over, and the columns of its tables.
+    """A scorer of traces by a metric: worth of answers, scored questions, and columns of tables.
 
     An answer that is too long for BEM is wrong; its question's id is in `too_long`.
     """
@@ -45,7 +45,7 @@ class TraceScorer:
         self._known: dict[tuple[str, str], float] = {}
 
     def read(self, questions: Sequence[Question], traces: Iterable[Mapping[str, Trace]]) -> None:
-        """Have BEM read all answers of some traces at once, in batches; one at a time would take many times as long.
+        """Score all answers of some traces by BEM in batches, which is many times as fast as one by one.
 
         Args:
             questions: The questions.
@@ -64,29 +64,29 @@ class TraceScorer:
         self._score([(scorable[key], answer) for key, answer in pairs if (key, answer) not in self._known])
 
     def forget(self) -> None:
-        """Drop what was read."""
+        """Drop the cached scores."""
         self._known.clear()
 
     def worth(self, answer: str, question: Question) -> float:
-        """What an answer is worth, in [0, 1]."""
+        """Return the worth of an answer, in [0, 1]."""
         if (question.id, answer) in self._known:
             return self._known[question.id, answer]
         return self._score([(question, answer)])[0]
 
     def correctness(self, question: Question, trace: Trace) -> float:
-        """What a trace's answer is worth; a failed pipeline's is worth nothing."""
+        """Return the worth of a trace's answer; 0 for a failed pipeline."""
         return 0.0 if trace.error else self.worth(trace.answer, question)
 
     def expected_correctness(self, question: Question, trace: Trace, ranking: str) -> float:
-        """The expected score of a question under a ranking; of its own answer where there was nothing to rank."""
+        """Return the expected score of a question under a ranking; that of its own answer if nothing was ranked."""
         return self.expectations(question, trace, [ranking])[0]
 
     def expectations(self, question: Question, trace: Trace, rankings: Iterable[str]) -> list[float]:
-        """`expected_correctness` under each of these rankings, in order."""
+        """Return `expected_correctness` under each ranking, in order."""
         pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
         if not pairs or trace.error:
             return [self.correctness(question, trace) for _ in rankings]
-        scores = [each for each, _ in pairs]
+        scores = [score for score, _ in pairs]
         return [
             sum(
                 weight * self.worth(answer, question)
@@ -97,15 +97,15 @@ class TraceScorer:
         ]
 
     def correct(self, questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
-        """`correctness` of the questions that have a trace, in order."""
+        """Return `correctness` of the questions that have a trace, in order."""
         return [self.correctness(q, traces[q.id]) for q in questions if q.id in traces]
 
     def has_truth(self, question: Question) -> bool:
-        """Whether the data set gives what the metric compares with."""
+        """Return True if the data set has the truth that the metric compares with."""
         return has_truth(question, self.metric)
 
     def official(self, questions: Iterable[Question]) -> list[Question]:
-        """The questions that the score is over: those not known as visual; InfoSeek's without two-hop ones."""
+        """Return the questions of the official score: those not known as visual; of InfoSeek without two-hop ones."""
         return [
             q
             for q in questions
@@ -115,29 +115,29 @@ class TraceScorer:
         ]
 
     def visual(self, questions: Iterable[Question]) -> list[Question]:
-        """The visual-dependent questions."""
+        """Return the visual questions."""
         return [q for q in questions if q.is_knowledge_based is False and self.has_truth(q)]
 
     def two_hop(self, questions: Iterable[Question]) -> list[Question]:
-        """The two-hop questions."""
+        """Return the two-hop questions."""
         return [q for q in questions if is_two_hop(q) and self.has_truth(q)]
 
     def columns(self, questions: Sequence[Question]) -> tuple[Column, ...]:
-        """The columns of the metric's table beside the overall score."""
+        """Return the columns of the metric's table without the overall score."""
         return tables.columns(self.metric, questions)
 
     def kind(self, question: Question) -> str:
-        """What a question is broken down by: its answer type, or the metric's own question type."""
+        """Return a question's row in a break-down: its answer type, or the metric's own question type."""
         return tables.kind(question, self.metric)
 
     def breakdown(
         self, questions: Sequence[Question], values: Sequence[float] | np.ndarray, seed: int
     ) -> dict[str, Score | None]:
-        """The overall score and that of each column, of one value a question."""
+        """Return the overall score and that of each column, from one value per question."""
         return tables.breakdown(self.metric, questions, values, seed)
 
     def headline(self, questions: Sequence[Question]) -> str:
-        """The column that a system is known by: `overall`, or the one half of InfoSeek's that there is."""
+        """Return the headline column: `overall`, or InfoSeek's one half if only that was asked."""
         return tables.headline(self.metric, questions).name
 
     def difference(
@@ -148,32 +148,32 @@ class TraceScorer:
         seed: int,
         column: str = "",
     ) -> dict[str, Any] | None:
-        """First less second, paired by question, with its interval; `of` says which score it is of.
+        """Return the first minus the second, paired by question, with its interval; `of` names the score.
 
         Args:
-            questions: Those that both answered.
-            first: One value a question.
-            second: The other system's, in the same order.
+            questions: Questions that both answered.
+            first: One value per question.
+            second: The other system's values, in the same order.
             seed: Seed of the interval.
             column: A column of the metric's table; the headline score if "".
 
         Returns:
-            None if there is no question in the column.
+            None without questions in the column.
         """
         number = tables.headline(self.metric, questions)
-        one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+        ours, theirs = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
         if column not in ("", number.name):
             (holds,) = (table_column.holds for table_column in self.columns(questions) if table_column.name == column)
-            kept = np.array([holds(question) for question in questions], dtype=bool)
-            one, other, number = one[kept], other[kept], tables.Headline(column)
-        if not len(one):
+            in_column = np.array([holds(question) for question in questions], dtype=bool)
+            ours, theirs, number = ours[in_column], theirs[in_column], tables.Headline(column)
+        if not len(ours):
             return None
-        pair = number.rows(one), number.rows(other)
+        pair = number.rows(ours), number.rows(theirs)
         interval = paired_bootstrap(*pair, number.statistic, seed=seed, strata=number.half)
-        return {"value": interval.value, "low": interval.low, "high": interval.high, "n": len(one), "of": number.name}
+        return {"value": interval.value, "low": interval.low, "high": interval.high, "n": len(ours), "of": number.name}
 
     def facts(self, questions: Sequence[Question]) -> dict[str, object]:
-        """What a reader of scores must know of the metric: name, what a table says of it, columns and their heads."""
+        """Return the metric's name, caption, and columns with their heads."""
         heads = {OVERALL: OVERALL} | {column.name: column.title for column in self.columns(questions)}
         bem = {"name": self.bem.name, "fingerprint": self.bem.fingerprint} if self.bem is not None else None
         return {"name": self.metric, "caption": CAPTIONS[self.metric], "columns": heads, "bem": bem}
@@ -191,10 +191,10 @@ class TraceScorer:
 def check_scorable(questions: Iterable[Question], metric: Metric) -> None:
     """Score an answer to every question that has a truth, so that one that can't be scored is an error at once.
 
-    It needs no BEM: a `Measure` of `evqa` may be made afterwards.
+    No BEM is needed: a `TraceScorer` of `evqa` may be made afterwards.
 
     Raises:
-        UserError: The question lacks what the metric compares with; the error names it.
+        UserError: The question lacks the truth that the metric compares with; the error names it.
     """
     compared: Metric = "evqa_exact" if metric == "evqa" else metric
     answers = [Answered(q, "?", f"question {q.id} can't be scored") for q in questions if has_truth(q, metric)]
@@ -202,5 +202,5 @@ def check_scorable(questions: Iterable[Question], metric: Metric) -> None:
 
 
 def is_two_hop(question: Question) -> bool:
-    """Whether the data set says that the answer is two articles away."""
+    """Return True if the data set marks the answer as two articles away."""
     return question.meta.get("two_hop") == "yes"

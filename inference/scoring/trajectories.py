@@ -1,4 +1,4 @@
-"""What pipelines cost, and what iterative ones find and know after each iteration."""
+"""Costs of pipelines, and the findings and records of iterative ones after each iteration."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ COSTS = ("passages", "calls", "searches", "read", "computed", "generated", "seco
 
 
 def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
-    """What a question costs on average.
+    """Return the mean costs of a question.
 
     Returns:
-        `passages` that were read, `calls` of a model, `searches`, tokens that prompts had (`read`), that were read
-        once where prompts begin alike (`computed`) and that were `generated`, and `seconds`; None for what isn't known:
-        of traces that an earlier version wrote, or of a server.
+        `passages` read, `calls` of a model, `searches`, tokens of all prompts (`read`), tokens with shared beginnings
+        counted once (`computed`), tokens written (`generated`), and `seconds`. None if unknown, e.g. of a server.
     """
     counted = [trace for trace in traces.values() if not trace.error]
     if not counted:
@@ -42,28 +41,30 @@ def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
 
 
 def _count(name: str, trace: Trace) -> float | None:
-    """What a question cost; what isn't a trajectory searches at most once, and an oracle is told what it would find."""
+    """Return a cost of a question. Without steps there is at most one search; an oracle's entry is not searched."""
     if name == "searches" and not trace.steps:
         return float(trace.retrieved and any(hit.query != "gold" for hit in trace.hits))
     return trace.tokens.get(name)
 
 
 def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) -> dict[str, Any]:
-    """Of each iterative pipeline: how far it goes, and what it has found and written after each iteration.
+    """Measure each iterative pipeline's trajectories: iterations, endings, and findings after each iteration.
 
     Args:
-        questions: Those that scores are over.
+        questions: The scored questions.
         traces: By pipeline, then by question id.
-        seed: Of the intervals.
+        seed: Seed of the intervals.
 
     Returns:
-        By pipeline: `iterations` (mean, the first one included), `ended` (how many for each reason), `by_iteration`
-        (a list: cumulative `article_recall`, over all knowledge bases and by base, and `record`: whether the record of
-        that iteration, or the last one before it, states an accepted answer), `gained` (of the last iteration less the
-        first, paired by question: `article_recall` and `record`; and `bases`, the last one's recall of all knowledge
-        bases less the best one's alone; None where there is nothing to subtract), `asked` (of the searches that
-        follow a trajectory's first, the share with a query that the model wrote, beside or in place of the question
-        that its record expands; None without any) and `courses` (share of each `Course`).
+        By pipeline: `iterations` (mean, the first one included), `ended` (count by reason), `by_iteration` (a list:
+        cumulative `article_recall`, over all knowledge bases and by base, and `record`: the share of records that state
+        an
+        accepted answer, the last record up to that iteration), `gained` (the last iteration minus the first, paired by
+        question: `article_recall` and `record`; and `bases`, the last recall of all knowledge bases minus the best
+            single
+        one's; None if undefined), `asked` (of the searches after a trajectory's first, the share with a query that the
+        model
+        wrote; None without any) and `courses` (share of each `Course`).
     """
     return {
         name: _of_pipeline([q for q in questions if q.id in by_id and not by_id[q.id].error], by_id, seed)
@@ -113,19 +114,19 @@ def _of_pipeline(questions: Sequence[Question], traces: Mapping[str, Trace], see
 
 
 def _less(later: Sequence[float], earlier: Sequence[float], seed: int) -> Score | None:
-    return mean([one - other for one, other in zip(later, earlier, strict=True)], seed)
+    return mean([last - first for last, first in zip(later, earlier, strict=True)], seed)
 
 
 def _joined(
     questions: Sequence[Question], traces: Mapping[str, Trace], last: int, bases: Sequence[str], seed: int
 ) -> Score | None:
-    """Recall of all knowledge bases less that of the one that has the highest."""
+    """Return the recall of all knowledge bases minus that of the best one."""
     alone = [[found_until(q, traces[q.id], last, base) for q in questions] for base in bases]
     return _less([found_until(q, traces[q.id], last) for q in questions], max(alone, key=sum), seed)
 
 
 def _asked(questions: Sequence[Question], traces: Mapping[str, Trace]) -> list[float]:
-    """Of each trajectory that searches again, the share of later searches with a query that the model wrote."""
+    """Return the share of later searches with a query that the model wrote, of each trajectory that searches again."""
     shares: list[float] = []
     for question in questions:
         steps = traces[question.id].steps
@@ -135,10 +136,10 @@ def _asked(questions: Sequence[Question], traces: Mapping[str, Trace]) -> list[f
 
 
 def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> bool:
-    """Whether a search has a query that asks something: the question, expanded and condensed or not, is none.
+    """Return True if a search has a query of the model's own, not the question, expanded and condensed or not.
 
-    What was condensed is a reply of the same iteration to a prompt without documents. The first query alone may be one
-    of these.
+    A condensed question is a reply of the same iteration to a prompt without documents. Only the first query may be
+    one.
     """
     if not search.queries:
         return False
@@ -149,7 +150,7 @@ def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> b
 
 
 def found_until(question: Question, trace: Trace, iteration: int, base: str = "") -> float:
-    """Whether an entry that the question is about was found by an iteration, in all bases or in one: 0 or 1."""
+    """Return 1 if an entry of the question was found by an iteration, in all bases or in one, else 0."""
     entry_ids = [
         hit.entry_id
         for step in trace.steps
@@ -161,9 +162,9 @@ def found_until(question: Question, trace: Trace, iteration: int, base: str = ""
 
 
 def records_right(question: Question, trace: Trace, last: int) -> list[float]:
-    """Whether the latest record states an accepted answer, by iteration from 0 to `last`.
+    """Return 1 where the latest record states an accepted answer, by iteration from 0 to `last`.
 
-    [] if there is no record, or no answer that can stand in one: a number without a range, a sentence.
+    [] without a record, or if no answer can stand in one: a number without a range, a sentence.
     """
     written = {step.iteration: step.text for step in trace.steps if step.operator == "reason"}
     if 0 not in written or not has_truth(question, "cover_match"):
@@ -175,7 +176,7 @@ def records_right(question: Question, trace: Trace, last: int) -> list[float]:
 
 
 def course(right: Sequence[float]) -> Course:
-    """The type of a trajectory, by whether its records are right."""
+    """Return the type of a trajectory by the correctness of its records."""
     if all(right):
         return "stable_correct"
     if right[-1]:
@@ -189,6 +190,6 @@ def _courses(records: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def mean_if_all(values: Sequence[float | None]) -> float | None:
-    """The mean, to six digits; None if one isn't known, or there is none."""
+    """Return the mean, to six digits; None if a value is unknown or there is none."""
     known = [value for value in values if value is not None]
     return round(sum(known) / len(known), 6) if len(known) == len(values) and known else None

@@ -1,4 +1,4 @@
-"""What variants of one iterative pipeline tell: what PMSR's stop rule saves and costs, and how much noise a run had."""
+"""Comparisons of variants of one iterative pipeline: PMSR's stop rule, and irrelevant passages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reflectune.metrics.reporting.breakdown import Score, score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
 LEAST_SAVED, MOST_LOST = 0.4, 0.01
-"""What is asked of the stop rule: this share of iterations saved, at no more than this much of the score lost."""
+"""Targets of the stop rule: least share of iterations saved, and most score lost."""
 UNAIDED = "closed_book"
 Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 
@@ -22,24 +22,25 @@ Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 def stop_rule(
     questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, seed: int
 ) -> dict[str, Any] | None:
-    """What PMSR's stop saves, against the same trajectories without it.
+    """Compare PMSR with the same trajectories without its stop rule.
 
-    Both have equal steps up to the stop: queries, searches and records are what they are with greedy decoding, and the
-    rule only looks at queries. An iteration counts if it made a record; the queries that end a trajectory are made in
-    vain, but neither search nor record follows them.
+    Both have equal steps up to the stop, since decoding is greedy and the rule only reads queries. An iteration counts
+    if it made a record: the queries that end a trajectory are followed by neither a search nor a record.
 
     Args:
-        questions: Those that scores are over.
+        questions: The scored questions.
         traces: By pipeline, then by question id.
-        measure: What an answer is worth.
-        seed: Of the intervals.
+        measure: Scorer of answers.
+        seed: Seed of the intervals.
 
     Returns:
-        None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means a question), `saved` (the
-        share of iterations, with its interval over questions), `lost` (the score without the stop less the score with
-        it, paired by question), `stopped` (the share of questions that it ended), `gained` (what the trajectory without
-        the stop is ahead of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED` and `verdict` on
-        both marks.
+        None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
+        share
+        of iterations, with its interval over questions), `lost` (the score without the stop minus the score with it,
+        paired
+        by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop minus that
+        of
+        `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED` and `verdict` on both targets.
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]
@@ -65,9 +66,9 @@ def stop_rule(
 def verdict(
     saved: Mapping[str, Any] | None, lost: Mapping[str, Any] | None, gained: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """Whether the stop saves enough at no more than it may cost: by both intervals, and unsettled if one is not.
+    """Return whether both targets of the stop rule are reached, by both intervals.
 
-    Where trajectories are no better than the model alone there is nothing to lose, so that nothing lost says nothing.
+    If trajectories are not better than the model alone there is nothing to lose: "not measurable".
     """
     if gained is not None and gained["low"] <= 0:
         return "not measurable"
@@ -80,7 +81,7 @@ def verdict(
 
 
 def _gained(questions: Sequence[Question], traces: Traces, measure: TraceScorer, seed: int) -> Mapping[str, Any] | None:
-    """What trajectories without the stop are ahead of the model alone, paired by question."""
+    """Return the score of trajectories without the stop minus that of the model alone, paired by question."""
     alone = traces.get(UNAIDED, {})
     known = [question for question in questions if question.id in alone]
     if not known:
@@ -89,7 +90,7 @@ def _gained(questions: Sequence[Question], traces: Traces, measure: TraceScorer,
 
 
 def noise(traces: Traces) -> dict[str, int]:
-    """How many irrelevant passages stood among a pipeline's records, of those that had any."""
+    """Return the number of irrelevant passages among a pipeline's records, for pipelines that had any."""
     counted = {name: max((t.tokens.get("noise", 0) for t in rows.values()), default=0) for name, rows in traces.items()}
     return {name: count for name, count in counted.items() if count}
 

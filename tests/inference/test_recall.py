@@ -165,10 +165,10 @@ def test_without_any_gold_entry_there_is_no_recall(
     write_questions(folder, "odd", [Question("y", "asked0.png", "Why?", split="odd", entity_ids=("nothing",))])
     with pytest.raises(SystemExit):
         run(folder, encoder, monkeypatch, "--splits", "odd")
-    assert "names an entry of its knowledge base: there is no recall" in capsys.readouterr().err
+    assert "names an entry of its knowledge base; there is nothing to recall" in capsys.readouterr().err
 
 
-def test_what_is_no_weight_or_depth_is_reported(folder: Path) -> None:
+def test_weights_and_depths_out_of_bounds_are_refused(folder: Path) -> None:
     values = {"dataset": str(folder), "title_weights": [0.5, 1.5], "depths": [0], "text_knowledge": str(folder)}
     problems = " ".join(find_problems(RecallConfig, values))
     for part in ("`index` is needed", "`title_weights`", "`depths`", "has no kb.json"):
