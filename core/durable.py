@@ -73,8 +73,7 @@ def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
         **types: Types of keys. A key may be missing.
 
     Raises:
-        UserError: As `read_json`; or it holds something else, or a key has a value of another type, or a text with a
-            zero byte, which no path may have.
+        UserError: As `read_json`; or it holds something else, or a key has a value of another type.
     """
     record = read_json(path, what)
     if not isinstance(record, dict):
@@ -83,8 +82,6 @@ def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
         value = record.get(key)
         if key in record and (not isinstance(value, kind) or isinstance(value, bool)):
             raise UserError(f"{what} is damaged: {path}: `{key}` is {type(value).__name__}, not {kind.__name__}")
-        if isinstance(value, str) and "\0" in value:
-            raise UserError(f"{what} is damaged: {path}: `{key}` holds a zero byte")
     return record
 
 

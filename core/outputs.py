@@ -50,10 +50,10 @@ def hold(*outputs: str | Path, unless: bool = False) -> None:
             path = Path(os.path.realpath(output))
             if path not in _held:
                 _held[path] = _hold(output, path)
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in DISK_FULL:
+        except OSError as error:
+            if error.errno in DISK_FULL:
                 raise
-            reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+            reason = f"{error.strerror}: {error.filename}"
             raise UserError(f"{output} can't be written ({reason}); choose another output") from error
 
 

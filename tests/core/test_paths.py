@@ -37,7 +37,7 @@ def test_an_absolute_path_counts_by_where_it_leads(tree: Path) -> None:
         resolve_below(tree / "secret.txt", tree / "root")
 
 
-@pytest.mark.parametrize("path", ["../secret.txt", "inner/../../secret.txt", "/etc/passwd", "..", "../root2/a", "a\0b"])
+@pytest.mark.parametrize("path", ["../secret.txt", "inner/../../secret.txt", "/etc/passwd", "..", "../root2/a"])
 def test_a_path_that_leads_out_is_refused(tree: Path, path: str) -> None:
     (tree / "root2").mkdir()
 
