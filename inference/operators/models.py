@@ -49,12 +49,12 @@ class LocalModel:
         return [
             WriteReply(
                 self._lines(generation.text),
-                shown,
-                len(rendered.ids),
-                len(generation.token_ids),
-                generation.finished,
-                generation.score,
-                self._shared(rendered),
+                shown=shown,
+                read=len(rendered.ids),
+                tokens=len(generation.token_ids),
+                finished=generation.finished,
+                score=generation.score,
+                shared=self._shared(rendered),
             )
             for generation, (shown, rendered) in zip(made, fitted, strict=True)
         ]

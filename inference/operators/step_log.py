@@ -93,7 +93,7 @@ _OPERATORS: Mapping[type[StepRequest], str] = {
 
 def _found(reply: SearchReply) -> tuple[FoundPassage, ...]:
     return tuple(
-        FoundPassage(hit.passage.id, hit.passage.entry_id, base, query, hit.rank, hit.score)
+        FoundPassage(hit.passage.id, hit.passage.entry_id, base=base, query=query, rank=hit.rank, score=hit.score)
         for query, by_base in enumerate(reply.hits)
         for base, hits in by_base.items()
         for hit in hits

@@ -47,27 +47,27 @@ class Gated:
 
 def gate_and_judge(
     name: str,
+    settings: GatedSettings,
+    questions: Sequence[Question],
+    images: Sequence[Image.Image],
+    *,
     clock: Clock,
     reader: PassageReader,
     retriever: Retriever,
     knowledge: KnowledgeBase,
-    questions: Sequence[Question],
-    images: Sequence[Image.Image],
-    settings: GatedSettings,
-    *,
     s_ret_temperature: float = 0.0,
 ) -> Gated:
     """Read the gates, and judge every passage of the top entries of the questions whose gate opens.
 
     Args:
         name: Name of the traces.
+        settings: Number of entries, threshold of the gate, and form of passages.
+        questions: The questions.
+        images: Their images.
         clock: Counts the steps `gate`, `retrieve` and `judge`.
         reader: The fine-tuned model, with its scheme.
         retriever: Finds entries for an image; equation 3 of mR²AG.
         knowledge: The entries.
-        questions: The questions.
-        images: Their images.
-        settings: Number of entries, threshold of the gate, and form of passages.
         s_ret_temperature: Temperature of S_ret as a share of a softmax; 0: the similarity.
     """
     with clock.step("gate"):

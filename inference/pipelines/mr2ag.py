@@ -56,13 +56,13 @@ class MR2AG:
         clock = Clock()
         gated = gate_and_judge(
             self.name,
-            clock,
-            self._reader,
-            self._retriever,
-            self._knowledge,
+            self._settings,
             questions,
             images,
-            self._settings,
+            clock=clock,
+            reader=self._reader,
+            retriever=self._retriever,
+            knowledge=self._knowledge,
             s_ret_temperature=self._settings.s_ret_temperature,
         )
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]

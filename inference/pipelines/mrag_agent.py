@@ -66,13 +66,13 @@ class MragAgent:
             if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
                 ended = f"valid answer from document {place + 1} of {len(ranked.passages)}"
                 return TrajectoryResult(
-                    answer.text, ended, answer.score, ranked.passages, place, (place,), counts=counts
+                    answer.text, ended, answer.score, ranked.passages, chosen=place, used=(place,), counts=counts
                 )
         if self.settings.agent_fallback == "abstain" or not ranked.passages:
             return TrajectoryResult("", FAILS, passages=ranked.passages, fallback="abstain", counts=counts)
         first = answers.get(0) or (yield from generate(0, question, ranked.passages[:1], self.settings.max_new_tokens))
         return TrajectoryResult(
-            first.text, FAILS, first.score, ranked.passages, 0, (0,), fallback="first", counts=counts
+            first.text, FAILS, first.score, ranked.passages, chosen=0, used=(0,), fallback="first", counts=counts
         )
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:

@@ -43,7 +43,9 @@ class NaiveRAG:
             hits = self._retriever.search(images, self._contexts.top_n)
         with clock.step("rank"):
             passages = self._contexts.build(self._form, [question.text for question in questions], hits, images)
-        return answer_with_context(self.name, self._reader, questions, images, hits, passages, clock)
+        return answer_with_context(
+            self.name, self._reader, questions, images, hits=hits, passages=passages, clock=clock
+        )
 
 
 class NaiveRagSettings(PickingSettings, EntrySettings):

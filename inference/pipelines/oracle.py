@@ -47,7 +47,9 @@ class Oracle:
         """Return one trace per question, in order. A question needs entity ids (`article`) or evidence (`passage`)."""
         passages = [self._gold(question) for question in questions]
         hits: list[tuple[()]] = [()] * len(questions)
-        return answer_with_context(self.name, self._reader, questions, images, hits, passages, Clock())
+        return answer_with_context(
+            self.name, self._reader, questions, images, hits=hits, passages=passages, clock=Clock()
+        )
 
     def _gold(self, question: Question) -> list[Passage]:
         passages = _passages(self._knowledge, gold_entries(question), self._lead)
@@ -94,7 +96,9 @@ class OracleAmongOthers:
             entries.append(random.Random(question.id).sample(chosen, len(chosen)))
         passages = [_passages(self._knowledge, row, self._lead) for row in entries]
         read = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
-        return answer_with_context(self.name, self._reader, questions, images, read, passages, clock)
+        return answer_with_context(
+            self.name, self._reader, questions, images, hits=read, passages=passages, clock=clock
+        )
 
     def _hits(self, images: Sequence[Image.Image], gold: Sequence[int]) -> list[list[Hit]]:
         """Find for each image `top_n` entries and as many more as its question has gold ones.

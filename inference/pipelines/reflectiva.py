@@ -85,13 +85,13 @@ class ReflectiVA:
         clock = Clock()
         gated = gate_and_judge(
             self.name,
-            clock,
-            self._reader,
-            self._retriever,
-            self._knowledge,
+            self._settings,
             questions,
             images,
-            self._settings,
+            clock=clock,
+            reader=self._reader,
+            retriever=self._retriever,
+            knowledge=self._knowledge,
         )
         traces = [self._chosen(question, trace) for question, trace in zip(questions, gated.traces, strict=True)]
         with clock.step("answer"):

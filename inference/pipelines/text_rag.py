@@ -40,7 +40,13 @@ class TextRAG:
             found = self._retriever.search([question.text for question in questions], self._passages)
         passages = [[hit.passage for hit in hits] for hits in found]
         return answer_with_context(
-            self.name, self._reader, questions, images, [entries(hits) for hits in found], passages, clock
+            self.name,
+            self._reader,
+            questions,
+            images,
+            hits=[entries(hits) for hits in found],
+            passages=passages,
+            clock=clock,
         )
 
 

@@ -18,6 +18,7 @@ def answer_with_context(
     reader: Reader,
     questions: Sequence[Question],
     images: Sequence[Image.Image],
+    *,
     hits: Sequence[Sequence[Hit]],
     passages: Sequence[Sequence[Passage]],
     clock: Clock,

@@ -41,7 +41,7 @@ def run_facts(
         "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **_retriever_facts(RetrieverConfig.of(config)),
-        **({"text index": texts.text_index} if texts.text_index else {}),
+        "text index": texts.text_index or "none",
         **{roles.get(model.role, "base model"): str(model) for model in models},
         **_part_facts(config, settings),
         "batches": f"{config.batch_questions} questions",
