@@ -12,43 +12,53 @@ from pathlib import Path
 from reflectune.examples.staging import CONFIGS, launch, program
 
 BEFORE_INPUTS = "tuned"
-"""The command after which `write_inputs` has what it needs."""
+"""Command after which `write_inputs` has everything that it needs."""
 QUIET = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""The environment of every command: one thread, no progress bars."""
+"""Environment of every command: one thread, no progress bars."""
 ACCEPTED = (0, 3)
-"""Exit status of a command that ended; 3 says that rows were left out."""
+"""Exit statuses of a command that ended; 3 means that rows were left out."""
 WORLD, INDEX, DATA, INPUTS = "world", "index", "reflection", "inputs"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command and what it writes.
+    """A command and its output.
 
     Attributes:
-        module: Below `reflectune`.
-        settings: Its arguments; `{out}` is where it writes.
-        launched: The miniature's recipe with which it is launched in two processes; "" if it runs in one.
-        tells: Files that say how long it took and what was finished before: not compared.
-        launcher_alone: Whether it is the launcher alone that a kill hits, and not the processes it launched.
-        fetches: Whether it fetches packages, which needs a registry. One without `{out}` writes into the user's cache.
+        module: Module below `reflectune`.
+        settings: Its arguments; `{out}` is the output, `{configs}` the folder of the miniature's recipes.
+        launched: Recipe of the miniature for a launch in two processes; "" runs one process.
+        timed: Files of the output that record durations or the stages finished before: not compared.
+        launcher_alone: True if a kill hits the launcher alone, and not its processes.
+        fetches: True if it fetches packages, which needs a registry. Without `{out}` it writes into the user's cache.
     """
 
     module: str
     settings: str
     launched: str = ""
-    tells: tuple[str, ...] = ()
+    timed: tuple[str, ...] = ()
     launcher_alone: bool = False
     fetches: bool = False
 
     def command(self, out: Path) -> list[str]:
-        """The command line."""
-        settings = self.settings.format(out=out, configs=CONFIGS / "examples/miniature").split()
+        """Return the command line."""
         if self.launched:
-            return [*launch(self.module, f"examples/miniature/{self.launched}", 2), *settings]
-        return [*program(self.module), *settings]
+            return [*launch(self.module, f"examples/miniature/{self.launched}", 2), *self.arguments(out)]
+        return [*self.program, *self.arguments(out)]
+
+    @property
+    def program(self) -> list[str]:
+        """The words that start the command."""
+        if self.module == "retrieval.build_text_index":
+            return [sys.executable, "-m", f"reflectune.{self.module}"]
+        return program(self.module)
+
+    def arguments(self, out: Path) -> list[str]:
+        """Return the arguments behind the command."""
+        return self.settings.format(out=out, configs=CONFIGS / "examples/miniature").split()
 
     def environment(self, out: Path) -> dict[str, str]:
-        """The environment that it runs in."""
+        """Return the environment of the command."""
         if not self.fetches:
             return os.environ | QUIET | {"HF_HUB_OFFLINE": "1"}
         return os.environ | QUIET | ({} if "{out}" in self.settings else {"REFLECTUNE_CACHE": str(out)})
@@ -135,7 +145,7 @@ JOBS: dict[str, Job] = {
     "tables": Job(
         "examples.miniature.papers_tables",
         f"--runs {INPUTS}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
-        tells=("tables.md",),
+        timed=("tables.md",),
     ),
     "scores": Job(
         "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"
@@ -147,36 +157,31 @@ JOBS: dict[str, Job] = {
         "--text miniature/text --output {out}/map.safetensors",
     ),
     "assembled": Job(
-        "train.merge",
-        f"--language {INPUTS}/language --vision {INPUTS}/vision --dtype float32 --output {{out}}",
+        "train.merge", f"--language {INPUTS}/language --vision {INPUTS}/vision --dtype float32 --output {{out}}"
     ),
     "packed": Job("examples.pocket.pack", "--checkpoint tuned --output {out}"),
-    "bem": Job(
-        "metrics.convert_bem",
-        f"--variables {INPUTS}/bem/bem.npz --vocabulary {INPUTS}/bem/vocab.txt --examples {INPUTS}/bem/logits.json "
-        f"--names {INPUTS}/bem/names.json --output {{out}}",
-    ),
     "pretrained": Job("examples.miniature.pretrain", "--family text --scale 0.02 --output {out}"),
     "gallery": Job("examples.pocket.build_gallery", "--limit 3 --output {out}", fetches=True),
     "fetched": Job("examples.pocket.fetch", "text", fetches=True),
 }
-"""The chain, by the name of what is written; undisturbed, each stands under that name."""
+"""Jobs by the name of their output."""
 
 
-def straight(job: Job, out: Path, log: Path) -> float:
-    """Run a command undisturbed; its seconds."""
-    began = time.monotonic()
+def undisturbed(job: Job, out: Path, log: Path) -> float:
+    """Run a command undisturbed, and return its seconds."""
+    start = time.monotonic()
     with log.open("wb") as file:
         command, environment = job.command(out), job.environment(out)
         status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
     if status not in ACCEPTED:
-        sys.exit(f"{job.module} ended with {status} undisturbed; see {log}")
-    return time.monotonic() - began
+        sys.exit(f"{job.module} ended undisturbed with status {status}; see {log}")
+    return time.monotonic() - start
 
 
 def write_inputs(folder: Path) -> None:
-    """Write what the chain's commands read that none of them writes, beside its finished `world`.
+    """Write the inputs of the chain that none of its commands writes, next to its finished world.
 
-    In a process of its own: who forks later must not have computed with torch, whose threads a fork loses.
+    A separate process does it: a process that forks later must not have computed with torch, since a fork loses its
+    threads.
     """
     subprocess.run([sys.executable, str(Path(__file__).with_name("inputs.py")), str(folder)], check=True)

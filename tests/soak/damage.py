@@ -1,4 +1,4 @@
-"""What the hostile soak does to an input: one thing of one file, at random."""
+"""Damage one thing of one file, at random."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES: Sequence[Any] = (
     *(None, "", " ", "nan", "x" * 300, "../../etc/passwd", "/dev/null", "\x00", "‮", "<script>", "[Relevant]"),
     *(True, False, -1, 0, 3, 2**63, 10**30, 1e308, math.inf, math.nan, -0.0, [], [[]], {}, {"a": 1}, [None], ["x", 1]),
 )
-"""What a value of a manifest or a config is replaced by."""
+"""Replacements of a value of a manifest or a config."""
 CELLS: dict[str, Sequence[Any]] = {
     "string": (None, "", " ", "x" * 5000, "\x00", "../../x.jpg", "nan", "[No Retrieval]"),
     "bool": (None, True, False),
@@ -26,90 +26,90 @@ CELLS: dict[str, Sequence[Any]] = {
     "int32": (None, -1, 2**31 - 1),
     "int64": (None, -1, 2**63 - 1),
 }
-"""What a cell of a Parquet file is replaced by."""
+"""Replacements of a cell of a Parquet file, by type."""
 
 
 def replaced(value: Any, rng: random.Random) -> tuple[Any, str]:
-    """A JSON value with one thing in it replaced or left out, and what that was."""
+    """Replace or remove one value inside a JSON value; return the result and a description."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         key = rng.choice(sorted(value))
         if rng.random() < 0.15:
-            return {name: each for name, each in value.items() if name != key}, f"without {key}"
-        inner, what = replaced(value[key], rng)
-        return value | {key: inner}, f"{key}: {what}"
+            return {name: inner for name, inner in value.items() if name != key}, f"without {key}"
+        inner, description = replaced(value[key], rng)
+        return value | {key: inner}, f"{key}: {description}"
     if isinstance(value, list) and value and rng.random() < 0.8:
-        place = rng.randrange(len(value))
-        inner, what = replaced(value[place], rng)
-        return [*value[:place], inner, *value[place + 1 :]], f"[{place}]: {what}"
+        index = rng.randrange(len(value))
+        inner, description = replaced(value[index], rng)
+        return [*value[:index], inner, *value[index + 1 :]], f"[{index}]: {description}"
     new = rng.choice(VALUES)
     return new, f"{str(value)[:30]!r} is {str(new)[:30]!r}"
 
 
 def damage_json(path: Path, rng: random.Random) -> str:
-    """One value of a JSON file, or of one line of a JSONL file."""
+    """Damage one value of a JSON file, or of one line of a JSONL file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else []
-    place = rng.randrange(len(lines)) if lines else 0
-    value, what = replaced(json.loads(lines[place] if lines else path.read_text(encoding="utf-8")), rng)
+    index = rng.randrange(len(lines)) if lines else 0
+    value, description = replaced(json.loads(lines[index] if lines else path.read_text(encoding="utf-8")), rng)
     text = json.dumps(value)
-    path.write_text("\n".join([*lines[:place], text, *lines[place + 1 :], ""]) if lines else text, encoding="utf-8")
-    return what
+    path.write_text("\n".join([*lines[:index], text, *lines[index + 1 :], ""]) if lines else text, encoding="utf-8")
+    return description
 
 
 def damage_parquet(path: Path, rng: random.Random) -> str:
-    """One cell, one row, or one column."""
+    """Damage one cell, one row, or one column."""
     table = pq.read_table(path)
     rows, column = table.to_pylist(), rng.choice(table.column_names)
-    how = rng.choice(["cell"] * 6 + ["twice", "column", "type", "no rows"])
-    if not rows or how == "no rows":
+    way = rng.choice(["cell"] * 6 + ["twice", "column", "type", "no rows"])
+    if not rows or way == "no rows":
         pq.write_table(table.slice(0, 0), path)
         return "no rows"
-    if how == "twice":
+    if way == "twice":
         pq.write_table(pa.concat_tables([table, table.slice(rng.randrange(len(rows)), 1)]), path)
         return "a row twice"
-    if how == "column":
+    if way == "column":
         pq.write_table(table.drop_columns([column]), path)
         return f"without column {column}"
-    if how == "type":
+    if way == "type":
         pq.write_table(table.set_column(table.column_names.index(column), column, pa.array(range(len(rows)))), path)
         return f"column {column} of numbers"
-    place, kind = rng.randrange(len(rows)), str(table.schema.field(column).type)
+    index, kind = rng.randrange(len(rows)), str(table.schema.field(column).type)
     new = rng.choice(CELLS.get(kind, (None,)))
-    rows[place][column] = new
+    rows[index][column] = new
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-    return f"{column} of row {place} is {str(new)[:20]!r}"
+    return f"{column} of row {index} is {str(new)[:20]!r}"
 
 
 def damage_picture(path: Path, rng: random.Random) -> str:
-    """A picture of another kind, or none."""
-    how = rng.choice(["text", "tiny", "16 bits", "transparent", "palette", "svg"])
-    if how == "text":
-        path.write_text("this is no picture", encoding="utf-8")
-    elif how == "svg":
+    """Replace a picture by one of a different kind, or by text."""
+    way = rng.choice(["text", "tiny", "16 bits", "transparent", "palette", "svg"])
+    if way == "text":
+        path.write_text("not a picture", encoding="utf-8")
+    elif way == "svg":
         path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>', encoding="utf-8")
     else:
         mode, size = {"tiny": ("RGB", (1, 1)), "16 bits": ("I;16", (40, 40)), "transparent": ("RGBA", (40, 40))}.get(
-            how, ("P", (40, 40))
+            way, ("P", (40, 40))
         )
         Image.new(mode, size).save(path, format="PNG")
-    return how
+    return way
 
 
 def damage_bytes(path: Path, rng: random.Random) -> str:
-    """The end of a file, or a byte of it."""
+    """Damage the end of a file, or a byte of it."""
     content = bytearray(path.read_bytes())
-    how = rng.choice(["empty", "cut", "longer", "flipped", "flipped"])
-    if not content or how == "empty":
+    way = rng.choice(["empty", "cut", "longer", "flipped", "flipped"])
+    if not content or way == "empty":
         path.write_bytes(b"")
-    elif how == "cut":
+    elif way == "cut":
         path.write_bytes(content[: rng.randrange(len(content))])
-    elif how == "longer":
+    elif way == "longer":
         path.write_bytes(bytes(content) + b"\x00" * 7)
     else:
-        place = rng.randrange(len(content))
-        content[place] ^= 1 << rng.randrange(8)
+        index = rng.randrange(len(content))
+        content[index] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        how = f"bit flipped at {place}"
-    return how
+        way = f"bit flipped at {index}"
+    return way
 
 
 _BY_SUFFIX: dict[str, Callable[[Path, random.Random], str]] = {
@@ -122,7 +122,7 @@ _BY_SUFFIX: dict[str, Callable[[Path, random.Random], str]] = {
 
 
 def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
-    """Damage one file of what a command reads; what was done."""
+    """Damage one input file of a command, and return a description."""
     files: dict[str, list[Path]] = defaultdict(list)
     for name in reads:
         for path in sorted((folder / name).rglob("*")):
@@ -138,14 +138,14 @@ def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
 
 
 Keys = tuple[str, ...]
-"""Where a value of a JSON object stands: keys, from the outermost in."""
+"""Path of a value in a JSON object: keys, outermost first."""
 
 
 def keys_of(folder: Path, reads: Sequence[str]) -> Iterator[tuple[Path, Keys]]:
-    """The files of JSON objects that a command reads, and the keys of each, those of objects in it included.
+    """Yield the JSON inputs of a command and the path of each key in them.
 
-    Objects of more than 60 keys are tables, such as a vocabulary: their keys are left alone, and so are the checkpoints
-    within a finished training, which no command reads.
+    Objects of more than 60 keys are tables, such as a vocabulary, and are skipped. So are the checkpoints inside a
+    finished training, which no command reads.
     """
     for name in reads:
         for path in sorted((folder / name).rglob("*.json")):
@@ -163,7 +163,7 @@ def _keys(value: Any, outer: Keys) -> Iterator[Keys]:
 
 
 def damage_key(path: Path, keys: Keys, new: Any = ...) -> str:
-    """Leave out a key of a JSON file, or give it another value; what was done."""
+    """Remove a key of a JSON file, or set it to a value; return a description."""
     value = json.loads(path.read_text(encoding="utf-8"))
     holder = value
     for key in keys[:-1]:

@@ -1,19 +1,19 @@
-"""Runs commands on inputs that are damaged at random, and sorts what became of each.
+"""Run commands on inputs that are damaged at random, and classify the results.
 
     bash scripts/soak.sh hostile 2000 --parts 2
     bash scripts/soak.sh hostile --every_key --parts 2
 
-A case is a command of the chain of `chain.py` on a copy of its inputs in which one thing is wrong: a byte of a
-file, its end, a value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. With
-`--every_key` nothing is drawn: each key of each JSON file that each command reads is left out, and made null. It runs
-in a process of its own, forked when the libraries are loaded, and ends as one of
+A case is a command of the chain in `chain.py` on a copy of its inputs with one damage: a byte of a file, its end, a
+value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. With `--every_key` each
+key of each JSON input of each command is left out, and set to null. A case runs in a separate process, forked after
+the libraries are loaded. Its result is one of
 
-- `refused`: exit status above 0, a message that begins with "error:", no traceback, inputs as they were;
-- `left out`: it ended, and says that it left rows out;
-- `same`: it ended, with the bytes of the undisturbed run: what was damaged isn't read;
-- `used`: it ended, with other bytes: the damaged value is one that it may have, as far as can be told. Each is listed,
-  for a person to look at;
-- `traceback`, `hang`, `inputs changed`: never wanted.
+- `refused`: exit status above 0, a message that begins with "error:", no traceback, inputs unchanged;
+- `left out`: it ended, and reports that it left rows out;
+- `same`: it ended with the bytes of the undisturbed run: the damaged value isn't read;
+- `used`: it ended with other bytes: the damaged value is a valid one, as far as a program can decide. All are listed
+  for a person to check;
+- `traceback`, `hang`, `inputs changed`: always failures.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from damage import damage_bytes, damage_input, damage_key, keys_of, replaced
 from kill import files_of
 
 LIMIT = 180
-"""Seconds after which a case hangs: the longest command of the chain takes a tenth of it."""
+"""Seconds after which a case is a hang: ten times the longest command of the chain."""
 OUT = "out"
-"""What a case writes, in its folder."""
-UNWANTED = ("traceback", "hang", "inputs changed")
+"""Output of a case, in its folder."""
+FAILURES = ("traceback", "hang", "inputs changed")
 READS: dict[str, Sequence[str]] = {
     "index": ("world/knowledge",),
     "faiss_index": ("world/knowledge",),
@@ -68,12 +68,11 @@ READS: dict[str, Sequence[str]] = {
     "title_map": ("inputs/user", "inputs/tower", "world/knowledge"),
     "assembled": ("inputs/language", "inputs/vision"),
     "packed": ("tuned",),
-    "bem": ("inputs/bem",),
 }
-"""What each command of the chain reads: folders of earlier ones."""
+"""Inputs of each command of the chain: folders of earlier ones."""
 
 _UNREAD = ("launched", "probes_of_two", "tables", "pretrained")
-"""Of the chain, what is run in a way of its own or reads nothing, so that no case is about it."""
+"""Commands without cases: they are launched, or have no inputs."""
 LESS = {
     "adapter": "--max_steps 4 --save_steps 2",
     "refined": "--limit 4 --visual_limit 2 --max_steps 4",
@@ -81,26 +80,26 @@ LESS = {
     "evaluation": "--limit 3",
     "sweep": "--limit 2",
 }
-"""What is done in a case where the chain does more: damage shows as well."""
+"""Settings that shorten a case."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case."""
+    """The result of a case."""
 
     command: str
     damage: str
     kind: str
-    said: str
+    message: str
 
 
 def arguments_of(name: str, out: str) -> list[str]:
-    """The arguments of a command of the chain that writes into `out` below its folder."""
-    return [*JOBS[name].command(Path(out))[3:], *LESS.get(name, "").split()]
+    """Return the arguments of a command of the chain that writes into `out` below its folder."""
+    return [*JOBS[name].arguments(Path(out)), *LESS.get(name, "").split()]
 
 
 def damage_config(folder: Path, arguments: list[str], rng: random.Random) -> tuple[list[str], str]:
-    """A command's arguments with its settings in a file of which a value or a byte is wrong; what was done."""
+    """Move a command's settings into a file and damage a value or a byte; return the arguments and the damage."""
     settings: dict[str, Any] = {}
     while arguments:
         key = arguments.pop(0).removeprefix("--")
@@ -113,16 +112,16 @@ def damage_config(folder: Path, arguments: list[str], rng: random.Random) -> tup
             settings[key] = values if len(values) > 1 else values[0]
     path = folder / "config.yaml"
     if rng.random() < 0.8:
-        changed, what = replaced(settings, rng)
+        changed, damage = replaced(settings, rng)
         path.write_text(yaml.safe_dump(changed, allow_unicode=True), encoding="utf-8")
     else:
         path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        what = damage_bytes(path, rng)
-    return ["--config", str(path)], f"config: {what}"
+        damage = damage_bytes(path, rng)
+    return ["--config", str(path)], f"config: {damage}"
 
 
 def run(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> int | None:
-    """Run a command in a forked process, in a folder; its exit status, None if it hung."""
+    """Run a command in a forked process in a folder; return its exit status, None if it hung."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -132,8 +131,7 @@ def run(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> int | No
         status = 70
         try:
             os.chdir(folder)
-            sys.argv = [job.module, *arguments]
-            getattr(importlib.import_module(f"reflectune.{job.module}"), job.module.rpartition(".")[2]).main()
+            start(job.module, list(arguments))
             status = 0
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1 if error.code else 0
@@ -154,8 +152,16 @@ def run(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> int | No
     return None
 
 
-def judge(status: int | None, text: str, wanted: dict[str, str], out: Path) -> str:
-    """What became of a case whose inputs are as they were; `wanted` are the files of an undisturbed run."""
+def start(module: str, arguments: list[str]) -> None:
+    """Run a command of the library or of the examples in this process."""
+    loaded = importlib.import_module(f"reflectune.{module}")
+    command = getattr(loaded, module.rpartition(".")[2], loaded)
+    sys.argv = [module, *arguments]
+    (command if hasattr(command, "main") else loaded).main()
+
+
+def judge(status: int | None, text: str, expected: dict[str, str], out: Path) -> str:
+    """Classify a case whose inputs are unchanged; `expected` are the files of an undisturbed run."""
     if status is None:
         return "hang"
     if "Traceback (most recent call last)" in text or (status not in (0, 3) and "error: " not in text):
@@ -165,26 +171,26 @@ def judge(status: int | None, text: str, wanted: dict[str, str], out: Path) -> s
     if status:
         return "refused"
     found = files_of(out)
-    return "same" if wanted.items() <= found.items() else "used"
+    return "same" if expected.items() <= found.items() else "used"
 
 
 def case_folder(name: str, work: Path) -> Path:
-    """The folder of a case of a command, with whole inputs: always the same, since some outputs say where they lie."""
+    """Prepare the folder of a case with undamaged inputs: always the same path, which some outputs contain."""
     folder = work / "case"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for needed in dict.fromkeys(each.split("/")[0] for each in READS[name]):
+    for needed in dict.fromkeys(path.split("/")[0] for path in READS[name]):
         shutil.copytree(work / "clean" / needed, folder / needed, symlinks=True)
     return folder
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command of the chain, and what is done to its inputs in a folder, or to its arguments.
+    """A command of the chain, and a damage of its inputs or arguments.
 
     Attributes:
-        name: The command's.
-        damage: Does it; returns the arguments, and what it did in words.
+        name: Name of the command.
+        damage: Function that damages them, and returns the arguments and a description.
     """
 
     name: str
@@ -192,7 +198,7 @@ class Case:
 
 
 def drawn_case(seed: int, number: int, names: Sequence[str]) -> Case:
-    """A case at random, the same for the same seed and number."""
+    """Draw a case, the same for the same seed and number."""
     rng = random.Random(f"{seed}/{number}")
     name = rng.choice(names)
 
@@ -205,10 +211,10 @@ def drawn_case(seed: int, number: int, names: Sequence[str]) -> Case:
 
 
 def key_cases(clean: Path, names: Sequence[str]) -> Iterator[Case]:
-    """A case for each key of the JSON files that commands read, left out and null."""
+    """Yield a case for each key of the JSON inputs of commands, left out and null."""
 
-    def damage(how: Callable[[Path], str], path: Path, folder: Path, arguments: list[str]) -> tuple[list[str], str]:
-        return arguments, f"{path}: {how(folder / path)}"
+    def damage(change: Callable[[Path], str], path: Path, folder: Path, arguments: list[str]) -> tuple[list[str], str]:
+        return arguments, f"{path}: {change(folder / path)}"
 
     for name in names:
         for path, keys in keys_of(clean, READS[name]):
@@ -216,8 +222,8 @@ def key_cases(clean: Path, names: Sequence[str]) -> Iterator[Case]:
             yield Case(name, partial(damage, partial(damage_key, keys=keys, new=None), path))
 
 
-def attempt(case: Case, work: Path, wanted: dict[str, str]) -> Outcome:
-    """One case of a command."""
+def attempt(case: Case, work: Path, expected: dict[str, str]) -> Outcome:
+    """Run a case."""
     name = case.name
     job, folder, reads = JOBS[name], case_folder(name, work), READS[name]
     arguments, damage = case.damage(folder, arguments_of(name, OUT))
@@ -228,20 +234,20 @@ def attempt(case: Case, work: Path, wanted: dict[str, str]) -> Outcome:
     if {needed: files_of(folder / needed) for needed in reads} != before:
         kind = "inputs changed"
     else:
-        kind = judge(status, text, wanted, folder / OUT)
+        kind = judge(status, text, expected, folder / OUT)
     lines = [line for line in text.splitlines() if line.strip()]
-    said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
-    return Outcome(job.module, damage, kind, said.replace(str(work), "…")[:300])
+    message = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
+    return Outcome(job.module, damage, kind, message.replace(str(work), "…")[:300])
 
 
 def undisturbed(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> None:
-    """Run a command that nothing is wrong with."""
+    """Run a command on undamaged inputs."""
     if run(job, arguments, folder, log) not in ACCEPTED:
         sys.exit(f"{job.module} ended badly undisturbed:\n{log.read_text(encoding='utf-8')}")
 
 
 def prepare(work: Path) -> dict[str, dict[str, str]]:
-    """Run the chain undisturbed, and each command twice as a case; the files of each output that do not differ."""
+    """Run the chain undisturbed, and each command twice as a case; return each output's files that don't differ."""
     clean = work / "clean"
     clean.mkdir(parents=True)
     for name, job in JOBS.items():
@@ -250,25 +256,23 @@ def prepare(work: Path) -> dict[str, dict[str, str]]:
         undisturbed(job, arguments_of(name, name), clean, work / "chain.log")
         if name == BEFORE_INPUTS:
             write_inputs(clean)
-    wanted = {}
+    expected = {}
     for name in READS:
         outputs = []
         for _ in range(2):
             folder = case_folder(name, work)
             undisturbed(JOBS[name], arguments_of(name, OUT), folder, work / "chain.log")
             outputs.append(files_of(folder / OUT).items())
-        wanted[name] = dict(outputs[0] & outputs[1])
-    return wanted
+        expected[name] = dict(outputs[0] & outputs[1])
+    return expected
 
 
-def page(outcomes: Sequence[Outcome], minutes: float) -> str:
-    """The table, and what a person should look at."""
-    kinds = ("refused", "left out", "same", "used", *UNWANTED)
+def report(outcomes: Sequence[Outcome], minutes: float) -> str:
+    """Return the table, and the cases for a person to check."""
+    kinds = ("refused", "left out", "same", "used", *FAILURES)
     counts = Counter((outcome.command, outcome.kind) for outcome in outcomes)
     commands = list(dict.fromkeys(outcome.command for outcome in outcomes))
     lines = [
-        "# Damaged at random",
-        "",
         f"{len(outcomes):,} cases, {minutes:.0f} minutes.",
         "",
         f"| command | {' | '.join(kinds)} |",
@@ -278,19 +282,19 @@ def page(outcomes: Sequence[Outcome], minutes: float) -> str:
             for command in sorted(commands)
         ),
     ]
-    for kind in (*UNWANTED, "used"):
-        listed = sorted({f"- `{each.command}`, {each.damage}" for each in outcomes if each.kind == kind})
+    for kind in (*FAILURES, "used"):
+        listed = sorted({f"- `{outcome.command}`, {outcome.damage}" for outcome in outcomes if outcome.kind == kind})
         if listed:
             lines += ["", f"## {kind.capitalize()}", "", *listed]
     return "\n".join([*lines, ""]).replace("\x00", "␀")
 
 
 def run_part(work: Path, part: int, arguments: argparse.Namespace) -> None:
-    """Run every `parts`-th case in a folder, each outcome a line of its `outcomes.jsonl`."""
+    """Run every `parts`-th case in a folder, and write each outcome as a line of its `outcomes.jsonl`."""
     importlib.import_module("reflectune.train.runs.supervised")  # torch, transformers and peft, once for all cases
     for job in JOBS.values():
         importlib.import_module(f"reflectune.{job.module}")
-    wanted = prepare(work)
+    expected = prepare(work)
     with (work / "outcomes.jsonl").open("w", encoding="utf-8") as file:
         cases: Iterable[Case] = (
             key_cases(work / "clean", arguments.only)
@@ -298,21 +302,21 @@ def run_part(work: Path, part: int, arguments: argparse.Namespace) -> None:
             else (drawn_case(arguments.seed, number, arguments.only) for number in range(arguments.cases))
         )
         for number, case in islice(enumerate(cases), part, None, arguments.parts):
-            outcome = attempt(case, work, wanted[case.name])
+            outcome = attempt(case, work, expected[case.name])
             file.write(json.dumps([number, *astuple(outcome)]) + "\n")
             file.flush()
-            print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.said}", flush=True)
+            print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.message}", flush=True)
 
 
 def main() -> None:
+    """Run the cases, and exit with status 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=int, nargs="?", default=0, help="how many at random")
+    parser.add_argument("cases", type=int, nargs="?", default=0, help="number of random cases")
     parser.add_argument("--every_key", action="store_true", help="instead: each key of each JSON file, one by one")
-    parser.add_argument("--seed", type=int, default=0, help="of the damages")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the damages")
     parser.add_argument("--only", nargs="*", default=sorted(READS), choices=sorted(READS), help="names of the chain")
     parser.add_argument("--parts", type=int, default=1, help="processes that share the cases, each on a core")
     parser.add_argument("--work", type=Path, default=Path("runs/soak_hostile"), help="folder, emptied first")
-    parser.add_argument("--output", type=Path, help="Markdown file of the table")
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
@@ -326,15 +330,13 @@ def main() -> None:
         children.append(child)
     failed = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     if any(failed):
-        sys.exit("a part ended before its cases did; what it said stands above")
+        sys.exit("a part failed before its last case; its output is above")
     files = sorted(work.glob("part-*/outcomes.jsonl"))
     rows = sorted(json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines())
     outcomes = [Outcome(*row[1:]) for row in rows]
-    text = page(outcomes, (time.monotonic() - began) / 60)
+    text = report(outcomes, (time.monotonic() - began) / 60)
     print(text)
-    if arguments.output:
-        arguments.output.write_text(text, encoding="utf-8")
-    sys.exit(1 if any(outcome.kind in UNWANTED for outcome in outcomes) else 0)
+    sys.exit(1 if any(outcome.kind in FAILURES for outcome in outcomes) else 0)
 
 
 if __name__ == "__main__":
