@@ -33,7 +33,7 @@ class _LogBar(tqdm):
         pass
 
     def refresh(self, nolock: bool = False, lock_args: Any = None) -> None:
-        if time.time() - self.last_print_t >= self.mininterval:
+        if not self.disable and time.time() - self.last_print_t >= self.mininterval:
             super().refresh(nolock, lock_args)
 
 

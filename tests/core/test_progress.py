@@ -47,6 +47,16 @@ def test_short_work_writes_nothing_in_a_log() -> None:
     assert log.getvalue() == ""
 
 
+def test_a_disabled_bar_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TQDM_DISABLE=1` leaves a bar without the attributes that updates read."""
+    log = io.StringIO()
+    with progress_bar(total=10, file=log, disable=True) as bar:
+        bar.update()
+        bar.set_postfix_str("5 tokens/s")
+
+    assert log.getvalue() == ""
+
+
 def test_a_terminal_has_the_usual_bar() -> None:
     terminal = Terminal()
     with progress_bar(total=2, desc="probing", file=terminal, mininterval=0) as bar:
