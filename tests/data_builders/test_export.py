@@ -164,16 +164,6 @@ def test_every_split_of_a_folder_is_written_with_or_without_the_space(
         write("val", True)
 
 
-def test_the_same_export_twice_gives_the_same_bytes(data: Callable[..., Path], tmp_path: Path) -> None:
-    config = ExportConfig(data=str(data(*GOOD)), to="llamafactory", output=str(tmp_path / "out"), images="copy")
-    export(config)
-    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-
-    export(config)
-
-    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
-
-
 def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     config = ExportConfig(data=str(tmp_path / "bare"), output=str(tmp_path / "bare"))

@@ -49,12 +49,14 @@ def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_p
 
 
 @pytest.mark.parametrize("to", LAYOUTS)
-def test_an_export_can_be_repeated(reflected: Path, tmp_path: Path, to: str) -> None:
-    output = write(reflected, to, tmp_path / "out")
-    before = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
-    config = parse_config(ExportConfig, argv=["--data", str(reflected), "--to", to, "--output", str(output)])
-    export(config)
-    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == before
+def test_a_repeated_export_has_the_same_bytes(reflected: Path, tmp_path: Path, to: str) -> None:
+    output = write(reflected, to, tmp_path / "out", "copy")
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    argv = ["--data", str(reflected), "--to", to, "--output", str(output), "--images", "copy"]
+
+    export(parse_config(ExportConfig, argv=argv))
+
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
 def test_llamafactorys_yaml_masks_the_history_and_names_data_and_tokens(reflected: Path, tmp_path: Path) -> None:

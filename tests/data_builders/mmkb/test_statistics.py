@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from reflectune.core.types import Passage
+from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
-from reflectune.data_builders.mmkb.statistics import label_statistics
-from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel
+from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
+from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel, srt_labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 
@@ -74,3 +74,46 @@ def test_labels_are_counted_by_task() -> None:
         "with_fewer_than_wanted": 1,
         "without_summary": 4,
     }
+
+
+def stating(entry: str, text: str, right: bool) -> DocumentProbe:
+    passage = Passage(entry, 0, len(text), "T", "", "H", text)
+    return DocumentProbe(passage, 0.5, 1, (ProbedAnswer("x", float(right), -1.0),))
+
+
+def test_a_document_truly_helps_if_it_belongs_to_the_entity_and_states_the_answer() -> None:
+    probes = [
+        Probe(
+            "k",
+            (ProbedAnswer("x", 0.0, -1.0),),
+            (
+                stating("e1", "Built in 1874.", True),  # [Rel], truly
+                stating("e2", "Built in 1874.", True),  # [Rel], of another entity
+                stating("e1", "Built of oak.", True),  # [Rel], states nothing
+                stating("e1", "In 1874.", False),  # none, truly
+                stating("e3", "Oak.", False),
+            ),
+        ),
+        Probe("v", (ProbedAnswer("x", 1.0, -1.0),), (stating("e1", "Red.", False),)),
+    ]
+    questions = {
+        "k": Question("k", "i", "When?", ("1874",), entity_ids=("e1",), requires_retrieval=True),
+        "v": Question("v", "i", "Colour?", ("red",), entity_ids=("e1",), requires_retrieval=False),
+    }
+    truth = truth_table(probes, [label for probe in probes for label in srt_labels(probe, Rule())], questions)
+
+    assert truth["table"] == {
+        "[Rel]": {"states": 1, "states_not": 2},
+        "[NoRel]": {"states": 0, "states_not": 0},
+        "none": {"states": 1, "states_not": 1},
+    }
+    assert (truth["questions"], truth["with_a_stating_document"]) == (1, 1)
+    assert (truth["precision"], truth["recall"], truth["recall_of_probed"]) == (1 / 3, 1.0, 0.5)
+    assert "precision 33.3 %, recall 100.0 % of labelled documents, 50.0 % of all" in truth_text(truth)
+
+
+def test_without_a_known_truth_precision_is_missing() -> None:
+    truth = truth_table([], [], {})
+
+    assert truth["precision"] is None
+    assert "precision –" in truth_text(truth)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Entry, Evidence, FollowUp, Question, Section
+from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, by_string
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
@@ -20,38 +20,10 @@ from reflectune.data_builders.mr2ag.report import STATISTICS
 from reflectune.data_builders.mr2ag.run import build_split, preview
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
-from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.reflection_data import read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 
-ENTITIES = 12
-
-
-def entry(number: int) -> Entry:
-    sections = (
-        Section("History", f"It was founded in {1500 + number}."),
-        Section("Size", f"It is {20 + number} metres tall."),
-        Section("People", f"It was designed by Person{number}."),
-    )
-    return Entry(f"e{number}", f"Tower {number}", summary=f"A tower, number {number}.", sections=sections)
-
-
-def knowledge_question(number: int) -> Question:
-    return Question(
-        id=f"k{number}",
-        image=f"images/{number % ENTITIES}.png",
-        text="When was it founded?",
-        answers=(str(1500 + number % ENTITIES),),
-        answer_type="time",
-        split="train",
-        requires_retrieval=True,
-        entity_ids=(f"e{number % ENTITIES}",),
-        evidence=(Evidence(f"e{number % ENTITIES}", 0),),
-    )
-
-
-def visual_question(number: int) -> Question:
-    return Question(f"v{number}", f"images/{number}.png", "Which colour?", ("red",), requires_retrieval=False)
+from .conftest import ENTITIES, knowledge_question
 
 
 class Neighbours:
@@ -60,35 +32,6 @@ class Neighbours:
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         ranked = [Hit(f"e{i}", 1 - i / 100, i, "", "kb", {}) for i in range(top_n)]
         return [ranked for _ in images]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "world"
-    write_json(root / "dataset.json", {"name": "towers", "fingerprint": "f1"})
-    write_knowledge_base(root / "knowledge", [entry(i) for i in range(ENTITIES)], name="towers", image_root="..")
-    (root / "images").mkdir()
-    for i in range(ENTITIES):
-        Image.new("RGB", (8, 8), (i, i, i)).save(root / "images" / f"{i}.png")
-    questions = [knowledge_question(i) for i in range(30)] + [visual_question(i) for i in range(ENTITIES)]
-    write_questions(root, "train", questions)
-    return root
-
-
-@pytest.fixture
-def config(folder: Path, tmp_path: Path) -> Callable[..., BuildConfig]:
-    def build(**changes: Any) -> BuildConfig:
-        (tmp_path / "index").mkdir(exist_ok=True)
-        (tmp_path / "index" / "manifest.json").write_text("{}")
-        values: dict[str, Any] = {
-            "dataset": str(folder),
-            "output": str(tmp_path / "reflection"),
-            "index": str(tmp_path / "index"),
-            "retrieval_depth": 4,
-        }
-        return BuildConfig(**{**values, **changes})
-
-    return build
 
 
 def build(config: BuildConfig) -> None:
@@ -145,7 +88,7 @@ def test_an_interrupted_build_ends_with_the_same_file(
     config: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", 7)
-    straight, resumed = config(), config(output=str(tmp_path / "resumed"))
+    straight, resumed = config(), config("resumed")
     build(straight)
     original = reflection_run.ExampleBuilder.build_knowledge
     built = []
@@ -445,7 +388,7 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     server = stub_server(
         judge, lambda text, number: faults[len(text) % 4] if number < len(text) % 3 else {}, seconds=0.05
     )
-    killed = config(output=str(tmp_path / "killed"))
+    killed = config("killed")
     program = start(killed)
     while sum(server.delivered.values()) < 20 and program.poll() is None:
         time.sleep(0.01)
@@ -459,7 +402,7 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     twice = [text for text, times in server.delivered.items() if times > 1]
     assert len(before) < len(server.delivered) == 36  # 12 entities of three paragraphs each, asked about once
     assert len(twice) <= 2  # requests under way at the kill
-    straight = config(output=str(tmp_path / "straight"))
+    straight = config("straight")
     assert start(straight).wait() == 0
     for name in ("train.parquet", STATISTICS):
         assert Path(killed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
