@@ -52,33 +52,21 @@ def write_card(
     """
     assert loaded.scheme is not None  # it was loaded with one
     scheme, base, method = loaded.scheme, loaded.name, settings["method"]
-    name = publishing.push_to_hub or Path(folder).resolve().name
-    made = {
-        "base model": base if _is_on_hub(base) else f"{Path(base).name} (a folder)",
-        "base model's fingerprint": settings["model_fingerprint"],
-        "method": method,
-        "scheme": scheme.name,
-        "training data": data,
-        "data's fingerprint": settings["data_fingerprint"],
-        "steps": f"{step:,}",
-        "licence": publishing.licence or "not given: those of the base model and the data hold",
-    }
+    front = yaml.safe_dump(
+        front_matter(publishing.licence, base, method=method, scheme=scheme.name), sort_keys=False, allow_unicode=True
+    )
     tokens = {f"`{scheme.tokens[role]}`": words for role, words in scheme.descriptions.items()}
     parts = [
         "---",
-        yaml.safe_dump(
-            front_matter(publishing.licence, base, method=method, scheme=scheme.name),
-            sort_keys=False,
-            allow_unicode=True,
-        ).rstrip(),
+        front.rstrip(),
         "---",
         "",
-        f"# {name}",
+        f"# {publishing.push_to_hub or Path(folder).resolve().name}",
         "",
         f"Answers questions about a picture, and says in tokens whether it needs to look something up and whether a "
         f"passage is evidence: {scheme.title}, fine-tuned by reflectune.",
         "",
-        *_table(("made from", ""), made),
+        *_table(("made from", ""), _origin(loaded, data, settings, step, publishing.licence)),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
         *_table(("reflection token", "its row began as the mean of"), tokens),
         *_metrics(history, step),
@@ -93,6 +81,19 @@ def write_card(
         "",
     ]
     write_atomically(Path(folder, "README.md"), "\n".join(parts))
+
+
+def _origin(loaded: Loaded, data: str, settings: Mapping[str, Any], step: int, licence: str) -> dict[str, Any]:
+    return {
+        "base model": loaded.name if _is_on_hub(loaded.name) else f"{Path(loaded.name).name} (a folder)",
+        "base model's fingerprint": settings["model_fingerprint"],
+        "method": settings["method"],
+        "scheme": settings["scheme"],
+        "training data": data,
+        "data's fingerprint": settings["data_fingerprint"],
+        "steps": f"{step:,}",
+        "licence": licence or "not given: those of the base model and the data hold",
+    }
 
 
 def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
