@@ -16,7 +16,7 @@ from reflectune.core.config import cross_check, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Metric
-from reflectune.core.values import Device, OutputFile, Seed, SplitName
+from reflectune.core.values import Device, InputFile, OutputFile, Seed, SplitName
 from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
 from reflectune.models.names import BemName
 from reflectune.models.remote.endpoint import RemoteConfig
@@ -28,10 +28,6 @@ class ScoreConfig(RemoteConfig):
     predictions: str = setting("", "prediction file, or ReflectiVA's folder of split_*.json", needed="")
     dataset: str = setting("", "data set folder", needed="")
     against: str = setting("", "a second prediction file, compared by a paired test")
-    repairs: str = setting(
-        "", "repaired answers: JSONL, or ARA's _fixed.csv; a table compares them with the original ones"
-    )
-    repaired_predictions: str = setting("", "predictions for the repaired questions, with `repairs`")
     metric: MetricChoice = setting(
         "", "the data set's own if unset; evqa needs `bem`, evqa_exact is its part without a model"
     )
@@ -46,16 +42,23 @@ class ScoreConfig(RemoteConfig):
     )
     seed: Seed = setting(0, "seed of the intervals and the paired test")
     output: OutputFile = setting("", "JSON file to write the scores to")
+    submission: OutputFile = setting(
+        "", "file to write for the official program of InfoSeek, E-VQA or VQA; scores nothing"
+    )
+    official: InputFile = setting(
+        "",
+        "submission: the official file of questions, for rows that the data set lacks: InfoSeek's annotations, E-VQA's "
+        "CSV, or VQA's questions",
+    )
+    fill_missing: bool = setting(False, "submission: give a question without an answer an empty one")
     dry_run: bool = setting(False, "describe the scoring, and stop")
 
     @cross_check
     def input_problems(self) -> Iterator[str]:
         """Yield the problems of files that are read."""
-        for key in ("predictions", "dataset", "against", "repairs", "repaired_predictions"):
+        for key in ("predictions", "dataset", "against"):
             if (path := getattr(self, key)) and not Path(path).exists():
                 yield f"`{key}`: not found: {path}"
-        if self.repaired_predictions and not self.repairs:
-            yield "`repairs` is needed by `repaired_predictions`: the repaired answers"
 
     @cross_check
     def judge_problems(self) -> Iterator[str]:
@@ -83,7 +86,7 @@ class ScoreConfig(RemoteConfig):
         if not self.metric and not Path(self.dataset or "", "dataset.json").is_file():
             return []
         try:
-            return metric_problems(self.scored_by(), self.bem)
+            return [] if self.submission else metric_problems(self.scored_by(), self.bem)
         except UserError as error:
             return [str(error)]
 
@@ -101,19 +104,38 @@ class ScoreConfig(RemoteConfig):
 
 @command(ScoreConfig, writes="output")
 def score(config: ScoreConfig) -> None:
-    """Score a prediction file."""
+    """Score a prediction file, or write it for an official program."""
     if config.dry_run:
-        print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")
+        purpose = (
+            f"write {config.submission}" if config.submission else f"score by {config.scored_by()} ({config.mode})"
+        )
+        print(f"would {purpose}: {config.predictions} on {config.dataset}")
         return
-    from reflectune.core.devices import find_device  # slow to import, as those below: after the config is right
-    from reflectune.formats import dataset
+    from reflectune.formats import dataset  # slow to import, so only once the config is known to be right
+
+    splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
+    questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]
+    if config.submission:
+        from reflectune.metrics.scoring.submission import layout_for, write_submission
+
+        official = Path(config.official) if config.official else None
+        message = write_submission(
+            Path(config.submission),
+            layout_for(config.scored_by()),
+            Path(config.predictions),
+            questions,
+            official,
+            touched=not config.splits,
+            fill=config.fill_missing,
+        )
+        print(message)
+        return
+    from reflectune.core.devices import find_device
     from reflectune.metrics.judging.bem import load_bem
     from reflectune.metrics.judging.judges import PROTOCOLS, Judging
     from reflectune.metrics.reporting.score_report import lines, score_files
     from reflectune.models.remote.client import RemoteModel
 
-    splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
-    questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]
     bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
     files = [Path(path) for path in (config.predictions, config.against) if path]
     with ExitStack() as stack:
@@ -121,10 +143,8 @@ def score(config: ScoreConfig) -> None:
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
-        settings = (config.scored_by(), config.mode, bem, judging)
-        repairs, again = (Path(path) if path else None for path in (config.repairs, config.repaired_predictions))
-        limits = {"touched": not config.splits, "seed": config.seed}
-        report = score_files(files, questions, *settings, **limits, repairs=repairs, asked_again=again)
+        scoring = (config.scored_by(), config.mode, bem, judging)
+        report = score_files(files, questions, *scoring, touched=not config.splits, seed=config.seed)
     report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
     if config.output:
         write_json(config.output, report)

@@ -1,6 +1,6 @@
 """BEM, the answer-equivalence model that E-VQA's official score asks, in PyTorch, from a converted checkpoint.
 
-BEM (Bulian et al. 2022) is published as a TensorFlow module. `reflectune.metrics.bem_conversion` turns it into a
+BEM (Bulian et al. 2022) is published as a TensorFlow module. `reflectune.examples.bem.conversion` turns it into a
 checkpoint that this module loads by folder or hub name, and checks it against logits that the original printed.
 Nothing stands in for it: a checkpoint that was not checked is refused.
 """
@@ -124,7 +124,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
     """Load a converted BEM.
 
     Args:
-        name: A folder that `python -m reflectune.metrics.convert_bem` wrote, or a hub id with the same files.
+        name: A folder that `python -m reflectune.examples.bem.convert` wrote, or a hub id with the same files.
         device: Where it computes; in full precision everywhere.
 
     Raises:
@@ -146,7 +146,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
     except UNLOADABLE as error:
         raise UserError(
             f"BEM can't be loaded from {name!r}: {error}. Expected a folder or hub id with config.json, "
-            f"model.safetensors, vocab.txt and {RECORD}; `python -m reflectune.metrics.convert_bem --help` makes one"
+            f"model.safetensors, vocab.txt and {RECORD}; `python -m reflectune.examples.bem.convert --help` makes one"
         ) from error
     check_names(f"BEM in {name!r}", report)
     check_finite(f"BEM in {name!r}", model)
@@ -161,10 +161,10 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
 
 
 def load_tokenizer(vocabulary: Path) -> BertTokenizer:
-    """The uncased word-piece tokenizer of a vocab.txt, one word piece a line.
+    """Return the uncased word-piece tokenizer of a vocab.txt, one word piece a line.
 
     Raises:
-        UserError: The file is no such vocabulary.
+        UserError: The file is not such a vocabulary.
     """
     from transformers import BertTokenizer
 
@@ -178,7 +178,7 @@ def load_tokenizer(vocabulary: Path) -> BertTokenizer:
 
 
 def _checked(name: str, record: dict[str, Any], config: Any) -> bool:
-    """Whether padding is masked, of a checkpoint that is BEM and was checked."""
+    """Return True if padding is masked, for a checkpoint that is BEM and was checked."""
     if not isinstance(record.get("mask_padding"), bool) or not record.get("checked_on"):
         raise UserError(f"{name}: {RECORD} does not say that the checkpoint was checked; convert it again")
     if config.num_labels != 2 or config.type_vocab_size < 3:

@@ -47,12 +47,12 @@ _COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 
 @dataclass(frozen=True)
 class Shot:
-    """One question with its image, its context, and its answer where it is a demonstration.
+    """A question with its image and context, and its answer if it is a demonstration.
 
     Attributes:
         question: The question.
-        context: What was found out: the reasoning records, or a reply to be shortened.
-        image: URL or data URL of the image; None leaves it out, for models that read no images.
+        context: The reasoning records, or a reply to be shortened.
+        image: URL or data URL of the image; None for models that read no images.
         answer: The short answer; "" for the question to be answered.
     """
 
@@ -85,7 +85,7 @@ def extract_answer(query: Shot, demonstrations: Sequence[Shot], complete: Comple
 
 
 def extraction_messages(query: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
-    """One user turn of text and image parts."""
+    """Return one user turn of text and image parts."""
     first, *others = (_filled(piece, extraction_texts(query, demonstrations)) for piece in _pieces(len(demonstrations)))
     parts = [_text(first)]
     for shot, piece in zip([*demonstrations, query], others, strict=True):
@@ -100,7 +100,7 @@ def extraction_template(demonstrations: int) -> str:
 
 
 def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, str]:
-    """What stands in the slots: `context` and `question`, and of each example, from 1, `context_1` and so on."""
+    """Return the texts of the slots: `context` and `question`, and for each example, from 1, `context_1` and so on."""
     texts = {"context": query.context, "question": query.question}
     for number, shot in enumerate(demonstrations, start=1):
         texts |= {
@@ -152,7 +152,7 @@ def _pieces(demonstrations: int) -> list[str]:
 
 
 def _filled(piece: str, texts: Mapping[str, str]) -> str:
-    """A piece with its slots filled; what a text itself has in braces stays."""
+    """Fill a piece's slots; braces in a text stay."""
     return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], piece)
 
 

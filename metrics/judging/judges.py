@@ -16,7 +16,9 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
 
 Complete = Callable[[list[dict[str, Any]]], str]
-"""Chat messages of the OpenAI form -> the reply's text. It asks at `TEMPERATURE`, and raises if there is no reply."""
+"""Function of chat messages in OpenAI's form that returns the reply's text at `TEMPERATURE`, and raises without a
+reply.
+"""
 
 CompleteAll = Callable[[list[list[dict[str, Any]]]], Sequence[str]]
 """The same for many conversations, replies in their order; "" for one that the server refuses."""
@@ -75,11 +77,11 @@ _LABEL = re.compile(r"[a-z]+", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a judge is asked and how its reply is read.
+    """Prompt of a judge, and the reader of its reply.
 
     Attributes:
-        name: As it stands in results.
-        template: The prompt, one user turn; `{question}`, `{references}`, `{response}` are filled in.
+        name: Name in results.
+        template: Prompt, one user turn; `{question}`, `{references}`, `{response}` are filled in.
         verdict: Reads a reply.
     """
 
@@ -106,7 +108,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to be judged: the question, what is accepted, and what was given."""
+    """Answer to be judged, with its question and references."""
 
     question: str
     references: tuple[str, ...]
@@ -121,14 +123,14 @@ def answer_to(question: Question, response: str) -> Answer:
 
 @dataclass(frozen=True)
 class Judged:
-    """Verdicts, in the order of the answers, and what produced them.
+    """Verdicts in the order of the answers.
 
     Attributes:
-        judge: The model's name, as the caller gave it.
-        protocol: The protocol's name.
-        prompt_hash: The protocol's hash.
+        judge: Name of the model, from the caller.
+        protocol: Name of the protocol.
+        prompt_hash: Hash of the protocol.
         verdicts: One an answer.
-        replies: What the judge said, one an answer.
+        replies: Replies of the judge, one an answer.
     """
 
     judge: str
@@ -174,19 +176,19 @@ class Judging:
 
 
 def judge(answers: Sequence[Answer], protocol: Protocol, complete: Complete, *, model: str) -> Judged:
-    """Ask a judge about every answer, one after another; equal questions with equal answers are asked once.
+    """Ask a judge about every answer, one after the other; repeated answers to a question are asked once.
 
     Args:
-        answers: What is judged.
+        answers: Answers to judge.
         protocol: One of `PROTOCOLS`.
         complete: Asks the model, and raises if it can't be used.
-        model: The judge's name, for the result.
+        model: Name of the judge, for the result.
     """
     return judge_all(answers, protocol, lambda many: [complete(messages) for messages in many], model=model)
 
 
 def judge_all(answers: Sequence[Answer], protocol: Protocol, complete_all: CompleteAll, *, model: str) -> Judged:
-    """As `judge`, with all conversations in one call, for a model that answers many at a time and keeps its replies."""
+    """Judge all answers in one call, for a model that answers many at a time and stores its replies."""
     distinct_answers = list(dict.fromkeys(answers))
     texts = complete_all([protocol.messages(answer) for answer in distinct_answers])
     replies = dict(zip(distinct_answers, texts, strict=True))
@@ -214,9 +216,10 @@ PROTOCOLS = {
         Protocol("mrag", JUDGE_MRAG, label_verdict),
     )
 }
-"""`pmsr`: GPT-4o there; reads the question, gives its reasons first. `mrag`: GPT-4.1 and InternVL3-14B there; does not.
+"""`pmsr`: GPT-4o in the paper; reads the question, gives its reasons first. `mrag`: GPT-4.1 and InternVL3-14B; does
+not.
 
-Where a paper does not say how several references are set, they stand as a Python list, as PMSR's program has it.
+Several references are written as a Python list, as in PMSR's program, where a paper does not specify it.
 """
 
 

@@ -1,4 +1,4 @@
-"""ROUGE-L by the library `rouge-score`, as mRAG ("Elucidating the Design Space", §3) reports it beside its judges."""
+"""ROUGE-L by the library `rouge-score`, as in mRAG ("Elucidating the Design Space", §3)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def evaluate_example(
 
 
 def single_exact_match(reference: str, candidate: str) -> bool:
-    """Whether both are the same after `preprocess_answer`; ValueError if nothing is left of the reference."""
+    """Return True if both are equal after `preprocess_answer`; ValueError if the reference is empty after it."""
     wanted = preprocess_answer(reference)
     if not wanted:
         raise ValueError("Reference answer is empty after preprocessing.")
@@ -55,9 +55,9 @@ def single_exact_match(reference: str, candidate: str) -> bool:
 
 
 def multi_exact_match(reference: str, candidate: str, iou_threshold: float = 0.5) -> bool:
-    """Whether two lists overlap enough: intersection over union ≥ threshold.
+    """Return True if two lists overlap enough: intersection over union ≥ threshold.
 
-    The reference is parted at `&&`; the candidate at commas, " and " and " & " (before lower-casing).
+    The reference is split at `&&`; the candidate at commas, " and " and " & " (before lower-casing).
     """
     return _overlaps(reference, list_items(candidate), iou_threshold)
 
@@ -68,10 +68,10 @@ def list_items(candidate: str) -> list[str]:
 
 
 def comma_list(answer: str) -> str:
-    """A list of answers as the official code is to be handed it, with commas.
+    """Return a list of answers with commas, as the official code expects it.
 
     Our instruction asks models to connect several answers by `&&` (mR²AG, arXiv 2411.15041, §7.3); the official code
-    parts its references there, and not what it scores.
+    splits its references there, but not the candidate.
 
     Example:
         >>> comma_list("red&&blue")
@@ -96,7 +96,7 @@ def answer_readings(answer: str) -> list[list[str]]:
 
 
 def list_match(answer: str, references: Sequence[str]) -> bool:
-    """Whether a list, by one of its `answer_readings`, overlaps enough with a reference.
+    """Return True if a list, by one of its `answer_readings`, overlaps enough with a reference.
 
     Raises:
         ValueError: A reference is empty.
@@ -141,7 +141,9 @@ def _score(question: str, reference: str, candidate: str, question_type: str, be
 
 
 def _overlaps(reference: str, items: Sequence[str], iou_threshold: float = 0.5) -> bool:
-    """Whether a reference, parted at `&&`, and a list's items overlap enough; ValueError if the reference is empty."""
+    """Return True if a reference, split at `&&`, and a list's items overlap enough; ValueError if the reference is
+    empty.
+    """
     wanted = _preprocessed(reference.split("&&"))
     if not wanted:
         raise ValueError("Reference list is empty after preprocessing.")

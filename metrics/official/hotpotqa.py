@@ -1,8 +1,8 @@
-"""HotpotQA's answer scores: exact match and F1 of words, after SQuAD's normalisation.
+"""HotpotQA's answer scores: exact match and F1 of words, after SQuAD's normalization.
 
-Written after `hotpot_evaluate_v1.py` of hotpotqa/hotpot. What surprises, and is kept: of "yes", "no" and "noanswer" F1
-gives no partial credit, so that "yes, both" is worth 0 against "yes". Of several accepted answers the best one counts;
-HotpotQA has one. The scores of supporting facts are not here, since no pipeline names sentences.
+Written after `hotpot_evaluate_v1.py` of hotpotqa/hotpot. A quirk is kept: for "yes", "no" and "noanswer" F1 gives no
+partial credit, so "yes, both" scores 0 against "yes". Of several accepted answers the best one counts; HotpotQA has
+one. Scores of supporting facts are left out, since no pipeline names sentences.
 """
 
 from __future__ import annotations

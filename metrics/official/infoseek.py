@@ -1,8 +1,8 @@
-"""InfoSeek's official score, to the last digit and quirks included, and a strict mode that counts what is missing.
+"""InfoSeek's official score, to the last digit and quirks included, and a strict mode that counts missing answers.
 
-Written after `infoseek_eval.py` of edchengg/infoseek_eval. What surprises, and is kept: a time scores only on exact
-match, whatever its docstring says; an unanswered numerical question reads as [0, 0]; of "1.5 to 1.2" only 1.5 is read;
-the official denominator is the predictions, so a question left out costs nothing (`mode="strict"` mends that).
+Written after `infoseek_eval.py` of edchengg/infoseek_eval. Quirks are kept: a time scores only on exact match, whatever
+its docstring says; an unanswered numerical question reads as [0, 0]; "1.5 to 1.2" reads as 1.5; the official
+denominator is the predictions, so a question left out costs nothing (`mode="strict"` counts it).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def official_report(
     references: Sequence[Mapping[str, Any]],
     qtypes: Sequence[Mapping[str, str]],
 ) -> dict[str, Any]:
-    """What the official script prints for these three files' rows: percentages with two decimals.
+    """Return the output of the official script for these files' rows: percentages with two decimals.
 
     Args:
         predictions: Rows `{"data_id", "prediction"}`. A repeated id counts again; an unknown one is skipped.

@@ -1,11 +1,11 @@
-"""PMSR's entity-mention recall, quirks included: is the entity named anywhere in what was retrieved so far?
+"""PMSR's entity-mention recall, quirks included: the share of questions whose entity is named in a retrieved text.
 
-This is what PMSR (Table 1, "cumulative") and MI-RAG report as recall. It is not article recall: a text that names the
-entity counts, whichever article it is of, and every iteration adds texts. Never set the two in one column.
+This is the recall of PMSR (Table 1, "cumulative") and MI-RAG. It is not article recall: a text that names the entity
+counts, whichever article it belongs to, and every iteration adds texts. Never compare the two.
 
-The rows are those that PMSR's program writes, and these functions give what its evaluation gives. Quirks kept: a name
-is a substring, so "Rome" is mentioned by "Romeo"; a name of which the normalisation leaves nothing ("The") is always
-mentioned; accents are taken off names that come in a list, and never off the text. A strict test is
+The rows are those that PMSR's program writes, and these functions give the results of its evaluation. Quirks are kept:
+a name is a substring, so "Rome" is mentioned by "Romeo"; a name that is empty after normalization ("The") is always
+mentioned; accents are removed from names in a list, and never from the text. A strict test is
 `reflectune.metrics.reporting.retrieval.entity_mentioned`.
 """
 
@@ -43,13 +43,13 @@ def entity_mention_recall(rows: Sequence[Row]) -> float:
 
 
 def row_mentions(row: Row) -> bool:
-    """Whether a row's texts of all iterations name its `entity_text`; its answers, where it has no entity."""
+    """Return True if a row's texts of all iterations name its `entity_text`, or its answers if it has no entity."""
     known = normalise(knowledge(row))
     return bool(knowledge(row)) and any(_holds(group, known) for group in _targets(row, keep_empty=True))
 
 
 def recall_by_iteration(rows: Sequence[Row]) -> list[IterationRecall]:
-    """Recall after each iteration, cumulative; a row that stopped earlier keeps what it had.
+    """Return the recall after each iteration, cumulative; a row that stopped earlier keeps its value.
 
     Raises:
         UserError: A row has texts in one string and no texts by record, as PMSR's early versions wrote them.
@@ -60,7 +60,9 @@ def recall_by_iteration(rows: Sequence[Row]) -> list[IterationRecall]:
 
 
 def names_in(names: Sequence[str], text: str) -> bool:
-    """Whether a text mentions any of the names, given as PMSR's lists of names are; of `A|B` it must mention both."""
+    """Return True if a text mentions any of the names, in PMSR's format of lists of names; for `A|B` it must mention
+    both.
+    """
     known = normalise(text)
     return bool(text) and any(_holds(group, known) for name in names for group in _listed(name))
 

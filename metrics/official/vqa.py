@@ -26,7 +26,7 @@ CANNOT_MATCH = (
     "answers that VQA's metric matches with no prediction, e.g. for capital letters, which a prediction loses, or for "
     "want of a second annotator"
 )
-"""What a reader of the scores must know of questions for which `can_match` is false."""
+"""Explanation of scores with questions for which `can_match` is false."""
 
 
 def soft_accuracy(prediction: str, answers: Sequence[str]) -> float:
@@ -48,10 +48,10 @@ def soft_accuracy(prediction: str, answers: Sequence[str]) -> float:
 
 
 def can_match(answers: Sequence[str]) -> bool:
-    """Whether one of the annotators' answers, given as the prediction, scores above 0.
+    """Return True if one of the annotators' answers, given as the prediction, scores above 0.
 
-    None does that has a capital letter, an article or a number in words, which the prediction loses and the references
-    keep; and none where a single annotator answered, since each is compared with the others.
+    None does with a capital letter, an article or a number word, which the prediction loses and the references keep;
+    and none with a single annotator, since each is compared with the others.
     """
     return any(soft_accuracy(answer, answers) > 0 for answer in set(answers))
 
@@ -62,7 +62,7 @@ def percent(value: float) -> float:
 
 
 def process_punctuation(text: str) -> str:
-    """Deletes each mark that stands beside a space (every mark, where a number has a comma); others become spaces."""
+    """Delete each punctuation mark next to a space (every mark, if a number has a comma); replace others by spaces."""
     numeric = _COMMA_IN_NUMBER.search(text) is not None
     cleaned = text
     for mark in _PUNCTUATION:
@@ -84,7 +84,7 @@ DIGITS = MappingProxyType(
 """Number words to digits; "none" counts as zero."""
 
 VERDICTS = MappingProxyType({"entailment": "yes", "true": "yes", "contradiction": "no", "false": "no"})
-"""What E-VQA, and not VQA, reads as yes and no."""
+"""Verdicts that E-VQA reads as yes and no, and VQA doesn't."""
 
 _WRITTEN_OUT = """
     ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've

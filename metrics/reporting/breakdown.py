@@ -1,4 +1,4 @@
-"""How a metric's scores are reported: the overall score, the columns of its official table, and their intervals."""
+"""Breakdown of a metric's scores: the overall score, the columns of its official table, and their intervals."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Headline:
-    """The one number that a system is known by, over some questions.
+    """Overall score of a system.
 
     Attributes:
-        name: `overall`; of InfoSeek, where one of its halves has no question, the other half's column.
-        half: Whether each question is of InfoSeek's unseen-question half, shape (questions,), where the score is the
-            harmonic mean of both halves; None where it is the mean.
+        name: `overall`; for InfoSeek with an empty half, the other half's column.
+        half: True for questions of InfoSeek's unseen-question half, shape (questions,), if the score is the harmonic
+            mean of both halves; None if it is the mean.
     """
 
     name: str
@@ -63,7 +63,7 @@ CAPTIONS: Mapping[Metric, str] = {
     "cover_match": "Cover match: an accepted answer stands in the reply. Overall is the mean over all questions",
     "rouge_l": "ROUGE-L, F-measure. Overall is the mean over all questions",
 }
-"""What a table of each metric's scores says of them."""
+"""Caption of each metric's table."""
 
 _HALVES = (
     Column("unseen_question", "unseen question", lambda question: infoseek.is_unseen_question(question.split)),
@@ -74,10 +74,10 @@ _VQA_TYPES = ("yes/no", "number", "other")
 
 
 def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]:
-    """The columns of the metric's table beside the overall score.
+    """Return the columns of the metric's table next to the overall score.
 
-    InfoSeek's halves; E-VQA's single-hop questions and its question types; of VQA the answer types that its questions
-    say (`meta["answer_type"]`), and of every other metric the splits, if there are several.
+    InfoSeek's halves; E-VQA's single-hop questions and its question types; VQA's answer types (`meta["answer_type"]`);
+    for other metrics the splits, if there are several.
     """
     if metric == "infoseek":
         return _HALVES
@@ -92,7 +92,7 @@ def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]
 
 
 def kind(question: Question, metric: Metric) -> str:
-    """What a question is broken down by within the metric's table: E-VQA's or VQA's question type, else answer type."""
+    """Return the column of a question: E-VQA's or VQA's question type, else the answer type."""
     if metric in ("evqa", "evqa_exact"):
         return evqa_type(question)
     if metric == "vqa":

@@ -1,4 +1,4 @@
-"""How well a decision, or the probability behind it, agrees with the truth. All inputs are 1-D and equally long."""
+"""Agreement of a decision, or of its probability, with the truth. All inputs are 1-D and equally long."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bins: int = 10) -> float:
-    """Mean gap between probability and outcome over equal-width bins, weighted by their share of items.
+    """Return the mean gap between probability and outcome over equal-width bins, weighted by their share of items.
 
     Args:
         probabilities: In [0, 1]; 1.0 falls in the last bin.
-        outcomes: What happened, in [0, 1]; usually 0 or 1.
-        bins: How many bins.
+        outcomes: In [0, 1]; usually 0 or 1.
+        bins: Number of bins.
     """
     return float(calibration_errors(probabilities, outcomes, np.zeros(len(np.ravel(probabilities)), int), bins)[0])
 
 
 def calibration_errors(probabilities: ArrayLike, outcomes: ArrayLike, groups: np.ndarray, bins: int = 10) -> np.ndarray:
-    """`expected_calibration_error` of each group of items, shape (groups,).
+    """Return the `expected_calibration_error` of each group of items, shape (groups,).
 
     Args:
         probabilities: See `expected_calibration_error`; so are the outcomes and bins.
         outcomes: One an item.
-        groups: The number of each item's group, from 0.
-        bins: How many bins.
+        groups: Number of each item's group, from 0.
+        bins: Number of bins.
     """
     values, truth = _pair(probabilities, outcomes, float)
     _probable(values)
@@ -72,22 +72,22 @@ def calibration_errors(probabilities: ArrayLike, outcomes: ArrayLike, groups: np
 
 
 def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """The temperature that makes a gate's probabilities likeliest (Guo et al. 2017, arXiv 1706.04599, section 4.2).
+    """Return the temperature of maximum likelihood of a gate's probabilities (Guo et al. 2017, arXiv 1706.04599, §4.2).
 
-    It minimises the negative log-likelihood of the outcomes under `scale_by_temperature`, which is convex in 1 / T: the
+    It minimizes the negative log-likelihood of the outcomes under `scale_by_temperature`, which is convex in 1 / T: the
     root of its slope is found by bisection.
 
     Args:
         probabilities: In [0, 1].
-        outcomes: What happened, in [0, 1]; usually 0 or 1, and not all alike.
+        outcomes: In [0, 1]; usually 0 or 1, and not all equal.
 
     Returns:
-        Above 1 where the gate is too sure of itself, below 1 where it is not sure enough. 1 if every probability is
-        0.5; a bound of `TEMPERATURES` if the likelihood still rises there: the lowest where the gate never errs, the
-        highest where it does no better than chance.
+        Above 1 for an overconfident gate, below 1 for an underconfident one. 1 if every probability is 0.5; a bound of
+        `TEMPERATURES` if the likelihood still rises there: the lowest for a gate without errors, the highest for one at
+        chance.
 
     Raises:
-        ValueError: Outcomes are all alike, there is none, or a probability is not in [0, 1].
+        ValueError: Outcomes are all equal, there is none, or a probability is not in [0, 1].
     """
     values, truth = _pair(probabilities, outcomes, float)
     _both(truth)
@@ -122,21 +122,21 @@ def scale_by_temperature(probabilities: ArrayLike, temperature: float) -> np.nda
 
 
 def halves(groups: Sequence[str]) -> np.ndarray:
-    """Which half each row is in, shape (rows,), bool: by a hash of its group's name, so that a group stays together."""
+    """Return each row's half, shape (rows,), bool: by a hash of its group's name, so that a group stays together."""
     half = {name: int(fingerprint(name), 16) % 2 == 1 for name in set(groups)}
     return np.array([half[name] for name in groups], dtype=bool)
 
 
 def cross_fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) -> np.ndarray:
-    """Scaled probabilities, each by the temperature that was fitted on the half that it is not in, shape (rows,).
+    """Scale probabilities, each by the temperature fitted on the other half, shape (rows,).
 
     Args:
         probabilities: In [0, 1].
-        outcomes: What happened, in [0, 1]; usually 0 or 1, and not all alike in either half.
-        half: Which half each row is in, as `halves` says.
+        outcomes: In [0, 1]; usually 0 or 1, and not all equal in either half.
+        half: Half of each row, from `halves`.
 
     Raises:
-        ValueError: A half is empty or its outcomes are all alike, or a probability is not in [0, 1].
+        ValueError: A half is empty or its outcomes are all equal, or a probability is not in [0, 1].
     """
     values, truth = _pair(probabilities, outcomes, float)
     second = _pair(values, half, float)[1].astype(bool)

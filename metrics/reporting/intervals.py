@@ -53,17 +53,17 @@ def bootstrap_interval(
     level: float = LEVEL,
     strata: ArrayLike | None = None,
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic over questions.
+    """Return the percentile interval of a statistic over questions.
 
     Args:
         values: One row a question, shape (questions, …).
-        statistic: Of rows of that shape, e.g. the harmonic mean of two splits' means; None is the mean of 1-D values,
-            which is vectorised over resamples, as a `Batched` one is.
-        seed: Same seed, same interval.
-        n: How many resamples.
-        level: The share of resampled statistics that the interval holds.
-        strata: One label a question, shape (questions,). Each stratum is resampled by itself and keeps its size, so a
-            statistic over splits never meets an empty one. None: all questions are one stratum.
+        statistic: Function of rows of that shape, e.g. the harmonic mean of two splits' means; None is the mean of 1-D
+            values, which is vectorized over resamples, as a `Batched` one is.
+        seed: Equal seeds give equal intervals.
+        n: Number of resamples.
+        level: Share of resampled statistics in the interval.
+        strata: Label of each question, shape (questions,). Strata are resampled separately and keep their size, so a
+            statistic over splits never meets an empty one. None: one stratum.
 
     Returns:
         (low, high).
@@ -77,17 +77,17 @@ def bootstrap_interval(
 
 
 def share_interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a share, which has a width even where none or all are counted.
+    """Return Wilson's 95 % score interval of a share, which has a width even at 0 and 1.
 
     Args:
-        count: How many are counted.
-        total: Of how many, at least one.
+        count: Number of items counted.
+        total: Number of all items, at least one.
 
     Returns:
         (low, high), in [0, 1].
 
     Raises:
-        ValueError: `count` is not between 0 and `total`, or there is nothing to count.
+        ValueError: `count` is not between 0 and `total`, or `total` is 0.
     """
     if not 0 <= count <= total or not total:
         raise ValueError(f"expected 0 to {total} of at least one, found {count}")
@@ -137,17 +137,17 @@ def paired_bootstrap(
 def permutation_test(
     first: ArrayLike, second: ArrayLike, statistic: Statistic | None = None, *, seed: int, n: int = RESAMPLES
 ) -> float:
-    """Two-sided p-value of `statistic(first) - statistic(second)`, if it did not matter which system gave which answer.
+    """Return the two-sided p-value of `statistic(first) - statistic(second)` under exchangeable systems.
 
-    Each resample swaps the two systems' rows on each question by the toss of a coin; p is (1 + resamples that differ at
-    least as much) / (1 + n), so it is never 0. Strata need no care: a question stays itself.
+    Each resample swaps the two systems' rows on each question with probability 1/2; p is (1 + resamples that differ at
+    least as much) / (1 + n), so it is never 0. Strata make no difference.
 
     Args:
         first: One row a question, shape (questions, …).
         second: The other system's, same shape and order of questions.
-        statistic: Of rows of that shape; None is the mean of 1-D values, which is vectorised over resamples.
-        seed: Same seed, same p.
-        n: How many resamples.
+        statistic: Function of rows of that shape; None is the mean of 1-D values, which is vectorized over resamples.
+        seed: Equal seeds give equal p.
+        n: Number of resamples.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape:

@@ -1,4 +1,4 @@
-"""How high retrieval ranks what was asked for: recall at k over articles and passages, mean reciprocal rank.
+"""Retrieval metrics: recall at k over articles and passages, mean reciprocal rank.
 
 Each quantity has its own name, since they are not comparable: `article_recall` needs the gold article, `passage_recall`
 the evidence section, `prr` only the answer's text, and `entity_mention_recall` (`metrics.official.pmsr`) a name.
@@ -20,12 +20,12 @@ def recall_at_k(candidates: Sequence[str], ground_truth: str, ks: Sequence[int])
 
 
 def article_recall_at_k(ranked: Sequence[str], gold: Collection[str], k: int) -> float:
-    """1.0 if any gold entry is among the first k different entries, else 0.0.
+    """Return 1.0 if any gold entry is among the first k distinct entries, else 0.0.
 
     Args:
-        ranked: Ids of entries, best first. One that comes again takes no further place.
-        gold: Ids of the entries that count as right, at least one.
-        k: How many entries are looked at, at least 1.
+        ranked: Ids of entries, best first; repeated ids count once.
+        gold: Ids of the gold entries, at least one.
+        k: Number of entries to look at, at least 1.
     """
     _check(gold, k)
     return float(any(entry in gold for entry in list(dict.fromkeys(ranked))[:k]))
@@ -40,18 +40,18 @@ def passage_recall_at_k(ranked: Sequence[Passage], evidence: Collection[Evidence
 def prr_at_k(
     texts: Sequence[str], answers: Collection[str], k: int, mode: Literal["official", "strict"] = "official"
 ) -> float:
-    """Pseudo-relevance recall: 1.0 if any accepted answer stands in any of the first k texts, else 0.0.
+    """Return pseudo-relevance recall: 1.0 if any accepted answer is in any of the first k texts, else 0.0.
 
     Args:
-        texts: Retrieved passages as the index holds them, best first.
+        texts: Retrieved passages as in the index, best first.
         answers: Accepted answers, aliases included; at least one.
-        k: How many passages are looked at, at least 1.
-        mode: `official` is FLMR's test, a substring regardless of case, so that "no" stands in "known" and an empty
-            answer in every text; `strict` wants whole tokens (`reflectune.metrics.judging.cover`).
+        k: Number of passages to look at, at least 1.
+        mode: `official` is FLMR's test, a case-insensitive substring, so that "no" is in "known" and an empty answer in
+            every text; `strict` compares whole tokens (`reflectune.metrics.judging.cover`).
 
     Raises:
-        ValueError: There is no answer, or k is less than 1; in `official` mode also if nothing was retrieved, where
-            FLMR's program stops too.
+        ValueError: There is no answer, or k is less than 1; in `official` mode also if nothing was retrieved, as in
+            FLMR's program.
     """
     _check(answers, k)
     if mode == "strict":
@@ -63,12 +63,12 @@ def prr_at_k(
 
 
 def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
-    """The share of the first k that an exact search finds that an approximate one has among its first k too.
+    """Return the share of an exact search's first k results that an approximate search also has among its first k.
 
     Args:
-        ranked: Ids that the approximate search found, best first.
-        exact: Those of the exact one, at least one.
-        k: How many are compared, at least 1.
+        ranked: Ids of the approximate search, best first.
+        exact: Ids of the exact search, at least one.
+        k: Number of results to compare, at least 1.
     """
     _check(exact, k)
     return len(set(ranked[:k]) & set(exact[:k])) / len(set(exact[:k]))
@@ -77,13 +77,13 @@ def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
 def entity_mentioned(
     entities: Sequence[str], texts: Sequence[str], mode: Literal["official", "strict"] = "strict"
 ) -> bool:
-    """Whether any entity is named in what was retrieved.
+    """Return True if any entity is named in the retrieved texts.
 
     Args:
-        entities: Names that mean the same; each may be several names joined by `|`, all of which are wanted.
-        texts: What was retrieved, titles included.
-        mode: `official` is PMSR's test (`metrics.official.pmsr`), a substring of all texts as one; `strict` wants the
-            name's tokens side by side in one text.
+        entities: Names with one meaning; each may be several names joined by `|`, all of them required.
+        texts: Retrieved texts, titles included.
+        mode: `official` is PMSR's test (`metrics.official.pmsr`), a substring of all texts as one; `strict` looks for
+            the name's tokens in a row in one text.
     """
     if mode == "official":
         return pmsr.names_in(entities, "\n\n".join(texts))
@@ -94,11 +94,11 @@ def entity_mentioned(
 
 
 def cumulative_recall(hits: Sequence[Sequence[bool]]) -> list[float]:
-    """Share of questions that have found what they look for by each iteration; it never falls.
+    """Return the share of questions that have found their target by each iteration; it never falls.
 
     Args:
-        hits: For each question, whether each of its iterations found it. A question that stops early keeps what it
-            had, and counts in every iteration.
+        hits: For each question, True for each iteration that found it. A question that stops early keeps its last
+            value, and counts in every iteration.
 
     Returns:
         One recall for each iteration of the longest question; [] if no question has any.

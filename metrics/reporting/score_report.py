@@ -14,8 +14,6 @@ from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring.predictions import PredictionFile, read_predictions
 from reflectune.metrics.scoring.registry import Mode, evqa_candidate
-from reflectune.metrics.scoring.repair_table import repair_lines, repair_table, setting_lines, setting_table
-from reflectune.metrics.scoring.repairs import read_repairs
 from reflectune.metrics.scoring.scoring import Joined, Scored, join, score
 
 
@@ -29,22 +27,18 @@ def score_files(
     *,
     touched: bool = False,
     seed: int = 0,
-    repairs: Path | None = None,
-    asked_again: Path | None = None,
 ) -> dict[str, Any]:
-    """Scores of one prediction file or two, and of two their difference.
+    """Score one prediction file, or two and their difference.
 
     Args:
-        paths: The file, and the one that it is compared with.
+        paths: The file, and one to compare it with.
         questions: The data set's questions.
-        metric: See `reflectune.metrics.scoring.scoring.score`; so are the other arguments.
+        metric: See `reflectune.metrics.scoring.scoring.score`.
         mode: `official` or `strict`.
         bem: For `evqa`.
         judging: Adds a judge's verdicts to each file's scores.
-        touched: Leave out questions of splits that no prediction of the first file is of.
+        touched: Leave out splits without a prediction in the first file.
         seed: Seed of the intervals and the paired test.
-        repairs: A file of repaired answers (`read_repairs`): the first file is scored against them too.
-        asked_again: Predictions for the repaired questions, set beside those.
     """
     report: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
     if bem is not None:
@@ -54,15 +48,12 @@ def score_files(
         questions = _of_touched_splits(files[0], questions)
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []
-    joins: list[Joined] = []
     for path, file in zip(paths, files, strict=True):
         joined = join(file.rows, questions, mode)
-        joins.append(joined)
         run = {"predictions": str(path), "layout": file.layout, "counts": joined.counts, **_contents(file, joined)}
         if file.layout != "echosight_retrieval":
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
-            run["settings"] = setting_table(scored[-1], seed)
             run["connected_lists"] = _connected_lists(joined, metric)
             run["unmatchable"] = _unmatchable(joined, metric)
             if judging is not None:
@@ -71,15 +62,11 @@ def score_files(
     if len(scored) == 2:
         first, second = scored
         report["difference"] = compare(first, second, seed=seed)
-    if repairs is not None:
-        again = join(read_predictions(asked_again).rows, questions, mode) if asked_again is not None else None
-        settings = (read_repairs(repairs, questions), metric, mode, bem, seed, again)
-        report["repairs"] = repair_table(joins[0], *settings)
     return report
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """What a person reads: scores in %, intervals, coverage."""
+    """Yield printable lines: scores in %, intervals, coverage."""
     yield f"splits: {', '.join(report['splits']) or '(none)'}"
     for run in report["runs"]:
         counts = run["counts"]
@@ -90,15 +77,12 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
             "(they need no retrieval)"
         )
         yield from _score_lines(run.get("scores", {}))
-        yield from setting_lines(run.get("settings", []))
         if run.get("connected_lists"):
             yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
         if run.get("unmatchable"):
             yield f"  {run['unmatchable']} questions have {CANNOT_MATCH}"
         yield from _judge_lines(run.get("judge"))
         yield from _retrieval_lines(run["retrieval"])
-    if "repairs" in report:
-        yield from repair_lines(report["repairs"])
     if "difference" in report:
         yield _difference_line(report["difference"])
 
@@ -109,14 +93,14 @@ def _contents(file: PredictionFile, joined: Joined) -> dict[str, Any]:
 
 
 def _connected_lists(joined: Joined, metric: Metric) -> int:
-    """Answers in which `&&` is read as a comma before the official code is handed them."""
+    """Return the number of answers in which `&&` is read as a comma for the official code."""
     if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
         return 0
     return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
 
 
 def _unmatchable(joined: Joined, metric: Metric) -> int:
-    """Questions of which no prediction can be right."""
+    """Return the number of questions that no prediction can answer correctly."""
     return sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
 
 

@@ -1,4 +1,4 @@
-"""From scored rows to what is reported: overall, by split and type, with intervals; and two runs beside each other."""
+"""Tables of scores: overall, by split and type, with intervals; and the difference of two runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KINDS = {"numerical": "num", "time": "time"}
 
 
 def table(scored: Scored, seed: int) -> dict[str, Any]:
-    """Scores as fractions of 1 with their 95 % intervals, `{"value", "low", "high", "n"}`.
+    """Return scores as fractions of 1 with their 95 % intervals, `{"value", "low", "high", "n"}`.
 
     `infoseek`'s overall score is the harmonic mean of its two halves, None unless both are there, and `official_report`
-    is what the official program prints. Every other metric's overall score is the mean. Beside it stand the `columns`
-    of the metric's official table; E-VQA's `single_hop` leaves two-hop questions out.
+    is the official program's output. Every other metric's overall score is the mean. The `columns` of the metric's
+    official table follow; E-VQA's `single_hop` leaves two-hop questions out.
     """
     if not len(scored.values):
         return {"overall": None, "by_split": {}, "by_type": {}}
@@ -41,14 +41,16 @@ def table(scored: Scored, seed: int) -> dict[str, Any]:
 
 
 def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
-    """First less second on the questions that both answered: difference, its interval, and a paired test's p.
+    """Compare two runs on the questions that both answered: difference, its interval, and a paired test's p.
 
     In `strict` mode those are all questions. A question answered twice counts by its first answer.
 
     Returns:
-        `of` (`overall`, or InfoSeek's one half that there is), `value`, `low`, `high` (bootstrap by question), `p`
-        (permutation test, two-sided), `n`, and on how many questions the first is `better` and `worse`; all None or 0
-        if there is no such question.
+        `of` (`overall`, or InfoSeek's only half), `value`, `low`, `high` (bootstrap by question), `p` (permutation
+        test,
+        two-sided), `n`, and the numbers of questions on which the first is `better` and `worse`; all None or 0 without
+        a
+        common question.
     """
     values = [_first_values(scored) for scored in (first, second)]
     common = [key for key in values[0] if key in values[1]]
@@ -73,9 +75,9 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
 
 
 def retrieval_table(file: PredictionFile, joined: Joined) -> dict[str, Any]:
-    """What the file says of retrieval: article recall and MRR over ranked articles; PMSR's entity-mention recall.
+    """Return the file's retrieval metrics: article recall and MRR over ranked articles; PMSR's entity-mention recall.
 
-    In a file that says what was retrieved, a question for which nothing was counts as not found.
+    In a file with retrieval results, a question without any counts as not found.
     """
     known = [(p.retrieved, q.entity_ids) for q, p in joined.pairs if q.entity_ids]
     retrieval_scores: dict[str, Any] = {}

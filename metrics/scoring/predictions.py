@@ -1,12 +1,12 @@
-"""Prediction files as the peers write them, read into one form; a row says by which names its question may be known.
+"""Readers of prediction files in the peers' layouts; a row lists the names that its question may have.
 
-Known by their fields, whichever file they come in (JSONL, JSON array, or a folder of `split_*.json`):
+Layouts are recognized by their fields, in JSONL, a JSON array, or a folder of `split_*.json`:
 
 - InfoSeek, EchoSight, ReflectiVA on InfoSeek: `data_id`, `prediction`
-- E-VQA as `submission_file` writes it: `data_id`, `candidate` and the other arguments of `evaluate_example`
+- E-VQA as `submission` writes it: `data_id`, `candidate` and the other arguments of `evaluate_example`
 - VQA's challenge, OK-VQA: `question_id` (a number), `answer`
 - ReflectiVA on E-VQA: `question`, `reference`, `answers`, `question_type`, no id
-- PMSR: `record_id`, `question_id`, `trajectory` with `final_answer` and what was retrieved
+- PMSR: `record_id`, `question_id`, `trajectory` with `final_answer` and retrieved texts
 - EchoSight's retrieval results, one JSON object: id -> `retrieved_entries`; they hold no answers
 - reflectune's own traces: `question_id`, `pipeline`, `answer`, in JSONL or Parquet
 """
@@ -35,7 +35,7 @@ _TRACE_COLUMNS = pa.schema(
         ("hits", pa.list_(pa.struct([("entry_id", pa.string())]))),
     ]
 )
-"""What is read of traces in Parquet."""
+"""Columns read from traces in Parquet."""
 
 _LEFT_OUT = "results"
 """ReflectiVA's own reader leaves out files of a folder whose names contain this: they are its scores."""
@@ -43,15 +43,15 @@ _LEFT_OUT = "results"
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row of a prediction file.
+    """Row of a prediction file.
 
     Attributes:
-        where: `FILE:LINE` (of an array, the row's number), for errors.
-        ids: Names that the question may have in its data set, the likeliest first; () if the layout has none.
-        answer: The answer given; None if the layout holds none.
-        question: The question's text, where the layout knows no id.
-        references: The answers that were accepted, where the layout knows no id.
-        retrieved: Articles found, best first, where the layout says so.
+        where: `FILE:LINE` (in an array, the row's number), for errors.
+        ids: Names that the question may have in its data set, likeliest first; () if the layout has none.
+        answer: The answer; None if the layout holds none.
+        question: The question's text, in layouts without an id.
+        references: Accepted answers, in layouts without an id.
+        retrieved: Retrieved articles, best first, in layouts that have them.
         row: The row itself.
     """
 
@@ -66,8 +66,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictionFile:
-    """What was read: the layout's name (`data_id`, `evqa`, `vqa`, `reflectiva_evqa`, `pmsr`, `echosight_retrieval`,
-    `traces`)."""
+    """Rows of a file and its layout (`data_id`, `evqa`, `vqa`, `reflectiva_evqa`, `pmsr`, `echosight_retrieval`,
+    `traces`).
+    """
 
     path: Path
     layout: str
@@ -135,7 +136,7 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _is_one_object(text: str) -> bool:
-    """Whether a text that begins with a brace is one object over several lines, or an object of objects."""
+    """Return True if a text that begins with a brace is one object over several lines, or an object of objects."""
     first = text.lstrip().split("\n", 1)[0]
     try:
         row = json.loads(first)

@@ -1,6 +1,6 @@
-"""The metrics by name: what an answer is worth by each, which questions each can score, and what each needs.
+"""Metrics by name: the score of an answer, the questions each metric can score, and its requirements.
 
-A data set says which one is its own (`metric` in dataset.json); every command that scores answers takes it from here.
+A data set names its own (`metric` in dataset.json); every command that scores answers reads it from there.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ MetricChoice = Literal["", Metric]
 """A config's `metric`; "" stands for the data set's own."""
 
 Worth = Callable[[str, Question], float]
-"""(answer, question) -> what the answer is worth, in [0, 1]."""
+"""Function of an answer and a question that returns the answer's score, in [0, 1]."""
 
 
 def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits | None = None) -> Worth:
-    """What one answer to a question is worth by a metric.
+    """Return the scoring function of a metric.
 
     Args:
         metric: `infoseek`: exact match, the range of numbers, the overlap of lists; `evqa`: exact match or overlap of
-            lists, else BEM; `evqa_exact`: the part of it that needs no model, a lower bound that must not stand in for
-            it; `vqa`: soft accuracy over annotators; `exact_match`: see `exact_match`; `hotpotqa_f1`: F1 of words with
-            the answer; `cover_match`: an accepted answer stands in the reply; `rouge_l`: F-measure of the longest
-            common subsequence of words.
-        mode: Decides `cover_match`.
+            lists, else BEM; `evqa_exact`: its part without a model, a lower bound that must not stand in for it; `vqa`:
+            soft accuracy over annotators; `exact_match`: see `exact_match`; `hotpotqa_f1`: F1 of words with the answer;
+            `cover_match`: an accepted answer is in the reply; `rouge_l`: F-measure of the longest common subsequence of
+            words.
+        mode: Mode of `cover_match`.
         bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
 
     Returns:
-        A function that raises ValueError or UserError for a question that lacks what the metric compares with, or
-        whose answer is free-form: of the metrics only `rouge_l` compares sentences.
+        A function that raises ValueError or UserError for a question that lacks the metric's references, or whose
+        answer is
+        free-form: only `rouge_l` compares sentences.
 
     Raises:
         UserError: The metric is `evqa`, and there is no `bem`.
@@ -76,7 +77,7 @@ def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
 
 
 def has_truth(question: Question, metric: Metric) -> bool:
-    """Whether the data set gives what the metric compares an answer with."""
+    """Return True if the question has the metric's references."""
     if question.answer_type == "free_form" and metric != "rouge_l":
         return False
     if question.answer_type == "numerical" and metric in ("infoseek", "cover_match"):
@@ -87,10 +88,10 @@ def has_truth(question: Question, metric: Metric) -> bool:
 
 
 def metric_problems(metric: str, bem: str) -> list[str]:
-    """What a config lacks for a metric, one sentence each; nothing is loaded.
+    """Return the missing requirements of a metric, one sentence each; nothing is loaded.
 
     Args:
-        metric: A metric's name.
+        metric: Name of the metric.
         bem: The config's `bem`.
     """
     try:
@@ -103,9 +104,9 @@ def metric_problems(metric: str, bem: str) -> list[str]:
     if metric != "evqa" and bem:
         issues.append(f"`bem` is read by the metric evqa alone, and the metric is {metric}: leave one of them out")
     if bem and Path(bem).is_absolute() and not Path(bem).is_dir():
-        issues.append(f"`bem`: {bem} is not there; `python -m reflectune.metrics.convert_bem` writes such a folder")
+        issues.append(f"`bem`: {bem} is not there; `python -m reflectune.examples.bem.convert` writes such a folder")
     if bem and Path(bem).is_dir() and not Path(bem, RECORD).is_file():
-        issues.append(f"`bem`: {bem} has no {RECORD}; `python -m reflectune.metrics.convert_bem` writes such a folder")
+        issues.append(f"`bem`: {bem} has no {RECORD}; `python -m reflectune.examples.bem.convert` writes such a folder")
     if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:
         issues.append("the metric `rouge_l` needs the library rouge-score: pip install 'reflectune[rouge]'")
     return issues
@@ -120,7 +121,7 @@ def find_metric_name(name: str) -> Metric:
 
 
 NEEDS_BEM = (
-    "the metric `evqa` needs `bem`, a converted checkpoint (`python -m reflectune.metrics.convert_bem` makes one); "
+    "the metric `evqa` needs `bem`, a converted checkpoint (`python -m reflectune.examples.bem.convert` makes one); "
     "`metric: evqa_exact` is the part of it without a model"
 )
 
@@ -143,7 +144,7 @@ def exact_match(answer: str, question: Question) -> float:
 
 
 def evqa_type(question: Question) -> str:
-    """E-VQA's question type: as the data set says (`meta["question_type"]`), else from what it says otherwise."""
+    """Return E-VQA's question type from `meta["question_type"]`, else from the question's other fields."""
     if (said := question.meta.get("question_type")) in evqa.QUESTION_TYPES:
         return str(said)
     if question.meta.get("two_hop") == "yes":
@@ -190,14 +191,14 @@ def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:
 
 
 def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
-    """The correctness of an answer by this metric; an answer without a word is wrong, whatever the metric.
+    """Return a function for the correctness of an answer; an answer without a word is wrong in every metric.
 
     Args:
         name: One of `METRICS`.
         bem: The answer-equivalence model, for `evqa`.
 
     Returns:
-        A pure function. It raises UserError for a question that lacks what the metric compares with.
+        A pure function. It raises UserError for a question that lacks the metric's references.
 
     Raises:
         UserError: No metric has this name, or it is `evqa` and there is no `bem`.

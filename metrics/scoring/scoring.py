@@ -1,7 +1,7 @@
-"""Predictions of a file against the questions of a data set: which belong together, and what each is worth.
+"""Join predictions with the questions of a data set, and score them.
 
-In `official` mode a prediction counts as often as it is written, and a question without one does not count, as in the
-official programs. In `strict` mode a missing prediction is wrong, and a doubled or unknown one is an error.
+In `official` mode a repeated prediction counts each time, and a question without one does not count, as in the official
+programs. In `strict` mode a missing prediction is wrong, and a repeated or unknown one is an error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Joined:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """How many of each, and `coverage`: the share of questions that have a prediction."""
+        """Numbers of each, and `coverage`: the share of questions that have a prediction."""
         answered = len(self.pairs) - len(self.doubled)
         questions = answered + len(self.missing)
         return {
@@ -70,13 +70,13 @@ class Joined:
 
 @dataclass(frozen=True)
 class Scored:
-    """What each scored row is worth.
+    """Scored rows.
 
     Attributes:
-        metric: The metric's name.
+        metric: Name of the metric.
         mode: `official` or `strict`.
         questions: One a scored row.
-        values: In [0, 1], shape (rows,).
+        values: Scores in [0, 1], shape (rows,).
         too_long: Ids of questions whose answer BEM can't read; wrong in `strict` mode, an error in `official` mode.
     """
 
@@ -127,17 +127,17 @@ def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode:
 
 
 def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) -> Scored:
-    """What each prediction is worth; in `strict` mode, 0 for each question without one.
+    """Score each prediction; in `strict` mode, 0 for each question without one.
 
     Args:
-        joined: Of `join`, in the same mode.
-        metric: `evqa` needs `bem`. `evqa_exact` is what of E-VQA's score needs no model: exact match and the overlap of
-            lists, a lower bound of `evqa` that must not stand in for it.
-        mode: Of the metric itself it decides `cover_match`.
+        joined: From `join`, in the same mode.
+        metric: `evqa` needs `bem`. `evqa_exact` is the part of E-VQA's score without a model: exact match and the
+            overlap of lists, a lower bound of `evqa` that must not stand in for it.
+        mode: Also the mode of `cover_match`.
         bem: The answer-equivalence model.
 
     Raises:
-        UserError: A question lacks what the metric compares with, or (`official`) an answer is too long for BEM.
+        UserError: A question lacks the metric's references, or (`official`) an answer is too long for BEM.
     """
     for question, prediction in joined.pairs:
         if prediction.answer is None:
@@ -152,7 +152,7 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
 
 
 def _counts(question: Question) -> bool:
-    """Whether official scores are over a question."""
+    """Return True if official scores cover a question."""
     return question.is_knowledge_based is not False
 
 
@@ -186,12 +186,12 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer to score.
+    """Answer to score.
 
     Attributes:
-        question: What was asked.
-        answer: What was answered.
-        where: What the answer is called in an error, e.g. `p.jsonl:3: id q2`.
+        question: The question.
+        answer: The answer.
+        where: Name of the answer in errors, e.g. `p.jsonl:3: id q2`.
     """
 
     question: Question
@@ -202,20 +202,20 @@ class Answered:
 def score_answers(
     answers: Sequence[Answered], metric: Metric, mode: Mode, bem: Bem | None, *, too_long: Literal["stop", "wrong"]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """What answers are worth; BEM reads those that it is asked about in one go.
+    """Score answers; BEM reads all that it is asked about in one call.
 
     Args:
         answers: The answers.
         metric: `evqa` needs `bem`.
-        mode: Of the metric itself; it decides `cover_match`.
+        mode: Mode of `cover_match`.
         bem: The answer-equivalence model.
-        too_long: What to do with an answer that BEM can't read.
+        too_long: Reaction to an answer that BEM can't read.
 
     Returns:
-        Values in [0, 1], shape (answers,), and the ids of the questions whose answer BEM can't read.
+        Scores in [0, 1], shape (answers,), and the ids of the questions whose answer BEM can't read.
 
     Raises:
-        UserError: A question lacks what the metric compares with, or (`stop`) an answer is too long for BEM.
+        UserError: A question lacks the metric's references, or (`stop`) an answer is too long for BEM.
     """
     if metric == "evqa":
         if bem is None:
@@ -237,7 +237,7 @@ def _values(answers: Sequence[Answered], one: Worth) -> np.ndarray:
 def _evqa_values(
     answers: Sequence[Answered], bem: Bem, too_long: Literal["stop", "wrong"]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Run the official function twice: to collect what it asks BEM, then with all of BEM's answers from one call."""
+    """Run the official function twice: to collect BEM's inputs, then with all of BEM's answers from one call."""
     triples: dict[Segments, None] = {}
     long: set[Segments] = set()
 

@@ -37,7 +37,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "inference.sweep": "Answer questions at every point of a grid of settings, from one set of forward passes.",
     },
     "score": {
-        "metrics.score": "Score a prediction file.",
+        "metrics.score": "Score a prediction file, or write it for an official program.",
         "inference.compare": "Compare finished evaluations in one table of scores and costs.",
     },
 }

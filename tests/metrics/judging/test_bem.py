@@ -14,8 +14,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from reflectune.core.errors import UserError
-from reflectune.metrics import bem_conversion
-from reflectune.metrics.bem_conversion import LoggedTriple, convert, published_right
+from reflectune.examples.bem import conversion as bem_conversion
+from reflectune.examples.bem.conversion import LoggedTriple, convert, published_right
 from reflectune.metrics.judging.bem import LONGEST, RECORD, Bem, TooLongError, load_bem, load_tokenizer
 from reflectune.metrics.official import evqa
 
@@ -213,7 +213,7 @@ def test_a_missing_variable_is_refused(tmp_path: Path, vocabulary: Path) -> None
 
 
 def test_what_was_not_checked_or_is_no_bem_is_refused(tmp_path: Path, vocabulary: Path) -> None:
-    with pytest.raises(UserError, match="convert_bem"):
+    with pytest.raises(UserError, match="BEM can't be loaded"):
         load_bem(str(tmp_path / "nothing"))
     model(segments=2).save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_bytes(vocabulary.read_bytes())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reflectune.metrics.convert_bem", *map(str, arguments)]
+    command = [sys.executable, "-m", "reflectune.examples.bem.convert", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -1,11 +1,10 @@
-"""Convert E-VQA's BEM: `python -m reflectune.metrics.convert_bem --variables bem.npz --examples bem_logits.json …`.
+"""Convert E-VQA's BEM: `python -m reflectune.examples.bem.convert --variables bem.npz --examples bem_logits.json …`.
 
-How the two files are made, once, with TensorFlow: the docstring of `reflectune/metrics/bem_conversion.py`.
+How the two files are made, once, with TensorFlow: the docstring of `conversion.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from reflectune.core.command import command
@@ -14,17 +13,17 @@ from reflectune.core.values import OutputFolder
 
 
 class ConvertBemConfig(Settings):
-    """What is converted, and what it is checked against."""
+    """Files of the original BEM, and the folder of the converted one."""
 
     variables: str = setting("", ".npz of the TensorFlow module's variables")
     vocabulary: str = setting("", "vocab.txt of BERT base uncased")
     examples: str = setting("", "JSON list of triples with the original's logits")
     output: OutputFolder = setting("", "checkpoint folder to write")
     names: str = setting("", "JSON mapping of TensorFlow names to PyTorch names, where they are not known")
-    dry_run: bool = setting(False, "say what would be converted, and stop")
+    dry_run: bool = setting(False, "describe the conversion, and stop")
 
     @cross_check
-    def convert_bem_problems(self) -> Iterator[str]:
+    def convert_bem_problems(self) -> list[str]:
         """Return the problems of keys that must fit each other, and of files that they name."""
         needed = {"variables": self.variables, "vocabulary": self.vocabulary, "examples": self.examples}
         missing = [f"`{key}` is needed" for key, value in {**needed, "output": self.output}.items() if not value]
@@ -38,7 +37,7 @@ def convert_bem(config: ConvertBemConfig) -> None:
     if config.dry_run:
         print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")
         return
-    from reflectune.metrics.bem_conversion import (  # slow to import: after the config is right
+    from reflectune.examples.bem.conversion import (  # slow to import: after the config is right
         PUBLISHED,
         convert,
         read_names,
