@@ -127,7 +127,13 @@ def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None
 def test_all_problems_are_told_at_once(tmp_path: Path, run: Run) -> None:
     done = run("--predictions", tmp_path / "none", "--metric", "evqa", "--judge", "pmsr")
     assert done.returncode == 2
-    for said in ("`dataset` is needed", "not found", "`bem`", "`llm_model` is needed", "a place for the judge's replies"):
+    for said in (
+        "`dataset` is needed",
+        "not found",
+        "`bem`",
+        "`llm_model` is needed",
+        "a place for the judge's replies",
+    ):
         assert said in done.stderr
 
 
