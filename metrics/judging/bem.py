@@ -125,7 +125,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
 
     Args:
         name: A folder that `python -m reflectune.examples.bem.convert` wrote, or a hub id with the same files.
-        device: Where it computes; in full precision everywhere.
+        device: Device of the model; it computes in full precision.
 
     Raises:
         UserError: There is no such checkpoint, it is not BEM, or it was never checked against the original; or tensors

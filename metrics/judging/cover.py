@@ -74,7 +74,7 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
         low, high = question.range
         return float(any(low <= float(number) <= high for number in _NUMBER.findall(prediction)))
     if not question.answers:
-        raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
+        raise UserError(f"question {question.id} has no answers; leave it out of the scores")
     return float(any(_covers(prediction, answer, mode) for answer in question.answers))
 
 

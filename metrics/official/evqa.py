@@ -1,7 +1,7 @@
 """E-VQA's official score: exact match or list overlap, else the answer-equivalence model BEM, whose logits you give.
 
 Written after `encyclopedic_vqa/evaluation_utils.py` of google-research, which it matches to the last digit. Quirks are
-kept: "3.5" reads as "35", " and " parts a list even inside a name, "AND" does not. Where that file raises ValueError,
+kept: "3.5" reads as "35", " and " splits a list even inside a name, "AND" does not. Where that file raises ValueError,
 so does this one, with its words.
 """
 

@@ -51,7 +51,7 @@ def score_one(prediction: str, question: Question) -> float:
             raise UserError(f"question {question.id} is numerical but has no range; its data set must give one")
         return float(numerical(prediction, question.range))
     if not question.answers:
-        raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
+        raise UserError(f"question {question.id} has no answers; leave it out of the scores")
     if question.answer_type == "multi_answer":
         return float(evqa.list_match(prediction, question.answers))
     return float(exact_match(prediction, question.answers))

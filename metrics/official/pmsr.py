@@ -121,7 +121,7 @@ def _targets(row: Row, keep_empty: bool) -> list[list[str]]:
 
 
 def _kept(groups: list[list[str]], keep_empty: bool) -> list[list[str]]:
-    """Recall by iteration leaves out a name of which nothing is left; overall recall finds it everywhere."""
+    """Keep empty names for overall recall, which finds them everywhere; drop them for recall by iteration."""
     return groups if keep_empty else [group for group in groups if group not in ([""], [])]
 
 

@@ -56,7 +56,7 @@ class Headline:
 CAPTIONS: Mapping[Metric, str] = {
     "infoseek": "InfoSeek's official score. Overall is the harmonic mean of the two splits",
     "evqa": "E-VQA's official score: exact match or overlap of lists, else BEM. Overall is the mean over all questions",
-    "evqa_exact": "What of E-VQA's score needs no BEM, a lower bound of it. Overall is the mean over all questions",
+    "evqa_exact": "The part of E-VQA's score without BEM, a lower bound. Overall is the mean over all questions",
     "vqa": "VQA's soft accuracy over annotators, as LAVIS computes it. Overall is the mean over all questions",
     "exact_match": "Exact match with an accepted answer. Overall is the mean over all questions",
     "hotpotqa_f1": "HotpotQA's F1 of words with the answer. Overall is the mean over all questions",

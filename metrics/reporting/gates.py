@@ -72,7 +72,7 @@ def calibration_errors(probabilities: ArrayLike, outcomes: ArrayLike, groups: np
 
 
 def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """Return the temperature of maximum likelihood of a gate's probabilities (Guo et al. 2017, arXiv 1706.04599, §4.2).
+    """Return a gate's temperature of maximum likelihood (Guo et al. 2017, arXiv 1706.04599, §4.2).
 
     It minimizes the negative log-likelihood of the outcomes under `scale_by_temperature`, which is convex in 1 / T: the
     root of its slope is found by bisection.

@@ -32,7 +32,7 @@ RESAMPLES = 1000
 LEVEL = 0.95
 
 INDICES_AT_ONCE = 4_000_000
-"""Bounds memory at 32 MB of indices; part of what a seed means, so a constant."""
+"""Bounds memory at 32 MB of indices. Results of a seed depend on it."""
 
 VALUES_AT_ONCE = 1_000_000
 """Bounds the resampled rows that a `Batched` statistic is given, at 8 MB."""

@@ -167,7 +167,7 @@ def evqa_score(answer: str, question: Question, logits: evqa.BemLogits) -> float
 def references(question: Question) -> Sequence[str]:
     """The accepted answers; UserError if there is none."""
     if not question.answers:
-        raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
+        raise UserError(f"question {question.id} has no answers; leave it out of the scores")
     return question.answers
 
 
@@ -209,7 +209,7 @@ def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
         try:
             value = worth(answer, question)
         except ValueError as error:
-            raise UserError(f"question {question.id} can't be scored: {error}; mend its answers") from error
+            raise UserError(f"question {question.id} can't be scored: {error}; fix its answers") from error
         # Officially an empty answer to a numerical question reads as [0, 0], and can so be right.
         return value if answer.strip() else 0.0
 

@@ -141,7 +141,7 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
     """
     for question, prediction in joined.pairs:
         if prediction.answer is None:
-            raise UserError(f"{prediction.where}: id {question.id}: the file holds no answers, only what was retrieved")
+            raise UserError(f"{prediction.where}: id {question.id}: the file holds no answers, only retrieval results")
     answers = [Answered(q, str(p.answer), f"{p.where}: id {q.id}") for q, p in joined.pairs]
     too_long_is: Literal["stop", "wrong"] = "wrong" if mode == "strict" else "stop"
     values, too_long = score_answers(answers, metric, mode, bem, too_long=too_long_is)
