@@ -46,6 +46,14 @@ def test_the_help_lists_the_commands_in_half_a_second() -> None:
     assert time.monotonic() - start < 5  # half a second on an idle machine
 
 
+def test_no_command_loads_a_library_of_models_before_its_config_is_right() -> None:
+    heavy = ("torch", "transformers", "faiss", "peft", "trl", "accelerate")
+    imports = "; ".join(f"import reflectune.{module}" for module in MODULES)
+    code = f"import sys; {imports}; print({set(heavy)} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "set()\n"
+
+
 @pytest.mark.parametrize("words", [["merge"], ["train", "merge"], ["train", "merge", "--dry-run"]])
 def test_a_command_has_a_grouped_spelling(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert end(*words) == 2

@@ -9,16 +9,18 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
-from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.image_prefix import split_after_images
 from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.models.prefix.engine import PrefixEngine
 
 AboutPicture = tuple[Picture, Prompt]
 """The picture of a question, and a prompt about it."""
@@ -121,6 +123,8 @@ class LocalModel:
 
     def _shared(self, rendered: Rendered) -> int:
         """Return the number of tokens up to just after the picture, which the engine caches; 0 without a picture."""
+        from reflectune.models.prefix.image_prefix import split_after_images  # slow to import
+
         parts = split_after_images(rendered, self._renderer.image_token_id)
         return 0 if parts is None else len(parts[0].ids)
 

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from PIL import Image
 
@@ -20,12 +20,14 @@ from reflectune.inference.operators.requests import Box, Picture, RerankReply, R
 from reflectune.inference.operators.trajectory import Embed
 from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
-from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, Summaries, article_of
 from reflectune.retrieval.web.pages import Pages, SearchTool
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 ENTRIES: Final = "entries"
 """Name of the base whose entries are documents."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -16,7 +17,9 @@ from reflectune.inference.pipelines.settings import EntrySettings
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.contexts import find_documents
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from PIL import Image
 
@@ -19,7 +19,9 @@ from reflectune.inference.reading.passage_reader import JudgedPassages, PassageR
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Fallback = Literal["best_product", "random", "closed_book", "abstain"]
 

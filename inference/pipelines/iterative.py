@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
@@ -28,9 +28,11 @@ from reflectune.inference.pipelines.requirements import (
 )
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
-from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import OnFailure, split_budget
 from reflectune.retrieval.web.pages import KnowledgePages, SearchTool
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 Budgets = Mapping[str, int]
 """The most passages of an iteration, by knowledge base: `texts` and `pairs`."""
@@ -161,6 +163,8 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
     Raises:
         UserError: The retriever reads a list of ranked entities.
     """
+    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever  # slow to import
+
     entries = needed(parts.retriever)
     if not isinstance(entries, EntryRetriever):
         raise UserError(f"{name} searches with texts, too: give it an `index`; a list of ranked entities has none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -20,7 +21,9 @@ from reflectune.inference.reading.passage_reader import JudgedPassages, PassageR
 from reflectune.inference.reading.ranking import best
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class Mr2agSettings(EntryShareSettings, GatedSettings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -16,7 +16,9 @@ from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class NaiveRAG:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from PIL import Image
 
@@ -21,7 +21,9 @@ from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Given = Literal["article", "passage"]
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reflectune.core.config import Settings
 from reflectune.core.types import Question
@@ -17,12 +17,14 @@ from reflectune.inference.operators.journal import Journal
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
-from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
-from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.web.pages import SearchTool
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.models.prefix.engine import PrefixEngine
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Part = TypeVar("Part")
 PipelineSettings = TypeVar("PipelineSettings", bound=Settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -16,10 +17,12 @@ from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import Trace
-from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.reflectiva import Reflectiva
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.models.prefix.engine import PrefixEngine
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class ReflectivaReader(PassageReader):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -15,7 +16,9 @@ from reflectune.inference.pipelines.requirements import ENTRIES, PROBES
 from reflectune.inference.pipelines.settings import AnswerSettings, DepthSettings, LeadSettings
 from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class Retrieval:

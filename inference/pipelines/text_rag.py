@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -16,7 +17,9 @@ from reflectune.inference.pipelines.settings import LeadSettings, PickingSetting
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 
 class TextRAG:

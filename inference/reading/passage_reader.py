@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer, Usage, share
-from reflectune.models.prefix.engine import Branches, PrefixEngine
 from reflectune.models.schemes.passages import PassageScheme
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.models.prefix.engine import Branches, PrefixEngine
 
 
 @dataclass(frozen=True)

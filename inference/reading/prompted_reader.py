@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer, share
-from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.examples import PromptName
 from reflectune.models.schemes.prompts import PromptScheme
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.models.prefix.engine import Generation, PrefixEngine
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.thoughts import thought_tokens, without_thoughts
 from reflectune.models.rendering.turns import fit_leading
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from reflectune.core.errors import UserError
 from reflectune.formats.hits import PassageHit
 from reflectune.retrieval.retrievers.queries import Query
-from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Merge = Literal["concat", "in_turn", "rrf", "scores"]
 OnFailure = Literal["stop", "degrade"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.rerankers.base import Reranker, ScoredPassage, best_first
 from reflectune.retrieval.rerankers.words import WordReranker
-from reflectune.retrieval.retrievers.entry_retriever import QueryRetriever
 from reflectune.retrieval.retrievers.queries import Query, Weights
 from reflectune.retrieval.stores.base import inner
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.encoders.base import ImageTextEncoder, Vectors
+    from reflectune.retrieval.retrievers.entry_retriever import QueryRetriever
 
 SUMMARY: Final = -1
 """The section of a passage that is its entry's summary: no section of the article."""
@@ -96,6 +98,8 @@ class SimilarityRanker:
         weights = {"image": 1 - self._text_weight, "text": self._text_weight}
         parts: dict[str, Vectors] = {}
         if query.image is not None:
+            from reflectune.retrieval.encoders.base import TwoSpaceEncoder  # slow to import
+
             image = self._encoder.encode_images([query.image])
             mapped = self._encoder.to_title_space(image) if isinstance(self._encoder, TwoSpaceEncoder) else image
             parts["image"] = mapped[0]

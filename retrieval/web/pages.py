@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from reflectune.core.types import Passage
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.queries import Query
-from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.retrievers.two_stage import article_of
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 WEB: Final = "web"
 """The name of a search tool among the knowledge bases that a step searches."""

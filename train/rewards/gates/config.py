@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import OutputFolder, SplitName
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
-from reflectune.train.rewards.gates.policy import PolicyLoss
 from reflectune.train.settings.training import TrainingConfig
 
 GATES = ("retrieve", "relevance")
+
+PolicyLoss = Literal["expected", "grpo", "regression"]
+"""Objectives of a gate; see `reflectune.train.rewards.gates.policy`."""
 
 
 class GateConfig(MetricConfig, TrainingConfig):

@@ -15,13 +15,11 @@ both outcomes. Of questions that a gate can't tell apart it prefers the outcome 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PolicyLoss = Literal["expected", "grpo", "regression"]
+from reflectune.train.rewards.gates.config import PolicyLoss
 
 EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards, as in TRL's GRPO."""

@@ -15,8 +15,8 @@ from reflectune.models.attention.tree import IGNORE
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.order import TrainingOrder
+from reflectune.train.rewards.gates.config import PolicyLoss
 from reflectune.train.rewards.gates.policy import (
-    PolicyLoss,
     divergence,
     expected_rewards,
     gate_losses,
