@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
@@ -124,9 +124,15 @@ class Settings(BaseModel):
         """Return the keys that are needed and not given."""
         for name, field in type(self).model_fields.items():
             needed = _extra(field).get("needed")
-            value = self.__dict__.get(name, True)  # a key that is wrong is given
-            if needed is not None and not (value.strip() if isinstance(value, str) else value):
-                yield f"`{name}` is needed" + (f": {needed}" if needed else "")
+            if needed is not None:
+                yield from self.missing(name, why=str(needed))
+
+    def missing(self, *names: str, why: str = "") -> Iterator[str]:
+        """Yield a problem for each of these keys that is not given. A key whose value is wrong is given."""
+        for name in names:
+            value = self.__dict__.get(name, True)
+            if not (value.strip() if isinstance(value, str) else value):
+                yield f"`{name}` is needed" + (f": {why}" if why else "")
 
     @field_validator("*")
     @classmethod

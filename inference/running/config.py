@@ -122,9 +122,8 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
     def answer_problems(self) -> Iterator[str]:
         """Yield the problems of the question, or of the evaluation to read."""
         if not self.evaluation:
-            yield from (f"`{key}` is needed" for key in ("image", "question") if not getattr(self, key).strip())
-            if not self.model:
-                yield "`model` is needed: a checkpoint that sft wrote"
+            yield from self.missing("image", "question")
+            yield from self.missing("model", why="a checkpoint that sft wrote")
             if not RetrieverConfig.of(self).finds_entries:
                 yield "`index` is needed, or `ranked_entities`"
         elif not (stored := trace_files(Path(self.evaluation, "traces"))):

@@ -32,7 +32,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "train.estimate": "Estimate the memory of a training on each device.",
     },
     "infer": {
-        "inference.answer": "Answer one question about an image, and show how.",
+        "inference.answer": "Answer one question about an image, or show an evaluation's answers, and show how.",
         "inference.evaluate": "Run pipelines over a data set's questions, score them, and write a report.",
         "inference.sweep": "Answer questions at every point of a grid of settings, from one set of forward passes.",
     },

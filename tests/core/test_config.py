@@ -296,6 +296,24 @@ def test_a_needed_key_that_is_misspelt_is_one_problem() -> None:
     assert problems(Checked, ["--outptu", "o"]) == ["command line: unknown key `outptu`; did you mean `output`?"]
 
 
+def test_keys_that_another_key_needs_are_missing_unless_they_are_wrong() -> None:
+    class Judged(Bounded):
+        judge: bool = setting(False, "ask a judge")
+        url: str = setting("", "the judge's server")
+
+        @cross_check
+        def judge_problems(self) -> Iterator[str]:
+            if self.judge:
+                yield from self.missing("url", "share", why="the judge's")
+
+    assert find_problems(Judged, {}) == []
+    assert find_problems(Judged, {"judge": True, "share": 0}) == [
+        "`url` is needed: the judge's",
+        "`share` is needed: the judge's",
+    ]
+    assert find_problems(Judged, {"judge": True, "url": 3}) == ["`url` should be text, found 3"]
+
+
 def test_a_subclass_replaces_a_check_by_its_name() -> None:
     class Lenient(Checked):
         def rate_problems(self) -> Iterator[str]:
