@@ -30,7 +30,7 @@ CAPTION: Final = (
 
 @dataclass(frozen=True)
 class BenchmarkRun:
-    """One run's numbers on one benchmark.
+    """Numbers of one run on one benchmark.
 
     Attributes:
         mode: The mode that answered, or the name of another model of lmms-eval's.

@@ -1,1 +1,1 @@
-"""Lessons of trajectories: what an iterative pipeline asks, with the replies of a teacher who knows the evidence."""
+"""Lessons of trajectories: prompts of an iterative pipeline, with replies of a teacher who knows the evidence."""

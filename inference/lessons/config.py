@@ -1,4 +1,4 @@
-"""The settings of `write_lessons.py`."""
+"""Settings of `write_lessons.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reflectune.models.rendering.turns import Slot, prompt_parts
 from reflectune.retrieval.config import RetrieverConfig
 
 TAUGHT: Final = ("mi_rag", "pmsr", REAG)
-"""The pipelines whose prompts the teacher has replies to."""
+"""Pipelines that the teacher can reply to."""
 
 
 # Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
@@ -29,7 +29,7 @@ else:
 
 
 class ReagLessonKeys(Settings):
-    """What is written of ReAG, for which of its three stages of training."""
+    """Settings of ReAG's lessons, for one of its three stages of training."""
 
     stage: LessonStage = setting(
         "critic",
@@ -41,10 +41,10 @@ class ReagLessonKeys(Settings):
     )
     negatives: int = setting(4, "reag, critic: passages that don't state the answer, for each that does", ge=1)
     hard_share: float = setting(
-        0.7, "reag, critic: so many of them are of what was found; the others of any entry", ge=0, le=1
+        0.7, "reag, critic: share of the negatives among the found passages; the rest is of any entry", ge=0, le=1
     )
     distractors: int = setting(
-        2, "reag, judge teacher: passages that don't state the answer, kept beside those that do, at most", ge=0
+        2, "reag, judge teacher: most passages without the answer that are kept in addition", ge=0
     )
 
     @cross_check
@@ -57,19 +57,19 @@ class ReagLessonKeys(Settings):
 
     @property
     def shares(self) -> CriticShares:
-        """How many passages a lesson has."""
+        """The number of passages in a lesson."""
         return CriticShares(self.negatives, self.hard_share, self.distractors)
 
 
 class LessonsConfig(ReagLessonKeys, ModelSettings, DatasetSettings, TaughtPipelines):
-    """Write what an iterative pipeline asks its model, with ideal replies, as training data of scheme plain."""
+    """Write the prompts of an iterative pipeline, with ideal replies, as training data of scheme plain."""
 
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
     split: SplitName = setting("train", "whose questions; those with evidence are taken", needed="")
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     query_forms: list[str] = setting(
         list(FORMS),
-        "how the teacher's query, and MI-RAG's second one, ask for a section: texts with {title} and {heading}",
+        "forms of the teacher's query, and of MI-RAG's second one: texts with {title} and {heading}",
     )
     limit: int | None = setting(None, "questions, drawn by seed; all if unset", ge=1)
     renamed: int = setting(
@@ -124,12 +124,12 @@ class LessonsConfig(ReagLessonKeys, ModelSettings, DatasetSettings, TaughtPipeli
 
     @property
     def asks_unaided(self) -> bool:
-        """Whether any question with an answer will do: no teacher has to know its evidence."""
+        """True if every question with an answer can be taught, since no teacher has to know its evidence."""
         return self.pipelines == [REAG] and self.stage == "grpo" and self.judge == "base_model"
 
 
 def _form_problem(form: str) -> str:
-    """What is wrong with the form of a query; "" if nothing is."""
+    """Return the problem of a query's form, or ""."""
     slots = {part.name for part in prompt_parts(form) if isinstance(part, Slot)}
     if "title" not in slots:
         return f"`{form}` has no slot {{title}}"

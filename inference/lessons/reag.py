@@ -1,4 +1,4 @@
-"""ReAG's teacher: which passages state the answer, what is said of each, and thoughts that lead to the answer."""
+"""ReAG's teacher: relevance of each passage, thoughts that lead to the answer, and the answer."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 
 LessonStage = Literal["critic", "answer", "grpo"]
-"""What lessons are for: the critic's SFT, the answer's SFT, or the answer's GRPO."""
+"""Stage of training: the critic's SFT, the answer's SFT, or the answer's GRPO."""
 
 NAME: Final = "reag"
-"""The pipeline whose prompts these are replies to."""
+"""Name of the pipeline."""
 
 
 @dataclass(frozen=True)
 class CriticShares:
-    """How many passages a critic's lesson has.
+    """Number of passages in a critic's lesson.
 
     Attributes:
         negatives: Passages that don't state the answer, for each that does.
-        hard_share: So many of them are among those found; the others are of entries that the question isn't about.
-        distractors: Passages that don't state the answer which the teacher keeps beside those that do, at most.
+        hard_share: Share of the negatives that are among the found passages; the rest belongs to entries that the
+            question isn't about.
+        distractors: Most passages without the answer that the teacher keeps in addition to those with it.
     """
 
     negatives: int
@@ -41,19 +42,19 @@ class CriticShares:
 
 @dataclass
 class ReagTeacher:
-    """Replies to ReAG's prompts about one question.
+    """A teacher that replies to ReAG's prompts about one question.
 
-    A passage is evidence if it is one of the paragraphs that the question's evidence names. A found passage that isn't
-    and that states no part of an accepted answer is a hard negative. One that states the answer elsewhere is neither:
-    nobody has said whether it supports the answer.
+    A passage is evidence if it is a paragraph that the question's evidence names. A found passage that is not evidence
+    and states no part of an accepted answer is a hard negative. A passage that states the answer elsewhere is neither,
+    since nothing is known about its support.
 
     Attributes:
         question: The question.
-        teacher: Knows its evidence; None where none is known.
-        knowledge: The entries.
-        shares: How many passages a critic's lesson has.
-        seed: Of what is drawn, with the question's id.
-        lead: What stands before each passage.
+        teacher: Teacher that knows its evidence; None if there is none.
+        knowledge: The knowledge base.
+        shares: Number of passages in a critic's lesson.
+        seed: Seed of the drawn passages, together with the question's id.
+        lead: Lead of each passage.
     """
 
     question: Question
@@ -69,23 +70,23 @@ class ReagTeacher:
         for hits in (hits for by_base in found.hits for hits in by_base.values()):
             self._passages.update({passage_text(hit.passage): hit.passage for hit in hits})
 
-    def critic_lesson(self, asked: JudgeEachRequest) -> PromptedExample | None:
-        """The critic's prompt about evidence, found or not, and about passages that don't state the answer.
+    def critic_lesson(self, request: JudgeEachRequest) -> PromptedExample | None:
+        """Return the critic's lesson on evidence, found or not, and on passages that don't state the answer.
 
         Returns:
-            One example, a branch for each passage; None if the knowledge base holds no evidence.
+            One example with a branch per passage; None if the knowledge base holds no evidence.
         """
-        prompt, rng = asked.prompt, self._rng("critic")
+        prompt, rng = request.prompt, self._rng("critic")
         positives = self._evidence()
         if not positives:
             return None
-        wanted = self.shares.negatives * len(positives)
+        count = self.shares.negatives * len(positives)
         hard = self._hard(prompt.documents)
         rng.shuffle(hard)
-        whole, rest = divmod(wanted * self.shares.hard_share, 1)
+        whole, rest = divmod(count * self.shares.hard_share, 1)
         hard = hard[: int(whole) + (rng.random() < rest)]
-        drawn = irrelevant_texts(self.knowledge, self.question, wanted, rng, self.lead)
-        negatives = [*hard, *(text for text in drawn if text not in hard)][:wanted]
+        drawn = irrelevant_texts(self.knowledge, self.question, count, rng, self.lead)
+        negatives = [*hard, *(text for text in drawn if text not in hard)][:count]
         replies = [("Yes", text) for text in positives] + [("No", text) for text in negatives]
         return PromptedExample(
             f"{self.question.id} {NAME} critic",
@@ -98,30 +99,30 @@ class ReagTeacher:
             branch_documents=tuple(text for _, text in replies),
         )
 
-    def judged(self, asked: JudgeEachRequest) -> JudgeEachReply:
-        """What an ideal critic says: evidence is kept, and a few passages beside it that don't state the answer."""
-        rng, hard = self._rng("judge"), self._hard(asked.prompt.documents)
+    def judged(self, request: JudgeEachRequest) -> JudgeEachReply:
+        """Return an ideal critic's judgement: evidence and a few distractors are kept."""
+        rng, hard = self._rng("judge"), self._hard(request.prompt.documents)
         distracting = set(rng.sample(hard, min(self.shares.distractors, len(hard))))
-        kept = [self._is_evidence(text) or text in distracting for text in asked.prompt.documents]
-        return JudgeEachReply(tuple(JudgeReply(float(keep), float(not keep), 1) for keep in kept))
+        relevant = [self._is_evidence(text) or text in distracting for text in request.prompt.documents]
+        return JudgeEachReply(tuple(JudgeReply(float(keeps), float(not keeps), 1) for keeps in relevant))
 
-    def thoughts(self, seen: Sequence[str]) -> str:
-        """`<think>…</think><answer>…</answer>` from what is shown; "" if it doesn't have all of the evidence."""
-        statements = [hop.statement(seen) for hop in self.teacher.hops] if self.teacher else []
+    def thoughts(self, shown: Sequence[str]) -> str:
+        """Return `<think>…</think><answer>…</answer>`; "" if the shown passages lack some of the evidence."""
+        statements = [hop.statement(shown) for hop in self.teacher.hops] if self.teacher else []
         if not statements or not all(statements) or self.teacher is None:
             return ""
         thought = " ".join([f"The picture shows this: {self.teacher.description}", *statements])
         return f"<think>{thought}</think><answer>{canonical_answer(self.question)}</answer>"
 
-    def answer(self, seen: Sequence[str]) -> str:
-        """The accepted answer alone, if what is shown has all of the evidence."""
-        return canonical_answer(self.question) if self.thoughts(seen) else ""
+    def answer(self, shown: Sequence[str]) -> str:
+        """Return the accepted answer, if the shown passages have all of the evidence."""
+        return canonical_answer(self.question) if self.thoughts(shown) else ""
 
     def _rng(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed} {purpose} {self.question.id}")
 
     def _evidence(self) -> list[str]:
-        """The texts of the passages that are evidence, as prompts show them."""
+        """Return the texts of the evidence passages, as prompts show them."""
         entries = dict.fromkeys(evidence.entry_id for evidence in self.question.evidence)
         passages = [p for name in entries for p in split_passages(self.knowledge.get(name), lead=self.lead)]
         return [text for text in map(passage_text, passages) if self._is_evidence(text)]
@@ -130,7 +131,7 @@ class ReagTeacher:
         return self.teacher is not None and any(hop.statement([text]) for hop in self.teacher.hops)
 
     def _hard(self, texts: Sequence[str]) -> list[str]:
-        """Found passages that are no evidence and state no part of an answer."""
+        """Return the found passages that are not evidence and state no part of an answer."""
         return [text for text in dict.fromkeys(texts) if not self._is_evidence(text) and not self._states_answer(text)]
 
     def _states_answer(self, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Lessons with other names in them: what is to be read from documents can't be learned by heart."""
+"""Rename entities in lessons, so that answers must be read from documents and can't be memorized."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final
 from reflectune.models.schemes.examples import PromptedExample
 
 _WORD: Final = re.compile(r"(?<!\w)(?:\w+|\W)")
-"""Where a title may begin, with what it is looked up by: its first word, or a character that is part of none."""
+"""Possible start of a title: a whole word, or a character outside words. Titles are looked up by it."""
 _WORD_CHARACTER: Final = re.compile(r"\w")
 
 
 class TitleExchange:
-    """Exchanges the titles in texts for other titles with the same last word, which says what a thing is.
+    """A replacer of titles in texts by other titles with the same last word, which names the kind of thing.
 
     Args:
-        titles: Those that are looked for, and drawn from.
+        titles: Titles to find and to draw from.
     """
 
     def __init__(self, titles: Iterable[str]) -> None:
@@ -30,10 +30,10 @@ class TitleExchange:
         for title in sorted(self._titles):
             self._alike.setdefault(_last_word(title), []).append(title)
             lengths[_first_word(title)].add(len(title))
-        self._longest_first = {word: sorted(each, reverse=True) for word, each in lengths.items()}
+        self._longest_first = {word: sorted(of_word, reverse=True) for word, of_word in lengths.items()}
 
     def exchanged(self, texts: Sequence[str], rng: random.Random) -> list[str]:
-        """The texts with one title for each of theirs, and no two for the same.
+        """Return the texts with each title replaced by a different one, the same in all texts.
 
         Example:
             >>> exchange = TitleExchange(["Ulm Oak", "Vik Oak", "Elm Tower"])
@@ -44,14 +44,15 @@ class TitleExchange:
         for title in dict.fromkeys(title for text in texts for _, title in self._found(text)):
             met.setdefault(_last_word(title), []).append(title)
         drawn = {
-            title: other
+            title: replacement
             for word, titles in met.items()
-            for title, other in zip(titles, rng.sample(self._alike[word], len(titles)), strict=True)
+            for title, replacement in zip(titles, rng.sample(self._alike[word], len(titles)), strict=True)
         }
         return [self._with_others(text, drawn) for text in texts]
 
     def _found(self, text: str) -> Iterator[tuple[int, str]]:
-        """Its titles with their places: of those that begin at one place the longest, and none within another.
+        """Yield the titles of a text with their positions: the longest at each position, and none within a different
+        one.
 
         Each word is looked up once, however many titles there are.
         """
@@ -70,7 +71,7 @@ class TitleExchange:
         return "".join([*parts, text[end:]])
 
     def _title_at(self, text: str, start: int, word: str) -> str:
-        """The longest title that begins there and ends with a word; "" if there is none."""
+        """Return the longest title that begins there and ends with a word, or ""."""
         for length in self._longest_first.get(word, ()):
             title = text[start : start + length]
             if title in self._titles and not _WORD_CHARACTER.match(text, start + length):
@@ -79,18 +80,23 @@ class TitleExchange:
 
 
 def renamed(lesson: PromptedExample, copies: int, exchange: TitleExchange, seed: int) -> list[PromptedExample]:
-    """A lesson under other names: with titles drawn so many times, and what comes out twice once.
+    """Return copies of a lesson with different titles. Equal copies are returned once.
 
     Args:
-        lesson: Of any number of branches; a title has the same other name in all of them.
-        copies: How many times.
-        exchange: What exchanges titles.
-        seed: Of the draws, with the lesson's id.
+        lesson: The lesson. A title has the same replacement in all of its branches.
+        copies: Number of copies.
+        exchange: Replaces titles.
+        seed: Seed of the draws, together with the lesson's id.
     """
-    told = [lesson.question, lesson.documents, *lesson.branch_documents, *(branch.reply for branch in lesson.branches)]
+    original = [
+        lesson.question,
+        lesson.documents,
+        *lesson.branch_documents,
+        *(branch.reply for branch in lesson.branches),
+    ]
     made: dict[tuple[str, ...], PromptedExample] = {}
     for number in range(copies):
-        texts = exchange.exchanged(told, random.Random(f"{seed} {lesson.id} {number}"))
+        texts = exchange.exchanged(original, random.Random(f"{seed} {lesson.id} {number}"))
         question, documents, *shown_and_replies = texts
         replies = shown_and_replies[len(lesson.branch_documents) :]
         named = replace(

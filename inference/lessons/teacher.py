@@ -1,4 +1,4 @@
-"""Replies to a pipeline's prompts by one who knows the question's evidence, and sees only what the prompt shows."""
+"""Teacher that knows a question's evidence, but sees only the prompt, and replies to a pipeline's prompts."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from reflectune.inference.pipelines import mi_rag, pmsr
 from reflectune.models.rendering.turns import prompt_parts
 
 NOTHING = "Nothing about it is among this."
-"""The record where no entity that the question is about is among what was found."""
+"""Record if none of the question's entities was found."""
 
 FORMS = ("{title} {heading}", "{title}")
-"""How queries ask for a section, if nothing else is said."""
+"""Default forms of a query and a second one."""
 
 REPLY_FORMS: Mapping[str, str] = {
     mi_rag.FOLLOW_UP: "## Analysis\n{missing}\n## Queries\nQuestion 1: {query}\nQuestion 2: {other}",
     pmsr.TRAJECTORY: "## Analysis\n{missing}\n## Output\nQuestion: {query}",
 }
-"""How a reply with queries is written, by the prompt that asks for it."""
+"""Forms of replies with queries, by the prompt that asks for them."""
 
 
 @dataclass(frozen=True)
 class Hop:
-    """What a question needs to know of one entity.
+    """The knowledge about one entity that a question needs.
 
     Attributes:
         title: The entity's name.
-        heading: Of the section that has it.
-        paragraphs: Those of its evidence, each with the sentence that states what is needed.
+        heading: Heading of the section with the evidence.
+        paragraphs: The evidence's paragraphs, each with the sentence that states the fact.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Hop:
     paragraphs: tuple[tuple[str, str], ...]
 
     def statement(self, documents: Sequence[str]) -> str:
-        """What documents say of it, with the entity's name; "" if none has a paragraph of its evidence."""
+        """Return the documents' statements of the fact, with the entity's name; "" if there are none."""
         for document in documents:
             for text, sentence in self.paragraphs:
                 if self.title in document and text in document:
@@ -49,23 +49,23 @@ class Hop:
         return ""
 
     def is_in(self, records: Sequence[str]) -> bool:
-        """Whether records state it."""
+        """Return True if the records state the fact."""
         return any(f"{self.title}: {sentence}" in record for record in records for _, sentence in self.paragraphs)
 
 
 @dataclass(frozen=True)
 class TrajectoryTeacher:
-    """Replies to the prompts of one question's trajectory.
+    """A teacher that replies to the prompts of one question's trajectory.
 
-    It never tells what can't be seen: what the picture shows is described in the words of the entity's summary, a
-    record states the evidence that is among the documents, a query names an entity that a record names, and an answer
-    is given where the records state it.
+    It never uses hidden knowledge: the picture is described in the words of the entity's summary, a record states
+    evidence from the documents, a query names an entity that a record names, and the answer is given if the records
+    state it.
 
     Attributes:
         question: The question.
-        hops: What must be known, in the order of its evidence; the last one states the answer.
-        description: What the picture shows.
-        query_forms: How a query and a second one ask for a section, with the slots `{title}` and `{heading}`.
+        hops: Facts to find, in the order of the evidence; the last one states the answer.
+        description: Description of the picture.
+        query_forms: Forms of a query and a second one, with the slots `{title}` and `{heading}`.
     """
 
     question: Question
@@ -74,47 +74,46 @@ class TrajectoryTeacher:
     query_forms: tuple[str, str]
 
     def reply(self, request: WriteRequest, shown: int) -> str:
-        """The ideal reply; "" if what is shown doesn't allow any.
+        """Return the ideal reply; "" if the shown documents don't allow any.
 
         Args:
-            request: What the pipeline asks.
-            shown: How many of the prompt's documents the model sees.
+            request: The pipeline's request.
+            shown: Number of the prompt's documents that the model sees.
         """
-        seen = request.prompt.documents[:shown]
-        return _REPLIES[request.operator](self, request, seen)
+        return _REPLIES[request.operator](self, request, request.prompt.documents[:shown])
 
-    def caption(self, request: WriteRequest, seen: Sequence[str]) -> str:
-        """What the picture shows."""
+    def caption(self, request: WriteRequest, shown: Sequence[str]) -> str:
+        """Return the description of the picture."""
         return self.description
 
-    def record(self, request: WriteRequest, seen: Sequence[str]) -> str:
-        """The evidence that is among the documents, as far as one leads to the next, and what is missing behind it."""
+    def record(self, request: WriteRequest, shown: Sequence[str]) -> str:
+        """Return the evidence in the documents, up to the first missing fact, which is named."""
         lines = []
         for hop in self.hops:
-            statement = hop.statement(seen)
+            statement = hop.statement(shown)
             if statement:
                 lines.append(statement)
                 continue
-            if any(document.startswith(hop.title) for document in seen):
+            if any(document.startswith(hop.title) for document in shown):
                 lines.append(f"{hop.title}: {hop.heading or 'what is asked'} is not among this.")
             break
         return " ".join(lines) or NOTHING
 
-    def queries(self, request: WriteRequest, seen: Sequence[str]) -> str:
-        """Queries for the first of what is missing; the question and the description if no record names its entity."""
-        missing = [hop for hop in self.hops if not hop.is_in(seen)]
-        wanted = missing[0] if missing else self.hops[-1]
+    def queries(self, request: WriteRequest, shown: Sequence[str]) -> str:
+        """Return queries for the first missing fact; the question and the description if no record names its entity."""
+        missing = [fact for fact in self.hops if not fact.is_in(shown)]
+        hop = missing[0] if missing else self.hops[-1]
         form = REPLY_FORMS[request.prompt.template]
-        if not any(wanted.title in record for record in seen):
-            told = "What the picture shows is missing."
-            return form.format(missing=told, query=self.question.text, other=self.description)
-        told = f"{wanted.title}: {wanted.heading} is missing." if missing else "Nothing is missing."
-        query, other = (" ".join(_filled(each, wanted).split()) for each in self.query_forms)
-        return form.format(missing=told, query=query, other=other)
+        if not any(hop.title in record for record in shown):
+            text = "What the picture shows is missing."
+            return form.format(missing=text, query=self.question.text, other=self.description)
+        text = f"{hop.title}: {hop.heading} is missing." if missing else "Nothing is missing."
+        query, other = (" ".join(_filled(query_form, hop).split()) for query_form in self.query_forms)
+        return form.format(missing=text, query=query, other=other)
 
-    def answer(self, request: WriteRequest, seen: Sequence[str]) -> str:
-        """The accepted answer, if the records state the evidence for it."""
-        return self.question.answers[0] if self.hops[-1].is_in(seen) else ""
+    def answer(self, request: WriteRequest, shown: Sequence[str]) -> str:
+        """Return the accepted answer, if the records state its evidence."""
+        return self.question.answers[0] if self.hops[-1].is_in(shown) else ""
 
 
 _REPLIES: Mapping[Writing, Callable[[TrajectoryTeacher, WriteRequest, Sequence[str]], str]] = {
@@ -128,11 +127,11 @@ _REPLIES: Mapping[Writing, Callable[[TrajectoryTeacher, WriteRequest, Sequence[s
 def teacher_of(
     question: Question, knowledge: KnowledgeBase, query_forms: Sequence[str] = FORMS
 ) -> TrajectoryTeacher | None:
-    """The teacher of a question; None of one without an answer, or whose evidence the knowledge base doesn't hold.
+    """Return the teacher of a question; None without an answer, or if the knowledge base lacks its evidence.
 
     Args:
         question: The question.
-        knowledge: What its evidence is in.
+        knowledge: The knowledge base of its evidence.
         query_forms: See `TrajectoryTeacher`.
     """
     sections: dict[str, list[int]] = {}
@@ -162,14 +161,14 @@ def _parts(question: Question) -> tuple[str, ...]:
     return tuple(part.strip() for part in question.answers[0].split("&&"))
 
 
-def _hop(entry: Entry, sections: Sequence[int], wanted: Sequence[str]) -> Hop:
-    """What is needed of an entry: its evidence's paragraphs, and of each the sentence with what is wanted."""
+def _hop(entry: Entry, sections: Sequence[int], answers: Sequence[str]) -> Hop:
+    """Return the evidence's paragraphs of an entry, each with the sentence that states the fact."""
     passages = [passage for passage in split_passages(entry) if passage.section in sections]
     stated = {
         passage.text: sentence
         for passage in passages
         for sentence in sentences(passage.text)
-        if all(part in sentence for part in wanted)
+        if all(part in sentence for part in answers)
     }
     chosen = stated or {passage.text: passage.text for passage in passages}
     return Hop(entry.title, passages[0].heading if passages else "", tuple(chosen.items()))

@@ -1,4 +1,4 @@
-"""Runs trajectories in which the teacher replies and everything is really searched, and keeps prompts with replies."""
+"""Run trajectories with the teacher in the model's place and real searches, and keep prompts with replies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from reflectune.retrieval.config import RetrieverConfig
 
 
 def run(config: LessonsConfig) -> None:
-    """Write a split's lessons as the config says; a dry run shows one question's and writes nothing.
+    """Write the lessons of a split. A dry run prints those of one question and writes nothing.
 
     Raises:
         UserError: No question has evidence, the output folder holds other data, or an image is bad.
@@ -72,7 +72,7 @@ def run(config: LessonsConfig) -> None:
 
 
 def _questions(dataset: Dataset, config: LessonsConfig) -> list[Question]:
-    """Those of the split that can be taught."""
+    """Return the questions of the split that can be taught."""
     questions = dataset.questions(config.split)
     if config.asks_unaided:
         taught = [question for question in questions if question.answers and question.is_knowledge_based is not False]
@@ -89,7 +89,7 @@ def _questions(dataset: Dataset, config: LessonsConfig) -> list[Question]:
 
 @dataclass
 class _Lessons:
-    """Those of one trajectory, in order."""
+    """The lessons of one trajectory, in order."""
 
     question: Question
     image: Image.Image
@@ -98,12 +98,12 @@ class _Lessons:
 
 
 class LessonWriter:
-    """Writes the lessons of questions.
+    """A writer of questions' lessons.
 
     Args:
-        dataset: Images and knowledge base.
-        config: Which pipelines, and how they are set. The base model is the one that is to be taught: of a prompt's
-            documents those are shown that its context holds.
+        dataset: The data set with images and knowledge base.
+        config: Pipelines and their settings. The base model is the one to train: prompts show as many documents as its
+            context holds.
     """
 
     def __init__(self, dataset: Dataset, config: LessonsConfig) -> None:
@@ -124,7 +124,7 @@ class LessonWriter:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that determines the lessons."""
+        """Hash of everything that determines the lessons."""
         index, texts = RetrieverConfig.of(self._config), TextIndexSettings.of(self._config).text_index
         parts = {
             "settings": self._config.decisive_settings(),
@@ -136,19 +136,19 @@ class LessonWriter:
         return fingerprint(parts)
 
     def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:
-        """The lessons of all pipelines' trajectories, question by question."""
+        """Return the lessons of all pipelines' trajectories, question by question."""
         images = [load_image(q.image, root=self._dataset.image_roots, needed_by=q.id) for q in questions]
         by_pipeline = [self._trajectories(name, questions, images) for name in self._config.pipelines]
         return [
             lesson
             for rows in zip(*by_pipeline, strict=True)
             for row in rows
-            for one in row
-            for lesson in self._kept(one)
+            for written in row
+            for lesson in self._renamed(written)
         ]
 
-    def _kept(self, lesson: PromptedExample) -> list[PromptedExample]:
-        """A lesson as often as the config says, under other names."""
+    def _renamed(self, lesson: PromptedExample) -> list[PromptedExample]:
+        """Return a lesson's renamed copies, or itself without `renamed`."""
         if self._titles is None:
             return [lesson]
         return renamed(lesson, self._config.renamed, self._titles, self._config.seed)
@@ -175,7 +175,7 @@ class LessonWriter:
         return teacher
 
     def _taught(self, name: str, lessons: _Lessons, steps: Steps[TrajectoryResult]) -> Steps[TrajectoryResult]:
-        """A trajectory whose model is the teacher; all other steps are carried out."""
+        """Run a trajectory with the teacher's replies; all other steps are carried out."""
         reply: StepReply | None = None
         while True:
             try:
@@ -193,7 +193,7 @@ class LessonWriter:
                 lessons.teacher.see(reply)
 
     def _judged(self, lessons: _Lessons, request: JudgeEachRequest) -> JudgeEachReply:
-        """What ReAG's teacher says of passages; a lesson, where it is the critic that learns."""
+        """Return the judgement of ReAG's teacher. If the critic is trained, keep it as a lesson."""
         teacher = lessons.teacher
         assert isinstance(teacher, ReagTeacher)  # no other pipeline that is taught judges
         if self._config.stage == "critic" and (lesson := teacher.critic_lesson(request)):
@@ -201,7 +201,7 @@ class LessonWriter:
         return teacher.judged(request)
 
     def _replied(self, name: str, lessons: _Lessons, request: WriteRequest) -> WriteReply:
-        """The teacher's reply, kept as a lesson if there is one."""
+        """Return the teacher's reply, and keep it as a lesson if there is one."""
         prompt = request.prompt
         shown, rendered = self._model.fit(lessons.image, prompt, request.max_tokens)
         text = self._reply(lessons.teacher, request, shown)
@@ -221,12 +221,12 @@ class LessonWriter:
         return WriteReply(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))
 
     def _reply(self, teacher: TrajectoryTeacher | ReagTeacher, request: WriteRequest, shown: int) -> str:
-        """What the teacher says, "" for nothing. For GRPO it is the accepted answer, whatever the prompt shows."""
+        """Return the teacher's reply, or "". For GRPO it is the accepted answer, whatever the prompt shows."""
         if not isinstance(teacher, ReagTeacher):
             return teacher.reply(request, shown)
         if self._config.stage == "grpo":
             return canonical_answer(teacher.question)
         if self._config.stage == "critic":
             return ""
-        seen = request.prompt.documents[:shown]
-        return teacher.thoughts(seen) if ReagSettings.of(self._config).think else teacher.answer(seen)
+        documents = request.prompt.documents[:shown]
+        return teacher.thoughts(documents) if ReagSettings.of(self._config).think else teacher.answer(documents)

@@ -1,1 +1,1 @@
-"""lmms-eval's benchmarks through our pipelines: an adapter to its runner, and a table of what its runner wrote."""
+"""Adapter of our pipelines to lmms-eval's benchmarks."""

@@ -1,4 +1,5 @@
-"""Our model as lmms-eval's runner sees it: `lmms-eval --model reflectune --model_args config=FILE.yaml,mode=gate …`.
+"""Adapter of our models to lmms-eval's runner: `lmms-eval --model reflectune --model_args config=FILE.yaml,mode=gate
+…`.
 
 Its registry finds `manifest` by the entry point of `pyproject.toml`. No other module imports lmms-eval.
 """
@@ -23,31 +24,30 @@ NAME = "reflectune"
 
 
 def manifest() -> ModelManifest:
-    """What lmms-eval's registry of models is told."""
+    """Return the entry of lmms-eval's registry of models."""
     return ModelManifest(NAME, simple_class_path=f"{__name__}.{Reflectune.__name__}")
 
 
 @dataclass
 class ReplyCounts(TokenCounts):
-    """Counts of a reply's tokens, and its gate's decision: `--log_samples` writes both into each document's row."""
+    """Token counts of a reply, and its gate's decision. `--log_samples` writes both into each document's row."""
 
     reply: BenchmarkReply | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As lmms-eval writes it."""
+        """Return the counts and the decision as lmms-eval writes them."""
         return {**super().to_dict(), **(self.reply.decision if self.reply else {})}
 
 
 class Reflectune(lmms):
-    """Answers generation requests about one picture each.
+    """A model of lmms-eval that answers generation requests about one picture each.
 
     Args:
         config: YAML file with keys of `BenchmarkConfig`; needed.
-        batch_size: lmms-eval's `--batch_size`: questions answered together, where `batch_questions` isn't given and
-            this is above 1.
+        batch_size: lmms-eval's `--batch_size`, used as `batch_questions` if that isn't given and this is above 1.
         device: lmms-eval's `--device`.
         max_batch_size: Not read.
-        keys: Other keys of `BenchmarkConfig`, in place of the file's.
+        keys: Keys of `BenchmarkConfig` that override the file's.
 
     Raises:
         UserError: The config is wrong, or a model or the index can't be opened.
@@ -75,23 +75,23 @@ class Reflectune(lmms):
 
     @property
     def device(self) -> torch.device:
-        """Where lmms-eval gathers what its processes did."""
+        """Device on which lmms-eval gathers the results of its processes."""
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def generate_until(self, requests: list[Instance]) -> list[GenerationResult]:
         """Answer requests, in order.
 
         Raises:
-            UserError: One has no picture or several, or asks for drawn answers.
+            UserError: A request has no picture or several, or asks for sampled answers.
         """
-        asked = (self._request(each) for each in requests)
+        converted = (self._request(instance) for instance in requests)
         replies = progress_bar(
-            self._answerer.answer(asked), desc="answering", total=len(requests), disable=self.rank != 0
+            self._answerer.answer(converted), desc="answering", total=len(requests), disable=self.rank != 0
         )
         return [GenerationResult(reply.text, ReplyCounts(output_tokens=reply.tokens, reply=reply)) for reply in replies]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Refused: a pipeline's answer has no probability of its own.
+        """Refuse likelihood tasks: a pipeline's answer has no probability of its own.
 
         Raises:
             UserError: Always.
@@ -99,7 +99,7 @@ class Reflectune(lmms):
         raise UserError("a task that compares likelihoods can't be run through a gate; take its generating variant")
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        """Refused: one question is asked about a picture.
+        """Refuse tasks of several rounds.
 
         Raises:
             UserError: Always.

@@ -1,6 +1,6 @@
-"""A benchmark's questions, answered by the base model or in one of a reflecting checkpoint's three modes.
+"""Answer a benchmark's questions by the base model, or in a mode of a reflecting checkpoint.
 
-Nothing here knows lmms-eval; its class in `adapter` only turns requests into these and answers into its own.
+Nothing here knows lmms-eval; `adapter` converts its requests and replies.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ ANSWER_TYPES: Mapping[AnswerStyle, AnswerType] = {"free": "free_form", "short": 
 
 @dataclass(frozen=True)
 class BenchmarkRequest:
-    """One document of a benchmark as it is asked.
+    """A document of a benchmark.
 
     Attributes:
         task: The benchmark.
-        doc_id: The document's place in it.
+        doc_id: The document's position in it.
         text: The question with the benchmark's own instruction.
         image: Its picture.
         max_new_tokens: The longest answer; None if the benchmark sets none.
-        stops: Texts that end an answer, and are no part of it.
+        stops: Texts that end an answer and are not included in it.
     """
 
     task: str
@@ -59,18 +59,18 @@ class BenchmarkRequest:
 
 @dataclass(frozen=True)
 class BenchmarkReply:
-    """What a request is answered.
+    """The reply to a request.
 
     Attributes:
-        text: Without reflection tokens, cut at a stop.
-        mode: What answered.
+        text: Text without reflection tokens, cut at a stop.
+        mode: The mode that answered.
         checkpoint: The fingerprint of the model's weights, tokens and template.
-        style: Whether an instruction of ours was added.
-        gamma: γ, by which `opened` is told.
+        style: Style of our instruction; `free` adds none.
+        gamma: The gate's threshold γ.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])); None for the base model.
-        opened: Whether the gate says to look it up, whatever the mode makes of that; None for the base model.
-        entries: What was looked up, best first.
-        tokens: Number of tokens generated, without the gate's; None where the trace doesn't say.
+        opened: True if the gate decides to look it up, whatever the mode does then; None for the base model.
+        entries: Entries that were looked up, best first.
+        tokens: Number of generated tokens, without the gate's; None if the trace doesn't count them.
     """
 
     text: str
@@ -85,7 +85,7 @@ class BenchmarkReply:
 
     @property
     def decision(self) -> dict[str, Any]:
-        """What a table is made from, as lmms-eval's files keep it: `results` reads it."""
+        """The decision as lmms-eval's sample files keep it, for `examples/lmms_eval/table.py`."""
         found = {"mode": self.mode, "checkpoint": self.checkpoint, "style": self.style}
         gate = {"gamma": self.gamma, "gate": self.gate, "opened": self.opened, "entries": [*self.entries]}
         return found if self.opened is None else {**found, **gate}
@@ -94,17 +94,17 @@ class BenchmarkReply:
 def read_request(
     task: str, doc_id: int, text: str, visuals: Sequence[Any], generation: Mapping[str, Any]
 ) -> BenchmarkRequest:
-    """A document as lmms-eval gives it.
+    """Convert a document of lmms-eval.
 
     Args:
         task: The benchmark.
-        doc_id: The document's place in it.
+        doc_id: The document's position in it.
         text: The question.
-        visuals: What it shows: one picture.
+        visuals: One picture.
         generation: The benchmark's `generation_kwargs`.
 
     Raises:
-        UserError: It has no picture, several, or a video; or it wants answers to be drawn or searched for.
+        UserError: It has no picture, several, or a video; or it asks for sampled answers or beams.
     """
     where = f"{task}, document {doc_id}"
     if len(visuals) != 1 or not isinstance(visuals[0], Image.Image):
@@ -125,25 +125,25 @@ def read_request(
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """An answer up to the first of the texts that end it.
+    """Cut an answer at the first stop.
 
     Example:
         >>> cut("a cat\\n\\nASSISTANT: a dog", ["ASSISTANT:", "\\n\\n"])
         'a cat'
     """
-    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
-    return text[: min(places)].strip() if places else text
+    ends = [end for stop in stops if stop and (end := text.find(stop)) >= 0]
+    return text[: min(ends)].strip() if ends else text
 
 
 class BenchmarkAnswerer:
     """Answers requests in the config's mode.
 
     In every mode but `base` the checkpoint's own pipeline runs, so that nothing but the mode differs. `no_retrieval`
-    lifts γ above every probability. In `gate` nothing is looked up: a question whose gate opens stays unanswered, which
-    is what the model says behind [Retrieval].
+    raises γ above every probability. In `gate` nothing is looked up: a question whose gate opens stays unanswered, as
+    the model's own reply after [Retrieval] is.
 
-    An answer may have as many tokens as the task allows. The gate is read and forced, never generated, so that it takes
-    none of them. No answer may take more than half of the model's context: the other half is for what it reads.
+    An answer may have as many tokens as the task allows; the gate is read or forced, so it takes none. No answer may
+    take more than half of the model's context, since the prompt needs the other half.
 
     Args:
         config: The mode, the models, and for `pipeline` the knowledge base and its index.
@@ -171,21 +171,22 @@ class BenchmarkAnswerer:
         self._pipeline = functools.cache(self._build)
 
     def answer(self, requests: Iterable[BenchmarkRequest]) -> Iterator[BenchmarkReply]:
-        """One reply a request, in order. Requests, and so their pictures, are taken batch by batch."""
+        """Yield a reply per request, in order. Requests, and so their pictures, are taken batch by batch."""
         remaining = iter(requests)
         while batch := list(islice(remaining, self._config.batch_questions)):
             limits = [self._limit(request) for request in batch]
             replies: dict[int, BenchmarkReply] = {}
             for limit in sorted(set(limits)):
-                rows = [row for row, each in enumerate(limits) if each == limit]
-                asked = [batch[row] for row in rows]
-                traces = self._pipeline(limit).run([self._question(each) for each in asked], [e.image for e in asked])
-                for row, request, trace in zip(rows, asked, traces, strict=True):
+                rows = [row for row, longest in enumerate(limits) if longest == limit]
+                chosen = [batch[row] for row in rows]
+                questions = [self._question(request) for request in chosen]
+                traces = self._pipeline(limit).run(questions, [request.image for request in chosen])
+                for row, request, trace in zip(rows, chosen, traces, strict=True):
                     replies[row] = self._reply(request, trace)
             yield from (replies[row] for row in range(len(batch)))
 
     def _limit(self, request: BenchmarkRequest) -> int:
-        """The longest answer to a request, in tokens."""
+        """Return the longest answer to a request, in tokens."""
         return min(request.max_new_tokens or self._config.max_new_tokens, self._longest)
 
     def _build(self, limit: int) -> Pipeline:
@@ -199,23 +200,23 @@ class BenchmarkAnswerer:
 
     def _reply(self, request: BenchmarkRequest, trace: Trace) -> BenchmarkReply:
         mode = self._config.mode
-        told = "" if mode == "gate" and trace.retrieved else cut(trace.answer, request.stops)
+        text = "" if mode == "gate" and trace.retrieved else cut(trace.answer, request.stops)
         tokens, style = trace.tokens.get("generated"), self._config.answer_style
         if mode == "base":
-            return BenchmarkReply(told, mode, self.checkpoint, style, tokens=tokens)
+            return BenchmarkReply(text, mode, self.checkpoint, style, tokens=tokens)
         return BenchmarkReply(
-            *(told, mode, self.checkpoint, style, self._gamma, trace.gate),
+            *(text, mode, self.checkpoint, style, self._gamma, trace.gate),
             opened=self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved,
             entries=tuple(hit.entry_id for hit in trace.hits),
             tokens=tokens,
         )
 
     def _opens(self, gate: float | None) -> bool:
-        """What the gate would have decided."""
+        """Return the decision of the gate."""
         return find_scheme(self._name).retrieves(gate or 0.0, self._gamma)
 
     def _reflecting_parts(self, loaded: Loaded) -> PipelineParts:
-        """What the pipeline of a checkpoint's scheme is made from; it finds nothing unless the mode is `pipeline`."""
+        """Return the parts of a checkpoint's pipeline. Only in mode `pipeline` its retriever finds anything."""
         config, name = self._config, _scheme_of(loaded)
         with_base = find_recipe(name).models(config).base_answers
         if with_base and not config.base_model:
@@ -236,12 +237,12 @@ class NothingFound:
     """A retriever that finds nothing."""
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """No entry for any image."""
+        """Return no hits for each image."""
         return [[] for _ in images]
 
 
 def _scheme_of(loaded: Loaded) -> str:
-    """The name of a checkpoint's scheme, which is that of its pipeline.
+    """Return the name of a checkpoint's scheme, which is that of its pipeline.
 
     Raises:
         UserError: It doesn't reflect.
@@ -256,6 +257,6 @@ def _scheme_of(loaded: Loaded) -> str:
 
 
 def _no_knowledge() -> KnowledgeBase:
-    """A knowledge base without an entry."""
+    """Return a knowledge base without entries."""
     with tempfile.TemporaryDirectory() as folder:
         return write_knowledge_base(folder, [], name="none")

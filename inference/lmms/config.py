@@ -1,4 +1,4 @@
-"""The settings of a run of lmms-eval: which model answers, in which of its modes, and in whose words it is asked."""
+"""Settings of a run of lmms-eval: models, mode, and style of instruction."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from reflectune.retrieval.config import RetrieverConfig
 
 Mode = Literal["base", "no_retrieval", "gate", "pipeline"]
 MODES: Final[tuple[Mode, ...]] = ("base", "no_retrieval", "gate", "pipeline")
-"""In the order of a table's columns: before reflection, and after it with less and less held fixed."""
+"""Modes in the order of a table's columns: before reflection, and after it with less and less held fixed."""
 
 
 class BenchmarkConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
-    """What answers lmms-eval's questions: keys of the YAML file in `--model_args config=…`, or of `--model_args`."""
+    """Settings of the adapter to lmms-eval: keys of the YAML file in `--model_args config=…`, or of `--model_args`."""
 
     mode: Mode = setting(
         "pipeline",
         "base: base_model, before reflection; no_retrieval: the checkpoint, behind a forced [No Retrieval]; gate: its "
-        "gate decides, and what it would look up stays unanswered; pipeline: it is looked up",
+        "gate decides, and with an open gate the question stays unanswered; pipeline: it is looked up",
     )
     answer_style: AnswerStyle = setting(
         "free", "free: in the benchmark's words alone; short or list: add our instruction, to the base model too"
@@ -33,7 +33,7 @@ class BenchmarkConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
 
     @cross_check
     def benchmark_problems(self) -> Iterator[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
+        """Yield the problems of keys that must fit each other, and of files that they name."""
         needed = "base_model" if self.mode == "base" else "model"
         if not getattr(self, needed):
             yield f"`{needed}` is needed by mode {self.mode}"
@@ -47,7 +47,7 @@ class BenchmarkConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
         return super().dataset_problems() if self.mode == "pipeline" else []
 
     def roles(self) -> list[ModelRole]:
-        """The keys that name the models of the mode."""
+        """Return the keys that name the models of the mode."""
         if self.mode == "base":
             return ["base_model"]
         return ["model", "base_model"] if self.base_model else ["model"]
