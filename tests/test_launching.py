@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,11 +47,14 @@ def test_a_launch_prints_nothing_in_a_log(tmp_path: Path, settings: str) -> None
     script.write_text("print('ran')\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = ["-m", "accelerate.commands.launch", "--config_file", f"{ROOT}/configs/accelerate/{settings}.yaml"]
-    command += ["--main_process_port", "0"]  # a free one: another program may have 29500
 
-    done = subprocess.run(
-        [sys.executable, *command, str(script)], capture_output=True, text=True, check=True, env=environment
-    )
+    with socket.socket() as other:
+        with suppress(OSError):
+            other.bind(("127.0.0.1", 29500))  # accelerate's default port
+            other.listen()
+        done = subprocess.run(
+            [sys.executable, *command, str(script)], capture_output=True, text=True, check=True, env=environment
+        )
 
     assert done.stdout.count("ran") == (2 if settings == "cpu_2_processes" else 1)
     assert done.stderr == ""
