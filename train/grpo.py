@@ -16,6 +16,7 @@ from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import BaseModelSettings, DatasetSettings, EngineSettings, ModelSettings
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
+from reflectune.inference.pipelines.settings import GateSettings
 from reflectune.inference.running.settings import ReflectingPipelines
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.train.rewards.gates.config import GateConfig
@@ -29,8 +30,8 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
         """Yield the problems of measuring rewards."""
         yield from self.metric_issues(self.dataset)
         yield from split_issues("split", self.dataset, [self.split])
-        for key in sorted(self.model_fields_set & {"gamma", "ret"}):
-            yield f"`{key}` means nothing here: rewards are of both outcomes of the gate; leave it out"
+        if GateSettings.of(self) != GateSettings() or not MmkbRagSettings.of(self).ret:
+            yield "`gamma` and `ret` mean nothing here: rewards are of both outcomes of the gate; leave them out"
         if not RetrieverConfig.of(self).finds_entries:
             yield "`index` is needed, or `ranked_entities`: rewards are measured with retrieval"
         if self.scheme not in reflecting():
