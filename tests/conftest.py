@@ -1,5 +1,4 @@
-"""What several floors' tests use: a local OpenAI-compatible server that misbehaves on demand, a small encoder, and a
-checkpoint of pocket's real parts."""
+"""Fixtures of several folders: programs and launches, an OpenAI-compatible server with faults, small checkpoints."""
 
 from __future__ import annotations
 
@@ -34,20 +33,20 @@ PYTHON = sys.executable
 TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 
 LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")
-"""Files whose tests take a minute or more, or wait for one another's builds: they go first."""
+"""Files whose tests take a minute or more, or wait for each other's builds: they run first."""
 
 Fault = dict[str, Any]
-"""What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
-`{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte), `{"cookie": "a=b"}`; {} for nothing."""
+"""A fault: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half a reply),
+`{"seconds": 2}` (late), `{"location": "http://…"}` (of a redirect); {} for none."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A long test that begins among the last ones would leave the other cores idle; all others stand in their order."""
+    """Run long tests first: one that begins among the last would leave the other cores idle."""
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:
-    """No collection of garbage, of which each training makes some, looks through what was imported and collected."""
+    """Freeze imported modules and collected tests, so that the garbage collector doesn't search them."""
     gc.collect()
     gc.freeze()
 
@@ -56,15 +55,15 @@ class StubServer:
     """A chat-completions server on a free local port.
 
     Args:
-        answer: What to reply to the text of the last message, whose pictures are left out.
-        fault: What to do wrong with the n-th request (from 0) for that text.
-        seconds: How long each reply takes.
-        first_token: Log-probabilities of first tokens, for requests that ask for some.
+        answer: Returns the reply to the text of the last message.
+        fault: Returns the fault of the n-th request (from 0) with that text.
+        seconds: Duration of each reply.
+        first_token: Log-probabilities of first tokens, for requests with `logprobs`.
 
     Attributes:
-        requests: Every request: its headers and its body.
-        targets: What each request line asks for: a path with its query, or a whole URL of a proxy's client.
-        delivered: How often a good reply to each text was sent whole.
+        requests: Headers and body of every request.
+        targets: Target of each request line: a path with its query, or a whole URL from a proxy's client.
+        delivered: Number of complete good replies to each text.
     """
 
     def __init__(
@@ -118,10 +117,7 @@ class StubServer:
         if "location" in fault:
             handler.send_header("Location", fault["location"])
         handler.end_headers()
-        for piece in _pieces(content, fault):
-            time.sleep(fault.get("trickle", 0))
-            handler.wfile.write(piece)
-            handler.wfile.flush()
+        handler.wfile.write(content[: len(content) // 2] if fault.get("broken") else content)
         if not {"status", "body", "broken"} & set(fault):
             with self.lock:
                 self.delivered[text] += 1
@@ -141,12 +137,6 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # connections that wait to be accepted
 
 
-def _pieces(content: bytes, fault: Fault) -> list[bytes]:
-    if "trickle" in fault:
-        return [content[i : i + 1] for i in range(len(content))]
-    return [content[: len(content) // 2] if fault.get("broken") else content]
-
-
 def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -160,7 +150,7 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_precision() -> Iterator[None]:
-    """A module that trains in its own process leaves products in float32 as the next one expects them."""
+    """Restore the precision of float32 products after a module that trains."""
     yield
     if torch := sys.modules.get("torch"):
         torch.set_float32_matmul_precision("highest")
@@ -168,17 +158,17 @@ def own_precision() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run that all of pytest-xdist's workers share."""
+    """Return a folder of this run that all of pytest-xdist's workers share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_builds(shared_folder: Path) -> Iterator[None]:
-    """DeepSpeed builds in a folder of this run: the lock of a build that was killed makes every later one wait.
+    """Let DeepSpeed build in a folder of this run: the lock of a killed build would make every later one wait.
 
-    torch lets one worker build, and the others wait. Nothing is optimised: the files are compiled for a few steps. They
-    need nothing of torch's C++ frontend, a third of the work; the macro of torch's own wrappers leaves it out.
+    The files are used for a few steps: they are compiled without optimisation, and without torch's C++ frontend, which
+    takes a third of the time.
     """
     compiler = shared_folder / "g++"
     write_atomically(compiler, '#!/bin/sh\nexec c++ "$@" -O0 -g0 -DTORCH_INDUCTOR_CPP_WRAPPER\n')
@@ -190,7 +180,7 @@ def own_builds(shared_folder: Path) -> Iterator[None]:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one that has may still wait for whoever started it to ask how."""
+    """Return True if a process has not ended; a zombie has."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -198,11 +188,11 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class Program:
-    """A Python program that runs in a process of its own, with the part of `subprocess.Popen` that tests use.
+    """A Python program in a process of its own, with the part of `subprocess.Popen`'s interface that tests use.
 
     Args:
         server: The connection to the fork server that started it.
-        folder: Where its output is written.
+        folder: Folder of its output.
     """
 
     def __init__(self, server: socket.socket, folder: Path) -> None:
@@ -211,22 +201,22 @@ class Program:
 
     @property
     def stdout(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return (self._folder / "stdout").read_text()
 
     @property
     def stderr(self) -> str:
-        """What it has complained of so far."""
+        """Its errors so far."""
         return (self._folder / "stderr").read_text()
 
     def poll(self) -> int | None:
-        """Its exit status, or None while it runs."""
+        """Return its exit status, or None while it runs."""
         if not self._status and select.select([self._server], [], [], 0)[0]:
             self._status = self._server.readline()
         return int(self._status) if self._status else None
 
     def wait(self, timeout: float = 300) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until it has ended, and return its exit status."""
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             assert time.monotonic() < deadline, f"it still runs after {timeout} seconds: {self.stderr[-3000:]}"
@@ -234,7 +224,7 @@ class Program:
         return status
 
     def kill(self) -> None:
-        """`kill -9` to it and to the processes that it started."""
+        """Kill it and the processes that it started."""
         with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
             program = psutil.Process(self.pid)
             processes = [*program.children(recursive=True), program]
@@ -248,7 +238,7 @@ class Program:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[Path]:
-    """The socket of the process that programs are forked from; beside it lies `python`, which asks for such a fork."""
+    """Return the socket of the process that programs are forked from. `python` in its folder requests such a fork."""
     tests = Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:  # a short path is needed
         place, python = Path(folder, "socket"), Path(folder, "python")
@@ -270,7 +260,7 @@ def fork_server() -> Iterator[Path]:
 
 @pytest.fixture
 def forked_python(fork_server: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Stands for `python`, and for `sys.executable`: the project's programs are forks, which import nothing again."""
+    """Replace `sys.executable` by a program that runs the project's commands as forks, and return it."""
     monkeypatch.setattr(sys, "executable", str(fork_server.with_name("python")))
     return sys.executable
 
@@ -279,7 +269,7 @@ def forked_python(fork_server: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def start_program(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Sequence[str]], Program]:
-    """Starts `python -m module …` from an empty folder, with the libraries imported already."""
+    """Return a function that starts `python -m module …` in an empty folder, with the libraries imported already."""
 
     def start(arguments: Sequence[str]) -> Program:
         place: Path = request.getfixturevalue("fork_server")
@@ -310,20 +300,20 @@ def start_program(
 def start_processes(
     start_program: Callable[[Sequence[str]], Program], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., list[Program]]]:
-    """Starts the processes of a launch without a launcher, each with arguments of its own; ends them after the test."""
+    """Return a function that starts the processes of a launch without a launcher, each with its own arguments."""
     started: list[Program] = []
 
-    def start(*each: Sequence[str]) -> list[Program]:
+    def start(*commands: Sequence[str]) -> list[Program]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(each)))
-        for rank, arguments in enumerate(each):
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(commands)))
+        for rank, arguments in enumerate(commands):
             ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-            for name, value in {**place, **sizes, **ranks, "ACCELERATE_USE_CPU": "true"}.items():
+            for name, value in {**address, **sizes, **ranks, "ACCELERATE_USE_CPU": "true"}.items():
                 monkeypatch.setenv(name, value)
             started.append(start_program(arguments))
-        return started[-len(each) :]
+        return started[-len(commands) :]
 
     yield start
     for program in started:
@@ -333,7 +323,7 @@ def start_processes(
 
 @pytest.fixture
 def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[..., Program]:
-    """Starts `accelerate launch … SCRIPT …` from an empty folder, with the libraries imported already."""
+    """Return a function that starts `accelerate launch … SCRIPT …`, with the libraries imported already."""
 
     def start(script: str | Path, arguments: Sequence[str], settings: str | Path = TWO_PROCESSES) -> Program:
         options = ["--config_file", str(settings), "--main_process_port", "0"]
@@ -344,7 +334,7 @@ def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[
 
 @pytest.fixture(scope="session")
 def pretended() -> ModuleType:
-    """Devices that this machine doesn't have: `PretendDevices`, `DeviceMismatch`, `halves`."""
+    """Return stand-ins for devices that this machine lacks: `PretendDevices`, `DeviceMismatch`, `halves`."""
     from . import pretend_devices  # imports torch
 
     return pretend_devices
@@ -352,7 +342,7 @@ def pretended() -> ModuleType:
 
 @pytest.fixture
 def stub_server() -> Iterator[Callable[..., StubServer]]:
-    """Starts stub servers, and stops them after the test."""
+    """Return a function that starts stub servers, which stop after the test."""
     started: list[StubServer] = []
 
     def start(*args: Any, **settings: Any) -> StubServer:
@@ -366,7 +356,7 @@ def stub_server() -> Iterator[Callable[..., StubServer]]:
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a CLIP with random weights."""
+    """Return the folder of a CLIP with random weights."""
     from reflectune.examples.miniature.models.architecture import (  # slow to import: many tests need no model
         build_clip,
         build_clip_processor,
@@ -392,7 +382,7 @@ def _needing_registry() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def needing_registry() -> Callable[[], AbstractContextManager[None]]:
-    """What fetches packages runs under: skips where no registry is reached; a package that changed is an error."""
+    """Return a context for fetching packages: it skips the test if no registry is reached."""
     return _needing_registry
 
 
@@ -410,7 +400,7 @@ def pocket_part(needing_registry: Callable[[], AbstractContextManager[None]]) ->
 
 @pytest.fixture(scope="session")
 def pocket(pocket_part: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of an mR²AG checkpoint of pocket's real weights, in float32, with 49 image tokens.
+    """Return the folder of an mR²AG checkpoint of pocket's real weights, in float32, with 49 image tokens.
 
     CLIP ViT-B/16, an untrained projector, and the first 6 of SmolLM2's 30 layers; the tokens' rows are untrained.
     """

@@ -88,7 +88,7 @@ def look_after(client: socket.socket) -> NoReturn:
 
 
 def run(asked: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """Be the program."""
+    """Run the program in this process."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -131,19 +131,19 @@ def leave() -> None:
 
 
 def run_module(module: str, *arguments: str) -> None:
-    """`python -m module …`."""
+    """Run `python -m module …`."""
     sys.argv, sys.path[0] = [module, *arguments], os.getcwd()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run_path(script: str, *arguments: str) -> None:
-    """`python script …`."""
+    """Run `python script …`."""
     sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")
 
 
 def start(arguments: Sequence[str]) -> None:
-    """`accelerate launch …`."""
+    """Run `accelerate launch …`."""
     from accelerate.commands import launch  # imports others, which would have their ends called after `leave`
     from torch.distributed import run as torchrun
 
@@ -161,7 +161,7 @@ def forking(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
 
 
 def run_script(*arguments: str) -> None:
-    """`python [-u] script …`, as one of a launch's processes."""
+    """Run `python [-u] script …` as one of a launch's processes."""
     script, *rest = [argument for argument in arguments if argument != "-u"]
     end, process = os._exit, os.getpid()
 

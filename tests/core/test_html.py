@@ -19,7 +19,7 @@ FRAME = "core/templates/page.html"
 
 
 def shown(table: Table) -> ElementTree.Element:
-    """The table's `<div>`."""
+    """Return the table's `<div>`."""
     return ElementTree.fromstring(render("inference/report/templates/tables.html", tables=[table], notes=[]))
 
 

@@ -56,7 +56,7 @@ RAMP = np.arange(24).reshape(4, 6)
 
 
 def grey(image: Image.Image) -> list[int]:
-    """The grey values of an RGB image, row by row; none may have a colour."""
+    """Return the grey values of an RGB image, row by row; none may have a colour."""
     pixels = np.asarray(image).reshape(-1, 3)
     assert (pixels == pixels[:, :1]).all()
     return pixels[:, 0].tolist()

@@ -56,7 +56,7 @@ def test_a_kill_between_the_two_renamings_loses_nothing(tmp_path: Path) -> None:
 
 
 def leave(path: Path, pid: int = 999_999) -> Path:
-    """A partial file as a killed run leaves it."""
+    """Make a partial file as a killed run leaves it."""
     partial = path.with_name(f".{path.name}.{pid}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_text("half")

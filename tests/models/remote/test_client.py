@@ -131,7 +131,7 @@ def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
 
 
 def with_secrets(url: str, secret: str = "hidden") -> str:
-    """The address with a password before its host and a key in its query."""
+    """Return the URL with a password before its host and a key in its query."""
     return f"{url.replace('//', f'//me:pw%2F{secret}@')}?api_key=key%2F{secret}&api-version=1"
 
 
