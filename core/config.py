@@ -131,7 +131,7 @@ class Settings(BaseModel):
         """Yield a problem for each of these keys that is not given. A key whose value is wrong is given."""
         for name in names:
             value = self.__dict__.get(name, True)
-            if not (value.strip() if isinstance(value, str) else value):
+            if (value.strip() if isinstance(value, str) else value) in (None, "", [], {}):
                 yield f"`{name}` is needed" + (f": {why}" if why else "")
 
     @field_validator("*")

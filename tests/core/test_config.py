@@ -304,14 +304,14 @@ def test_keys_that_another_key_needs_are_missing_unless_they_are_wrong() -> None
         @cross_check
         def judge_problems(self) -> Iterator[str]:
             if self.judge:
-                yield from self.missing("url", "share", why="the judge's")
+                yield from self.missing("url", "steps", "share", why="the judge's")
 
     assert find_problems(Judged, {}) == []
     assert find_problems(Judged, {"judge": True, "share": 0}) == [
         "`url` is needed: the judge's",
-        "`share` is needed: the judge's",
+        "`steps` is needed: the judge's",
     ]
-    assert find_problems(Judged, {"judge": True, "url": 3}) == ["`url` should be text, found 3"]
+    assert find_problems(Judged, {"judge": True, "url": 3, "steps": 1}) == ["`url` should be text, found 3"]
 
 
 def test_a_subclass_replaces_a_check_by_its_name() -> None:
