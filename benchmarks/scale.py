@@ -132,7 +132,7 @@ def steps(run: Path, rows: int, questions: int) -> dict[str, tuple[int, list[str
         "convert Wiki6M and the questions": (rows, [*CONVERT, "--config", str(run / "dataset.yaml")], dataset),
         "index passages": (
             rows,
-            ["-m", "reflectune.retrieval.build_text_index", *f"{passages} {store} {text_index}".split()],
+            ["-m", "reflectune", "build_index", "--rows", "passages", *f"{passages} {store} {text_index}".split()],
             text_index,
         ),
         "index entries": (rows, _command("build_index", f"{entries} {store} {index}"), index),

@@ -63,7 +63,7 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
             *("--knowledge", f"{world}/knowledge", "--output", index),
         ]
         made[f"text index {seed}"] = [
-            *(sys.executable, "-m", "reflectune.retrieval.build_text_index"),
+            *(sys.executable, "-m", "reflectune", "build_index", "--rows", "passages"),
             *("--knowledge", f"{world}/knowledge", "--encoder", TEXT_ENCODER, "--output", texts),
         ]
     for seed in train:

@@ -89,7 +89,7 @@ class ModelSettings(BaseModelSettings, EngineSettings, ImageKeys):
 class TextIndexSettings(Settings):
     """The index of passages."""
 
-    text_index: str = setting("", "text_rag, iterative: index of passages; see retrieval.build_text_index")
+    text_index: str = setting("", "text_rag, iterative: index of passages; see `build_index --rows passages`")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
 
     @cross_check

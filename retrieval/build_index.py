@@ -1,155 +1,54 @@
-"""Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--dry_run]`.
+"""Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--rows passages] [--dry_run]`.
 
-Encodes every entry's images and title, and its summary with `--summaries`. A run that was cut off goes on where it
-stopped when the same command is given again; with `--verify` a finished one is compared whole with its checksums. Under
-`accelerate launch` the processes share the work, with the same result. Exit status: 0 if every image was good, 3 if
-some were left out (`on_error: skip`).
+Encodes every entry's images and title, and its summary with `--summaries`; or cuts the entries into passages and
+encodes these. An index that was cut off is continued by the same command; `--verify` compares a finished one with its
+checksums. Under `accelerate launch` the processes share the work, with the same result. Exit status: 0, or 3 if bad
+images were left out (`on_error: skip`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from reflectune.core.command import command
-from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.errors import UserError
-from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
-from reflectune.core.values import Device, Dtype, InputFile, SplitName, output_of
-from reflectune.models.names import EncoderName
-from reflectune.retrieval.stores.names import StoreName, store_setting
+from reflectune.core.config import cross_check, setting
+from reflectune.core.rejected import ROWS_LEFT_OUT
+from reflectune.retrieval.indexes.entries import EntryIndexSettings, build_entries
+from reflectune.retrieval.indexes.passages import PassageIndexSettings, build_passages
 
 
-class IndexConfig(Settings):
-    """Settings of an index of images and titles."""
+class IndexConfig(EntryIndexSettings, PassageIndexSettings):
+    """Settings of an index."""
 
-    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
-    output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
-    encoder: EncoderName = setting(
-        "miniature/clip",
-        "miniature/clip, pocket/clip, a folder, a hub id, owner/name[@COMMIT], or a title map",
+    rows: Literal["entries", "passages"] = setting(
+        "entries", "rows of the index: entries by images and titles, or passages by their text"
     )
-    dtype: Dtype = setting("float32", "of the encoder: float32, bfloat16 or float16")
-    summaries: bool = setting(
-        False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
-    )
-    leave_out: InputFile = setting("", "pictures to leave out: a near_duplicates.jsonl that `test_pictures` wrote")
-    test_pictures: str = setting("", "data set whose pictures' near-duplicates are left out, and listed in `output`")
-    test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_pictures`")
-    distance: int = setting(0, "bits of 64 in which near-duplicates' hashes may differ; PMSR: 0", ge=0, le=64)
-    batch_size: int = setting(64, "entries encoded together", ge=1)
-    workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
-    shard_rows: int = setting(4096, "entries in a shard, the most that a crash loses", ge=1)
-    store: StoreName = store_setting()
-    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
-    on_error: Literal["stop", "skip"] = setting("stop", "at a bad image: stop, or leave it out, list and count it")
-    verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
-    dry_run: bool = setting(False, "check the encoder and every image's path, estimate space and time, and stop")
+
+    @model_validator(mode="after")
+    def _choose_encoder(self) -> Self:
+        """Set the encoder for the rows, if none is named."""
+        self.encoder = self.encoder or ("miniature/clip" if self.rows == "entries" else "miniature/text")
+        return self
 
     @cross_check
-    def knowledge_problems(self) -> Iterator[str]:
-        """Yield a problem if the knowledge base is missing."""
-        if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
-            inner = Path(self.knowledge, "knowledge")
-            advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"
-            yield f"`knowledge`: {self.knowledge} has no kb.json; {advice}"
-
-    @cross_check
-    def test_picture_problems(self) -> Iterator[str]:
-        """Yield the problems of `test_pictures` and its splits."""
-        from reflectune.formats.dataset import split_issues  # slow to import
-
-        if self.test_pictures and self.leave_out:
-            yield "`leave_out` is a list that `test_pictures` makes; give one of the two"
-        if self.test_pictures and not Path(self.test_pictures, "dataset.json").is_file():
-            yield f"`test_pictures`: {self.test_pictures} has no dataset.json; give a data set's folder"
-        yield from split_issues("test_splits", self.test_pictures, self.test_splits)
-
-
-def run(config: IndexConfig) -> int:
-    """Build the index, or with `dry_run` describe it.
-
-    Returns:
-        The number of images and of entries without a title that are left out.
-
-    Raises:
-        UserError: See `reflectune.retrieval.indexes.building.build_index`.
-    """
-    from reflectune.core.launching import join_launch  # slow to import, as what follows: after the config is right
-    from reflectune.formats.dataset import Dataset
-    from reflectune.formats.knowledge_base import KnowledgeBase
-    from reflectune.retrieval.encoders.encoder import load_encoder
-    from reflectune.retrieval.indexes.building import build_index
-    from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
-    from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
-    from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
-    from reflectune.retrieval.indexes.trial import describe_time, try_entries
-
-    processes, device = join_launch(config.device)
-    kb = KnowledgeBase(config.knowledge)
-    if config.test_pictures and not config.dry_run:
-        with processes.main_process_first():
-            if not processes.index:
-                dataset = Dataset(Path(config.test_pictures))
-                list_near_duplicates(kb, dataset, config.test_splits, Path(config.output), config.distance)
-        config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
-    leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
-    encoder = load_encoder(config.encoder, device=device, dtype=config.dtype)
-    if config.dry_run:
-        if processes.index:
-            return 0
-        if missing := missing_images(kb):
-            told = f"{len(missing):,} of {sum(kb.image_counts()):,} images are missing, e.g. {'; '.join(missing[:3])}"
-            if config.on_error == "stop":
-                raise UserError(f"{told}; fix them, or leave them out with `on_error: skip`")
-            print(f"{told}; they would be left out")
-        plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
-        if config.test_pictures:
-            print(f"without the near-duplicates of the pictures of {config.test_pictures}")
-        if leave_out.pictures:
-            print(f"without {len(leave_out.pictures):,} near-duplicates of test pictures, listed in {config.leave_out}")
-        print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
-        check_room(Path(config.output), plan)
-        how = {"batch_size": config.batch_size, "workers": config.workers}
-        parts = try_entries(kb, encoder, **how, summaries=config.summaries)
-        if time := describe_time(parts, processes):
-            print(f"  {time}")
-        return len(missing)
-    index = build_index(
-        kb,
-        encoder,
-        config.output,
-        store=config.store,
-        summaries=config.summaries,
-        leave_out=leave_out,
-        batch_size=config.batch_size,
-        shard_rows=config.shard_rows,
-        on_error=config.on_error,
-        verify=config.verify,
-        progress=True,
-        workers=config.workers,
-        processes=processes,
-    )
-    if processes.index:
-        return 0
-    counts = index.manifest
-    texts = "titles, as many summaries" if config.summaries else "titles"
-    print(f"{config.output}: {counts['entries']:,} {texts} and {counts['images']:,} images of {kb.name}")
-    print(f"  searched by {counts['store']}{recall_of(counts)}")
-    if config.leave_out:
-        print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test pictures, listed in {config.leave_out}")
-    for reason, count in index.manifest.get("left_out", {}).items():
-        print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
-    return left_out(index)
+    def idle_problems(self) -> Iterator[str]:
+        """Yield the keys that are given and belong to the other kind of rows."""
+        kinds = (EntryIndexSettings, PassageIndexSettings)
+        own, other = kinds if self.rows == "entries" else kinds[::-1]
+        idle = self.model_fields_set & (other.model_fields.keys() - own.model_fields.keys())
+        yield from (f"`{name}` means nothing for `rows: {self.rows}`; drop it" for name in sorted(idle))
 
 
 @command(IndexConfig, writes="output")
 def build_index(config: IndexConfig) -> int | None:
-    """Index the images and titles of a knowledge base."""
-    if run(config):
-        return ROWS_LEFT_OUT
-    return None
+    """Index the images and titles of a knowledge base, or its passages."""
+    if config.rows == "passages":
+        build_passages(config)
+        return None
+    return ROWS_LEFT_OUT if build_entries(config) else None
 
 
 if __name__ == "__main__":

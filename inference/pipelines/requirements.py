@@ -83,7 +83,7 @@ def _nothing_to_search(config: Any, names: str) -> Iterable[str]:
 
 def _no_texts(config: Any, names: str) -> Iterable[str]:
     if not config.text_index:
-        yield f"`text_index` is needed by {names}: build one with build_text_index"
+        yield f"`text_index` is needed by {names}: build one with `reflectune build_index --rows passages`"
 
 
 def _no_pages(config: Any, names: str) -> Iterable[str]:

@@ -26,8 +26,7 @@ from reflectune.formats.reflection_data import (
 )
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import Branch, PromptedExample, ReflectionExample
-from reflectune.retrieval.build_index import IndexConfig
-from reflectune.retrieval.build_index import run as build_index
+from reflectune.retrieval.build_index import IndexConfig, build_index
 from reflectune.retrieval.contexts import ContextBuilder
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.entry_index import load_index

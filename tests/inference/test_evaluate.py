@@ -198,7 +198,7 @@ def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, check
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({}, "`text_index` is needed by text_rag: build one with build_text_index"),
+        ({}, "`text_index` is needed by text_rag: build one with `reflectune build_index --rows passages`"),
         ({"text_index": "nowhere"}, "`text_index`: nowhere has no manifest.json"),
         ({"text_knowledge": "nowhere"}, "`text_knowledge`: nowhere has no kb.json"),
     ],

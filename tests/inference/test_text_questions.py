@@ -201,7 +201,7 @@ ROWS = [
 
 @pytest.fixture
 def hotpotqa(tmp_path: Path) -> dict[str, Any]:
-    """The data set and its index of passages, as `convert` and `build_text_index` make them of a file."""
+    """The data set and its index of passages, as `convert` and `build_index` make them of a file."""
     (tmp_path / "hotpot_dev_distractor_v1.json").write_text(json.dumps(ROWS))
     source: dict[str, Any] = {"knowledge": "hotpotqa", "knowledge_source": "hotpot_dev_distractor_v1.json"}
     source |= {"questions": "hotpotqa", "splits": {"dev": "hotpot_dev_distractor_v1.json"}, "root": str(tmp_path)}

@@ -11,7 +11,7 @@ from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.formats.dataset import write_questions
-from reflectune.retrieval.build_index import IndexConfig, build_index, run
+from reflectune.retrieval.build_index import IndexConfig, build_index
 
 
 def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, capsys) -> None:
@@ -28,7 +28,7 @@ def test_a_knowledge_base_in_the_working_folder_is_named_by_a_relative_path(
     kb, clip_folder, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path.parent)
-    run(
+    build_index(
         IndexConfig(
             knowledge=str(kb.folder.relative_to(tmp_path.parent)),
             output=str(tmp_path / "index"),
@@ -43,12 +43,12 @@ def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
     config = IndexConfig(
         knowledge=str(kb.folder), output=str(tmp_path / "index"), encoder=clip_folder, device="cpu", dry_run=True
     )
-    run(config)
+    build_index(config)
     assert "10 entries with 10 images" in capsys.readouterr().out
     assert not (tmp_path / "index").exists()
     (tmp_path / "images/3.png").unlink()
     with pytest.raises(UserError, match=r"1 of 10 images are missing.*3\.png of entry e3"):
-        run(config)
+        build_index(config)
 
 
 def test_near_duplicates_of_test_pictures_are_listed_and_left_out(kb, entries, clip_folder, tmp_path, capsys) -> None:
@@ -61,11 +61,11 @@ def test_near_duplicates_of_test_pictures_are_listed_and_left_out(kb, entries, c
     settings = {"knowledge": str(kb.folder), "encoder": clip_folder, "device": "cpu", "output": str(tmp_path / "index")}
     config = IndexConfig(**settings, test_pictures=str(tmp_path), test_splits=["val"])
 
-    run(config.model_copy(update={"dry_run": True}))
+    build_index(config.model_copy(update={"dry_run": True}))
     assert f"without the near-duplicates of the pictures of {tmp_path}" in capsys.readouterr().out
     assert not (tmp_path / "index").exists()
 
-    run(config)
+    build_index(config)
     printed = capsys.readouterr().out
     assert "1 of 10 pictures, of 1 entries, are within 0 bits of 1 of 1 test pictures" in printed
     assert "10 titles and 9 images of owls" in printed
@@ -73,7 +73,7 @@ def test_near_duplicates_of_test_pictures_are_listed_and_left_out(kb, entries, c
     assert (row["entry"], row["image"], row["of"]) == ("e1", f"images/{copied.name}", "asked.png")
 
     with pytest.raises(UserError, match="built with the `leave_out`"):
-        run(IndexConfig(**settings))
+        build_index(IndexConfig(**settings))
 
 
 def test_problems_of_test_pictures_are_reported_together(kb, tmp_path) -> None:
@@ -117,11 +117,11 @@ def test_bad_images_end_the_command_or_are_left_out_with_exit_status_3(
 def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, clip_folder, tmp_path, start_launch) -> None:
     def flags(output: str) -> list[str]:
         where = ["--knowledge", str(kb.folder), "--encoder", clip_folder, "--output", str(tmp_path / output)]
-        return [*where, "--batch_size", "2", "--shard_rows", "2", "--workers", "2", "--device", "cpu"]
+        return [*where, "--batch_size", "2", "--shard_entries", "2", "--workers", "2", "--device", "cpu"]
 
     launch = start_launch("retrieval/build_index.py", flags("shared"))
     alone = parse_config(IndexConfig, argv=flags("alone"))
-    run(alone)
+    build_index(alone)
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("10 titles and 10 images of owls") == 1
     built = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("shared", "alone")]
@@ -130,7 +130,21 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, clip_folder, tmp_p
 
 def test_problems_are_told_together(kb) -> None:
     problems = " ".join(
-        find_problems(IndexConfig, {"knowledge": str(kb.folder.parent), "batch_size": 0, "shard_rows": 0})
+        find_problems(IndexConfig, {"knowledge": str(kb.folder.parent), "batch_size": 0, "shard_entries": 0})
     )
-    for part in ("`output` is needed", "`batch_size`", "`shard_rows`", f"did you mean {kb.folder}?"):
+    for part in ("`output` is needed", "`batch_size`", "`shard_entries`", f"did you mean {kb.folder}?"):
         assert part in problems
+
+
+def test_a_key_of_the_other_rows_is_refused(kb) -> None:
+    values = {"knowledge": str(kb.folder), "output": "index"}
+    assert find_problems(IndexConfig, {**values, "rows": "passages", "cut": "sections"}) == []
+    assert find_problems(IndexConfig, {**values, "rows": "passages", "summaries": True, "workers": 2}) == [
+        "`summaries` means nothing for `rows: passages`; drop it",
+        "`workers` means nothing for `rows: passages`; drop it",
+    ]
+    assert find_problems(IndexConfig, {**values, "cut": "sections"}) == [
+        "`cut` means nothing for `rows: entries`; drop it"
+    ]
+    encoders = [IndexConfig(rows=rows).encoder for rows in ("entries", "passages")]
+    assert encoders == ["miniature/clip", "miniature/text"]

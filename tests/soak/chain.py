@@ -49,8 +49,6 @@ class Job:
     @property
     def program(self) -> list[str]:
         """The words that start the command."""
-        if self.module == "retrieval.build_text_index":
-            return [sys.executable, "-m", f"reflectune.{self.module}"]
         return program(self.module)
 
     def arguments(self, out: Path) -> list[str]:
@@ -78,8 +76,9 @@ JOBS: dict[str, Job] = {
         f"--knowledge {WORLD}/knowledge --encoder miniature/clip --store faiss --output {{out}}",
     ),
     "text_index": Job(
-        "retrieval.build_text_index",
-        f"--knowledge {WORLD}/knowledge --encoder miniature/text --shard_entries 16 --device cpu --output {{out}}",
+        "retrieval.build_index",
+        f"--rows passages --knowledge {WORLD}/knowledge --encoder miniature/text --shard_entries 16 --device cpu "
+        "--output {out}",
     ),
     "recall": Job(
         "inference.recall",
@@ -88,7 +87,7 @@ JOBS: dict[str, Job] = {
     "index_without": Job(
         "retrieval.build_index",
         f"--knowledge {WORLD}/knowledge --encoder miniature/clip --test_pictures {WORLD} --distance 8 "
-        "--shard_rows 16 --output {out}",
+        "--shard_entries 16 --output {out}",
     ),
     DATA: Job(
         "data_builders.build_mr2ag",

@@ -27,8 +27,7 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.build_index import IndexConfig
-from reflectune.retrieval.build_index import run as build_index
+from reflectune.retrieval.build_index import IndexConfig, build_index
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
 

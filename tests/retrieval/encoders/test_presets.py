@@ -18,7 +18,7 @@ from reflectune.core.types import Entry, Section
 from reflectune.examples.miniature import models as miniature
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.retrieval import build_text_index as command
+from reflectune.retrieval import build_index as command
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.presets import PRESETS, find_preset, in_words, text_settings
 from reflectune.retrieval.encoders.settings import TextSettings
@@ -56,9 +56,9 @@ CARDS = {
 @pytest.mark.parametrize("name", CARDS)
 def test_unset_keys_are_the_model_cards(name: str) -> None:
     pooling, query, passage, similarity, longest = CARDS[name]
-    settings = command.TextIndexConfig(encoder=name).settings()
+    settings = command.IndexConfig(encoder=name).text_settings()
     assert settings == TextSettings(pooling, similarity, query, passage, longest)
-    assert command.TextIndexConfig(encoder=f"{name}@{'0' * 40}").settings() == settings
+    assert command.IndexConfig(encoder=f"{name}@{'0' * 40}").text_settings() == settings
 
 
 @pytest.fixture
@@ -184,9 +184,9 @@ def test_a_model_that_reads_less_than_its_card_says_is_not_asked_for_more(qwen3:
     ids=lambda one: str(one) or "none",
 )
 def test_what_a_user_sets_wins(key: str, value: object) -> None:
-    config = command.TextIndexConfig(encoder="intfloat/e5-base-v2", **{key: value})
-    usual = command.TextIndexConfig(encoder="intfloat/e5-base-v2").settings()
-    assert config.settings() == TextSettings(**{**usual.__dict__, key: value})
+    config = command.IndexConfig(encoder="intfloat/e5-base-v2", **{key: value})
+    usual = command.IndexConfig(encoder="intfloat/e5-base-v2").text_settings()
+    assert config.text_settings() == TextSettings(**{**usual.__dict__, key: value})
 
 
 def test_an_encoder_without_a_preset_has_the_usual_settings() -> None:
@@ -204,8 +204,10 @@ def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
     )
     folder, output = published("intfloat/e5-base-v2"), tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--encoder", folder, "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--passage_prefix", "", "--max_length", "30"])
-    command.build_text_index.main()
+    monkeypatch.setattr(
+        sys, "argv", ["build_index", "--rows", "passages", *flags, "--passage_prefix", "", "--max_length", "30"]
+    )
+    command.build_index.main()
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["settings"]["query_prefix"], manifest["settings"]["passage_prefix"]) == ("query: ", "")
     assert (manifest["settings"]["pooling"], manifest["cut"], manifest["rows"]) == ("mean", 1, 2)

@@ -13,7 +13,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.formats.passages import summary_text
-from reflectune.retrieval.build_index import IndexConfig, run
+from reflectune.retrieval.build_index import IndexConfig
+from reflectune.retrieval.build_index import build_index as build_command
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import collection_of, load_index
@@ -180,9 +181,9 @@ def test_an_index_without_summaries_is_refused_where_they_weigh(
 
 def test_the_command_builds_what_a_config_searches(told_kb, clip_folder, encoder, tmp_path, picture, capsys) -> None:
     settings = {"encoder": clip_folder, "device": "cpu", "summaries": True}
-    run(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings, dry_run=True))
+    build_command(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings, dry_run=True))
     assert "summaries/s" in capsys.readouterr().out
-    run(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings))
+    build_command(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings))
     assert "10 titles, as many summaries and 10 images of owls" in capsys.readouterr().out
     config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, title_weight=0.6, summary_share=1.0)
     retriever = open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")

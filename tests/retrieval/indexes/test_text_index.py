@@ -18,10 +18,11 @@ from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.formats.passages import split_passages
 from reflectune.models.rendering.turns import passage_text
-from reflectune.retrieval import build_text_index as command
+from reflectune.retrieval import build_index as command
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.indexes import passages
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, load_text_index
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 from reflectune.retrieval.stores.ivf import FaissStore
@@ -217,13 +218,15 @@ def test_a_knowledge_base_without_text_is_refused(encoder, tmp_path) -> None:
 def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, monkeypatch, capsys) -> None:
     output = tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--cut", "words", "--size", "4", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--query_prefix", "ask: ", "--dry_run", "true"])
-    command.build_text_index.main()
+    monkeypatch.setattr(
+        sys, "argv", ["build_index", "--rows", "passages", *flags, "--query_prefix", "ask: ", "--dry_run", "true"]
+    )
+    command.build_index.main()
     expected = sum(len(split_passages(entry, cut="words", size=4)) for entry in kb)
     assert f"would index {expected} passages of 8 entries with miniature/text" in capsys.readouterr().out
     assert not output.exists()
-    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--query_prefix", "ask: "])
-    command.build_text_index.main()
+    monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags, "--query_prefix", "ask: "])
+    command.build_index.main()
     assert f"{expected} passages of animals" in capsys.readouterr().out
     (hits,) = open_text_retriever(output, kb, device="cpu").search(["The wolf eats"], 2)
     settings = json.loads((output / "manifest.json").read_text())["settings"]
@@ -237,9 +240,9 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_la
         where = ["--knowledge", str(kb.folder), "--output", str(tmp_path / output), "--device", "cpu"]
         return [*where, "--shard_entries", "2", "--max_length", "8"]
 
-    launch = start_launch("retrieval/build_text_index.py", flags("shared"))
-    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags("alone")])
-    command.build_text_index.main()
+    launch = start_launch("retrieval/build_index.py", ["--rows", "passages", *flags("shared")])
+    monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags("alone")])
+    command.build_index.main()
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("passages of animals") == 1
     assert "passages have more than the 8 tokens that are read" in launch.stdout
@@ -248,7 +251,9 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_la
 
 def test_problems_are_told_together(kb) -> None:
     problems = " ".join(
-        find_problems(command.TextIndexConfig, {"knowledge": str(kb.folder.parent), "cut": "sections", "size": 3})
+        find_problems(
+            command.IndexConfig, {"rows": "passages", "knowledge": str(kb.folder.parent), "cut": "sections", "size": 3}
+        )
     )
     for part in ("`output` is needed", "has no kb.json", "`size` means nothing for `cut: sections`"):
         assert part in problems
@@ -273,9 +278,9 @@ def test_an_approximate_search_is_set_by_questions_or_sentences(kb, encoder, tmp
 def test_a_file_without_questions_is_refused(tmp_path, content, told) -> None:
     (tmp_path / "questions.txt").write_bytes(content)
     with pytest.raises(UserError, match=told):
-        command.read_questions(str(tmp_path / "questions.txt"))
+        passages.read_questions(str(tmp_path / "questions.txt"))
 
 
 def test_a_file_of_questions_has_one_a_line(tmp_path) -> None:
     (tmp_path / "questions.txt").write_text("What does it eat?\n\n Where is it?\n", encoding="utf-8")
-    assert command.read_questions(str(tmp_path / "questions.txt")) == ["What does it eat?", "Where is it?"]
+    assert passages.read_questions(str(tmp_path / "questions.txt")) == ["What does it eat?", "Where is it?"]

@@ -10,7 +10,7 @@ import torch
 from reflectune.core.launching import Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.retrieval.build_text_index import build_text_index
+from reflectune.retrieval.build_index import build_index
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
@@ -63,9 +63,9 @@ def test_passages_are_tried_and_a_dry_run_says_what_they_take(kb, tmp_path, monk
     assert part.rate > 0
     output = tmp_path / "texts"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--device", "cpu", "--dry_run"]
-    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--store", "faiss"])
+    monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags, "--store", "faiss"])
 
-    build_text_index.main()
+    build_index.main()
 
     printed = capsys.readouterr().out
     assert "searched by faiss: it was asked for" in printed

@@ -1,34 +1,26 @@
-"""Index passages by their text: `python -m reflectune.retrieval.build_text_index --knowledge DIR --output DIR`.
-
-Cuts every entry into passages and encodes them. A run that was cut off goes on where it stopped when
-the same command is given again. Under `accelerate launch` the processes share the work, with the same result.
-"""
+"""Build an index of passages by its settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Final, Literal
 
-from reflectune.core.command import command
-from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.config import cross_check, setting
 from reflectune.core.errors import UserError
-from reflectune.core.values import Device, Dtype, InputFile, InputFolder, output_of
+from reflectune.core.values import InputFile
 from reflectune.formats.passages import DEFAULT_SIZES, Cut, Lead
-from reflectune.models.names import EncoderName
 from reflectune.retrieval.encoders.presets import in_words, text_settings
 from reflectune.retrieval.encoders.settings import Pooling, TextSettings
-from reflectune.retrieval.stores.names import StoreName, store_setting
+from reflectune.retrieval.indexes.settings import IndexSettings
+
+SHARD: Final = 1024
+"""Entries in a shard, if the settings name no number."""
 
 
-class TextIndexConfig(Settings):
+class PassageIndexSettings(IndexSettings):
     """Settings of an index of passages."""
 
-    knowledge: InputFolder = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
-    output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
-    encoder: EncoderName = setting(
-        "miniature/text", "miniature/text, pocket/text, a folder, or a hub id, owner/name[@COMMIT]"
-    )
     cut: Cut = setting("paragraphs", "passages: paragraphs, sections, windows of sentences, or words")
     size: int = setting(0, "words of a window or of a block of words; 0: the usual number", ge=0)
     lead: Lead = setting("none", "text before each passage: nothing, or a description of the entry")
@@ -38,48 +30,27 @@ class TextIndexConfig(Settings):
     passage_prefix: str | None = setting(None, "prefix of each passage; unset: the model card's")
     max_length: int | None = setting(None, "tokens beyond which a passage is cut; unset: the model card's", ge=1)
     token_budget: int = setting(16_384, "most tokens in one forward pass", ge=1)
-    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
-    shard_entries: int = setting(1024, "entries in a shard, the most that a crash loses", ge=1)
-    store: StoreName = store_setting()
     questions: InputFile = setting(
         "", "file of questions, one a line, by which an approximate search is set; empty: sentences of the passages"
     )
-    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
-    dry_run: bool = setting(False, "count the passages, try the encoder, estimate space and time, and stop")
 
     @cross_check
-    def input_problems(self) -> Iterator[str]:
-        """Yield the problems of the knowledge base and of the passages' size."""
-        if self.knowledge and Path(self.knowledge).is_dir() and not Path(self.knowledge, "kb.json").is_file():
-            yield f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder"
+    def size_problems(self) -> Iterator[str]:
+        """Yield a problem if the way of cutting has no size."""
         if self.size and self.cut not in DEFAULT_SIZES:
             yield f"`size` means nothing for `cut: {self.cut}`; drop it"
 
-    def settings(self) -> TextSettings:
+    def text_settings(self) -> TextSettings:
         """Return the encoder's settings. Unset values are its model card's."""
         return text_settings(self.encoder, **{name: getattr(self, name) for name in TextSettings.__dataclass_fields__})
 
 
-def read_questions(path: str) -> list[str]:
-    """Return the lines of a file that aren't empty; none if no file is named.
+def build_passages(config: PassageIndexSettings) -> None:
+    """Build the index, or with `dry_run` describe it.
 
     Raises:
-        UserError: The file is empty or not UTF-8.
+        UserError: See `reflectune.retrieval.indexes.text_index.build_text_index`.
     """
-    if not path:
-        return []
-    try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError as error:
-        raise UserError(f"`questions`: {path} is not UTF-8: {error}") from error
-    if not (questions := [line for line in lines if line]):
-        raise UserError(f"`questions`: {path} is empty; give one question a line")
-    return questions
-
-
-@command(TextIndexConfig, writes="output")
-def build_text_index(config: TextIndexConfig) -> None:
-    """Index the passages of a knowledge base by their text."""
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
     from reflectune.core.launching import join_launch
     from reflectune.core.progress import progress_bar
@@ -95,7 +66,7 @@ def build_text_index(config: TextIndexConfig) -> None:
     processes, place = join_launch(config.device)
     kb, cutting = KnowledgeBase(config.knowledge), Cutting(config.cut, config.size, config.lead)
     checkpoint, device = find_checkpoint(config.encoder), find_device(place)
-    encoder = TextEncoder(checkpoint, config.settings(), device, "set `pooling` to mean, last or cls")
+    encoder = TextEncoder(checkpoint, config.text_settings(), device, "set `pooling` to mean, last or cls")
     if config.dry_run:
         if processes.index:
             return
@@ -114,7 +85,7 @@ def build_text_index(config: TextIndexConfig) -> None:
             config.output,
             cutting,
             store=config.store,
-            shard_entries=config.shard_entries,
+            shard_entries=config.shard_entries or SHARD,
             questions=read_questions(config.questions),
             progress=bar.update,
             processes=processes,
@@ -128,5 +99,18 @@ def build_text_index(config: TextIndexConfig) -> None:
     print(f"  searched by {index.manifest['store']}{recall_of(index.manifest)}")
 
 
-if __name__ == "__main__":
-    build_text_index.main()
+def read_questions(path: str) -> list[str]:
+    """Return the lines of a file that aren't empty; none if no file is named.
+
+    Raises:
+        UserError: The file is empty or not UTF-8.
+    """
+    if not path:
+        return []
+    try:
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise UserError(f"`questions`: {path} is not UTF-8: {error}") from error
+    if not (questions := [line for line in lines if line]):
+        raise UserError(f"`questions`: {path} is empty; give one question a line")
+    return questions

@@ -1,0 +1,122 @@
+"""Build an index of entries' images and titles by its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from reflectune.core.config import cross_check, setting
+from reflectune.core.errors import UserError
+from reflectune.core.rejected import REJECTED
+from reflectune.core.values import InputFile, SplitName
+from reflectune.retrieval.indexes.settings import IndexSettings
+
+SHARD: Final = 4096
+"""Entries in a shard, if the settings name no number."""
+
+
+class EntryIndexSettings(IndexSettings):
+    """Settings of an index of images and titles."""
+
+    summaries: bool = setting(
+        False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
+    )
+    leave_out: InputFile = setting("", "pictures to leave out: a near_duplicates.jsonl that `test_pictures` wrote")
+    test_pictures: str = setting("", "data set whose pictures' near-duplicates are left out, and listed in `output`")
+    test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_pictures`")
+    distance: int = setting(0, "bits of 64 in which near-duplicates' hashes may differ; PMSR: 0", ge=0, le=64)
+    batch_size: int = setting(64, "entries encoded together", ge=1)
+    workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
+    on_error: Literal["stop", "skip"] = setting("stop", "at a bad image: stop, or leave it out, list and count it")
+    verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
+
+    @cross_check
+    def test_picture_problems(self) -> Iterator[str]:
+        """Yield the problems of `test_pictures` and its splits."""
+        from reflectune.formats.dataset import split_issues  # slow to import
+
+        if self.test_pictures and self.leave_out:
+            yield "`leave_out` is a list that `test_pictures` makes; give one of the two"
+        if self.test_pictures and not Path(self.test_pictures, "dataset.json").is_file():
+            yield f"`test_pictures`: {self.test_pictures} has no dataset.json; give a data set's folder"
+        yield from split_issues("test_splits", self.test_pictures, self.test_splits)
+
+
+def build_entries(config: EntryIndexSettings) -> int:
+    """Build the index, or with `dry_run` describe it.
+
+    Returns:
+        The number of images and of entries without a title that are left out.
+
+    Raises:
+        UserError: See `reflectune.retrieval.indexes.building.build_index`.
+    """
+    from reflectune.core.launching import join_launch  # slow to import, as what follows: after the config is right
+    from reflectune.formats.dataset import Dataset
+    from reflectune.formats.knowledge_base import KnowledgeBase
+    from reflectune.retrieval.encoders.encoder import load_encoder
+    from reflectune.retrieval.indexes.building import build_index
+    from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
+    from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
+    from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
+    from reflectune.retrieval.indexes.trial import describe_time, try_entries
+
+    processes, device = join_launch(config.device)
+    kb = KnowledgeBase(config.knowledge)
+    if config.test_pictures and not config.dry_run:
+        with processes.main_process_first():
+            if not processes.index:
+                dataset = Dataset(Path(config.test_pictures))
+                list_near_duplicates(kb, dataset, config.test_splits, Path(config.output), config.distance)
+        config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
+    leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
+    encoder = load_encoder(config.encoder, device=device, dtype=config.dtype)
+    if config.dry_run:
+        if processes.index:
+            return 0
+        if missing := missing_images(kb):
+            problem = (
+                f"{len(missing):,} of {sum(kb.image_counts()):,} images are missing, e.g. {'; '.join(missing[:3])}"
+            )
+            if config.on_error == "stop":
+                raise UserError(f"{problem}; fix them, or leave them out with `on_error: skip`")
+            print(f"{problem}; they would be left out")
+        plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
+        if config.test_pictures:
+            print(f"without the near-duplicates of the pictures of {config.test_pictures}")
+        if leave_out.pictures:
+            print(f"without {len(leave_out.pictures):,} near-duplicates of test pictures, listed in {config.leave_out}")
+        print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
+        check_room(Path(config.output), plan)
+        sizes: dict[str, int] = {"batch_size": config.batch_size, "workers": config.workers}
+        parts = try_entries(kb, encoder, **sizes, summaries=config.summaries)
+        if time := describe_time(parts, processes):
+            print(f"  {time}")
+        return len(missing)
+    index = build_index(
+        kb,
+        encoder,
+        config.output,
+        store=config.store,
+        summaries=config.summaries,
+        leave_out=leave_out,
+        batch_size=config.batch_size,
+        shard_rows=config.shard_entries or SHARD,
+        on_error=config.on_error,
+        verify=config.verify,
+        progress=True,
+        workers=config.workers,
+        processes=processes,
+    )
+    if processes.index:
+        return 0
+    counts = index.manifest
+    texts = "titles, as many summaries" if config.summaries else "titles"
+    print(f"{config.output}: {counts['entries']:,} {texts} and {counts['images']:,} images of {kb.name}")
+    print(f"  searched by {counts['store']}{recall_of(counts)}")
+    if config.leave_out:
+        print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test pictures, listed in {config.leave_out}")
+    for reason, count in index.manifest.get("left_out", {}).items():
+        print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
+    return left_out(index)

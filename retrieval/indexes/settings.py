@@ -1,0 +1,39 @@
+"""Settings that an index of entries and one of passages share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import Device, Dtype, output_of
+from reflectune.models.names import EncoderName
+from reflectune.retrieval.stores.names import StoreName, store_setting
+
+
+class IndexSettings(Settings):
+    """Settings of any index."""
+
+    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
+    output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
+    encoder: EncoderName = setting(
+        "",
+        "a folder, a hub id, owner/name[@COMMIT], a title map, or a shipped one; default: miniature/clip for entries, "
+        "miniature/text for passages",
+    )
+    dtype: Dtype = setting("float32", "of the encoder: float32, bfloat16 or float16")
+    shard_entries: int | None = setting(
+        None, "entries in a shard, the most that a crash loses; unset: 4096, or 1024 of passages", ge=1
+    )
+    store: StoreName = store_setting()
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
+    dry_run: bool = setting(False, "check the encoder and the inputs, estimate space and time, and stop")
+
+    @cross_check
+    def knowledge_problems(self) -> Iterator[str]:
+        """Yield a problem if the knowledge base is missing."""
+        if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
+            inner = Path(self.knowledge, "knowledge")
+            advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"
+            yield f"`knowledge`: {self.knowledge} has no kb.json; {advice}"
