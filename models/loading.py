@@ -42,17 +42,17 @@ SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to train or to answer.
+    """Model that is ready to train or to answer.
 
     Attributes:
         model: In evaluation mode, with sdpa attention; an adapter is merged into it.
         processor: Its processor; the tokenizer has the scheme's tokens.
         scheme: Its scheme, or None for a plain model.
         renderer: Renders conversations for it.
-        name: The `model` that `load` was given.
-        fingerprint: A hash of its weights, tokens, template, scheme and of how it reads pictures.
-        is_tuned: Whether it is a checkpoint that was fine-tuned with its scheme.
-        quantization: How its language model is held in four bits; None if it is not.
+        name: The `model` argument of `load`.
+        fingerprint: Hash of its weights, tokens, template, scheme and image settings.
+        is_tuned: True for a checkpoint that was fine-tuned with its scheme.
+        quantization: Quantization of its language model; None without.
     """
 
     model: PreTrainedModel
@@ -80,27 +80,25 @@ def load(
     """Load a base model or a checkpoint.
 
     Args:
-        model: `miniature/llava`, `miniature/qwen2_vl`, `pocket/llava`, a hub id, or a folder (a full checkpoint or an
-            adapter).
-        scheme: A scheme's name. A base model gets its tokens, untrained; a checkpoint must have been trained with it. A
-            checkpoint that others released with its tokens (`Scheme.is_released`) counts as fine-tuned. A full
+        model: A shipped model, e.g. `miniature/llava`, a hub id, or a folder (a full checkpoint or an adapter).
+        scheme: Name of a scheme. A base model gets its tokens, untrained; a checkpoint must have been trained with it.
+            A checkpoint that others released with its tokens (`Scheme.is_released`) counts as fine-tuned. A full
             checkpoint of a scheme without tokens is a base model for every other scheme. None adds no tokens to a base
             model, and keeps a checkpoint's own scheme.
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
-        device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
+        device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
         seed: Seed of the rows of new tokens.
-        quantization: Hold the language model in four bits, to train adapters on it; `quantization.dtype` replaces
-            `dtype`. None loads plain weights; an adapter of four bits is merged into the four-bit weights, dequantised.
-        images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
+        quantization: 4-bit quantization of the language model, to train adapters on it; `quantization.dtype` replaces
+            `dtype`. None loads plain weights; an adapter of a 4-bit model is merged into the dequantized weights.
+        images: Fitting of pictures. A checkpoint has the settings of its training, and accepts no others.
         cast: False keeps plain weights on the CPU, memory-mapped, in the dtype of their file. Only the vocabulary's
-            matrices are cast to `dtype`; whoever divides the model among processes casts the other parts.
-        device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is not looked at.
+            matrices are cast to `dtype`; sharding casts the other parts.
+        device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is ignored.
 
     Raises:
-        UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
-            checkpoint without its scheme, of another scheme, or trained with another tokenizer or chat template, or on
-            pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
-            bitsandbytes is not installed.
+        UserError: There is no such model; a tensor is missing, unknown, not finite or of a different shape; a
+            checkpoint has no scheme, or was trained with a different scheme, tokenizer, chat template or image
+            settings; a setting is unknown; or bitsandbytes is needed and not installed.
     """
     if quantization is not None:
         if device_map:
@@ -167,12 +165,12 @@ def save_checkpoint(
     """Write a checkpoint: weights or adapter, processor and tokenizer, `scheme.json`, and last `reflectune.json`.
 
     Args:
-        folder: Where to.
-        model: A transformers model, or a PEFT model: then only the adapter is written.
-        processor: With the scheme's tokens.
+        folder: Folder of the checkpoint.
+        model: A transformers model, or a PEFT model; only its adapter is written.
+        processor: The processor with the scheme's tokens.
         scheme: The scheme that it was trained with.
-        info: What else to remember, e.g. the data's fingerprint. An adapter needs `base_model` and `seed`.
-        state_dict: The weights of a full checkpoint, where the model holds a part of them.
+        info: Further facts to record, e.g. the data's fingerprint. An adapter needs `base_model` and `seed`.
+        state_dict: Weights of a full checkpoint, if the model holds a part of them.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +191,7 @@ def save_checkpoint(
 
 
 def write_info(folder: Path, info: Mapping[str, Any]) -> None:
-    """Write `reflectune.json` beside a checkpoint's finished files, with hashes of those that are there."""
+    """Write `reflectune.json` next to a checkpoint's finished files, with their hashes."""
     saved = {SAVED: file_fingerprint(*_saved_files(folder))}
     if files := _processor_files(folder):
         saved[SAVED_PROCESSOR] = file_fingerprint(*files)
@@ -201,10 +199,10 @@ def write_info(folder: Path, info: Mapping[str, Any]) -> None:
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:
-    """What `save_checkpoint` was told about a checkpoint.
+    """Return the `info` that `save_checkpoint` wrote.
 
     Raises:
-        UserError: Its record is missing, is no JSON object, or lacks what an adapter needs.
+        UserError: The record is missing, is not a JSON object, or lacks a key that an adapter needs.
     """
     record = read_record(Path(folder) / INFO_FILE, "the checkpoint's record", base_model=str, seed=int)
     missing = [name for name in _OF_ADAPTERS if name not in record]
@@ -214,12 +212,12 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 
 def is_stored_in(model: str, dtype: str) -> bool:
-    """Whether a model's config says that its weights have this dtype."""
+    """Return True if a model's weights have this dtype by its config."""
     return stored_dtype(model) == as_dtype(dtype)
 
 
 def stored_dtype(model: str) -> Any:
-    """The dtype of a model's weights by its config; None if that doesn't say.
+    """Return the dtype of a model's weights by its config; None if the config doesn't say it.
 
     Raises:
         UserError: There is no such model, or its config is damaged.
@@ -231,7 +229,7 @@ def stored_dtype(model: str) -> Any:
 
 
 def shapes_file(model: str) -> Path:
-    """The `config.json` of a model, which says its shapes; an adapter's is its base model's. No weights are needed.
+    """Return the `config.json` of a model, for its shapes; an adapter's is its base model's. No weights are needed.
 
     Raises:
         UserError: There is no such model.
@@ -250,10 +248,10 @@ def shapes_file(model: str) -> Path:
 
 
 def resolve(model: str) -> Path | str:
-    """The folder that a name stands for, or the name itself if it can only be a hub id.
+    """Return the folder of a name, or the name itself if it can only be a hub id.
 
     Raises:
-        UserError: There is no such miniature, pocket model or folder, or no model in it.
+        UserError: There is no such shipped model or folder, or no model in it.
     """
     if (shipped := shipped_folder(model)) is not None:
         return shipped
@@ -270,7 +268,7 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     """A checkpoint's scheme, which must be the wanted one; None for a base model."""
     if not (folder / SCHEME_FILE).is_file():
         if (folder / INFO_FILE).is_file() or (folder / ADAPTER_FILE).is_file():
-            raise UserError(f"{folder} is a fine-tuned checkpoint without its {SCHEME_FILE}; copy that file beside it")
+            raise UserError(f"{folder} is a fine-tuned checkpoint without its {SCHEME_FILE}; copy that file next to it")
         return None
     scheme = load_scheme(folder)
     if wanted is None or scheme.name == wanted.name:
@@ -289,7 +287,9 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
 
 
 def _is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:
-    """Whether this is a checkpoint that others trained with the scheme: it has all of its tokens, and not from us."""
+    """Return True for a checkpoint that others trained with the scheme: it has all of its tokens, and no record of
+    ours.
+    """
     ours = getattr(network.config, "reflection_scheme", None) is not None
     every = known_tokens(processor.tokenizer, wanted) == set(wanted.tokens.values())
     return wanted.is_released and every and not ours
@@ -307,7 +307,7 @@ def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: 
 def _fit_images(
     processor: ProcessorMixin, network: PreTrainedModel, images: ImageSettings, model: str, *, is_tuned: bool
 ) -> None:
-    """Fit pictures as the settings say; what was trained on others is refused."""
+    """Apply image settings; refuse a checkpoint that was trained with others."""
     trained_on, in_words = images_fingerprint(processor), images_in_words(processor)
     fit_images(processor, network.config.model_type, images)
     if is_tuned and images_fingerprint(processor) != trained_on:

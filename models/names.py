@@ -18,7 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.values import checked_by, short
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
-"""One of them is in every model's folder."""
+"""Every model's folder has at least one of these files."""
 
 EMBEDDERS: Final = ("gme", "vlm2vec")
 """Ways to make a multimodal model an encoder, `WAY:MODEL`; see `reflectune.retrieval.encoders.lvlm`."""
@@ -27,7 +27,9 @@ _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]
 
 
 class ModelCollection(Protocol):
-    """Models that an installed package resolves by name: what an entry point of `reflectune.models` loads."""
+    """Collection of models that an installed package resolves by name; loaded from an entry point of
+    `reflectune.models`.
+    """
 
     def names(self) -> list[str]:
         """Return every model's name, prefix included."""
@@ -65,12 +67,14 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def model_name(value: str) -> str:
-    """Whether this can name a model: a shipped one, a folder of one, or a hub id; "" if it can or is unset."""
+    """Return the problem of a model's name, a shipped model, folder or hub id; "" for none."""
     return _named(value, MODEL_FILES)
 
 
 def encoder_name(value: str) -> str:
-    """As `model_name`, of a model that retrieves: no adapter; or a hub id's commit, a title map's file, `gme:MODEL`."""
+    """Return the problem of an encoder's name: as `model_name`, without adapters, with hub commits, or `gme:MODEL`; ""
+    for none.
+    """
     way, colon, model = value.partition(":")
     if colon and way in EMBEDDERS:
         return _named(model, ("config.json",)) if model else f"{short(value)} names no model behind the colon"
@@ -82,7 +86,7 @@ def encoder_name(value: str) -> str:
 
 
 def bem_name(value: str) -> str:
-    """Whether this can name a converted BEM, a folder or a hub id."""
+    """Return the problem of a converted BEM's name, a folder or hub id; "" for none."""
     return _named(value, ("bem.json",))
 
 

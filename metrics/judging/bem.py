@@ -29,7 +29,7 @@ Segments = tuple[str, str, str]
 
 LONGEST = 512
 RECORD = "bem.json"
-"""Beside the weights: how they were checked, and whether padding is masked."""
+"""Next to the weights: how they were checked, and whether padding is masked."""
 
 
 class TooLongError(ValueError):

@@ -158,7 +158,7 @@ def _parsed(where: str, line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error.msg}); was the line cut off? Mend or delete it") from error
+        raise UserError(f"{where}: not valid JSON ({error.msg}); was the line cut off? Fix or delete it") from error
 
 
 def _mapping(where: str, row: Any) -> Row:

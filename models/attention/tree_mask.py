@@ -1,7 +1,7 @@
 """Differentiable attention over packed trees: prefixes, and branches that see their prefix and themselves.
 
-A dense (length × length) mask computes scores between branches only to hide them. Here only visible pairs are computed:
-the prefix's own attention, each branch's own, and the branches' attention to the prefix, merged.
+A dense (length × length) mask computes scores between branches only to hide them. Here only visible pairs are
+computed: the prefix's own attention, each branch's own, and the branches' attention to the prefix, merged.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class FeatureCache:
         except FileNotFoundError as error:
             raise UserError(
                 f"the features of its picture are not in {self.folder}: it changed after the run began, or the file "
-                "was deleted; give the same command again, which makes what is missing"
+                "was deleted; run the same command again to compute it"
             ) from error
         except (SafetensorError, KeyError, OSError) as error:
             raise UserError(f"{path} is damaged ({error}); delete it, and give the same command again") from error

@@ -41,7 +41,7 @@ class ImageKeys(Settings):
     image_fit: ImageFit = setting(
         "processor",
         "LLaVA-1.5: pad pictures to a square with the mean colour, as it was tuned, or crop their middle "
-        "out; processor: as the model's own. A checkpoint keeps what it was trained with",
+        "out; processor: as the model's own. A checkpoint keeps the settings of its training",
     )
     min_pixels: int = setting(
         0,

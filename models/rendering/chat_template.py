@@ -21,7 +21,7 @@ LLAVA_15: Final = (
     "{% endfor %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-"""As LLaVA-1.5 was tuned (`conv_vicuna_v1` of its code), the end of a turn included."""
+"""Template of LLaVA-1.5's tuning (`conv_vicuna_v1` of its code), with the end of a turn."""
 
 _LISTS: Final = (
     "{%- set texts = namespace(messages=[]) -%}"
@@ -68,7 +68,8 @@ def check_has_template(processor: Any) -> None:
 
 
 def before_reply(processor: Any) -> str:
-    """What a chat template puts between the assistant's cue and what it says: a space (LLaVA's), or nothing (Qwen's).
+    """Return the text of a chat template between the assistant's cue and its reply: a space (LLaVA's), or nothing
+    (Qwen's).
 
     Raises:
         UserError: There is no template, or it can't take an image and a text.
@@ -85,16 +86,16 @@ def before_reply(processor: Any) -> str:
 
 
 def extend_to_lists(template: str, tokens: Mapping[str, str]) -> str:
-    """A chat template that takes lists of contents as well: images first, `<image>` and a new line each, then texts.
+    """Extend a chat template to lists of contents: images first, `<image>` and a new line each, then texts.
 
-    A template that takes them already is returned as it is.
+    A template that accepts them already is returned unchanged.
 
     Args:
-        template: A tokenizer's chat template.
+        template: Chat template of a tokenizer.
         tokens: Variables that it may use: `bos_token`, `eos_token`, ….
 
     Raises:
-        UserError: It is no template, or the extended one would write a text otherwise than the original does.
+        UserError: It is not a template, or the extended one would render a text differently.
     """
     if takes_lists(template, tokens):
         return template
@@ -110,7 +111,7 @@ def extend_to_lists(template: str, tokens: Mapping[str, str]) -> str:
 
 
 def takes_lists(template: str, tokens: Mapping[str, str]) -> bool:
-    """Whether a template writes a list of an image and a text with both in it once, and the image first."""
+    """Return True if a template renders a list of an image and a text with both once, and the image first."""
     listed = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "QQ?"}]}]
     try:
         written = _render(template, listed, tokens, cue=True)
@@ -147,7 +148,7 @@ def _render(template: str, messages: Messages, tokens: Mapping[str, str], *, cue
 
 
 def has_system_turn(processor: Any) -> bool:
-    """Whether a chat template writes a system's turn as such: some take it for the assistant's, or refuse it."""
+    """Return True if a chat template has a system turn: some render it as the assistant's, or refuse it."""
     written = {"system": "", "assistant": ""}
     for role in written:
         message = {"role": role, "content": [{"type": "text", "text": "Be brief."}]}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # see attention/tree.py
 
 Chunks = tuple[str | Slot, ...]
 Texts = Mapping[str, str]
-"""What stands in the slots of turns, by the slot's name. It is untrusted."""
+"""Texts of the turns' slots, by the slot's name. They are untrusted."""
 
 Supervised = tuple[list[int], list[int]]
 """Token ids and their labels: the id where it is supervised, else -100."""
@@ -44,12 +44,12 @@ Supervised = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Rendered:
-    """One sequence that a model reads.
+    """Sequence that a model reads.
 
     Attributes:
-        ids: Token ids, the image's placeholders expanded.
+        ids: Token ids, with expanded image placeholders.
         labels: `ids` where supervised, else -100.
-        vision: What the family's processor made of the image (`pixel_values`, `image_grid_thw`, …).
+        vision: The processor's output for the image (`pixel_values`, `image_grid_thw`, …).
     """
 
     ids: list[int]
@@ -58,30 +58,30 @@ class Rendered:
 
 
 class Features(Protocol):
-    """What a renderer needs of a cache of features."""
+    """Interface of a cache of features, as a renderer uses it."""
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the processor made of a picture, with its features in the place of its pixels."""
+        """Return the processor's output for a picture, with features in place of pixels."""
         ...
 
 
 class Renderer:
-    """Binds a scheme's tokens to a family's processor: all that training and inference feed to a model comes from here.
+    """Render a scheme's turns with a family's processor: every input of a model in training and inference is made here.
 
-    Which turns there are is the scheme's affair (`reflectune.models.schemes`). Questions, passages and answers are
-    untrusted: whatever characters they hold, they become plain text. Everything else gets the ids that the tokenizer
-    gives the whole conversation.
+    The turns are defined by the scheme (`reflectune.models.schemes`). Questions, passages and answers are untrusted:
+    they are tokenized as plain text, whatever characters they hold. Everything else gets the ids of the tokenizer for
+    the whole conversation.
 
     Args:
-        scheme: Whose tokens to use, or None for a plain model. Its tokens must be in the tokenizer.
+        scheme: The scheme, or None for a plain model. Its tokens must be in the tokenizer.
         processor: A transformers processor with a chat template, an image processor and a fast tokenizer.
 
     Attributes:
-        features: If set, pictures are rendered as these features of them, which the model then must be able to read.
-        keeps_lines: Whether `strip` leaves a reply's line breaks where they are.
+        features: If set, pictures are rendered as features, which the model must be able to read.
+        keeps_lines: True if `strip` keeps a reply's line breaks.
 
     Raises:
-        UserError: The processor lacks something, or its chat template cannot be continued turn by turn.
+        UserError: The processor lacks a part, or its chat template can't be continued turn by turn.
     """
 
     def __init__(self, scheme: Vocabulary | None, processor: Any) -> None:
@@ -126,11 +126,11 @@ class Renderer:
         return self.conversation(question_turns(), {"question": question}, image)
 
     def conversation(self, turns: Turns, texts: Texts, image: Image.Image | None) -> Rendered:
-        """A whole conversation about an image; behind the user's turn stands the assistant's cue.
+        """Render a whole conversation about an image; the assistant's cue follows the user's turn.
 
         Args:
-            turns: It, from its first turn on.
-            texts: What stands in its slots.
+            turns: The conversation, from its first turn on.
+            texts: Texts of its slots.
             image: The picture of one of its turns; None if no turn has one.
         """
         return self._read(self._chunks(turns, cue=turns[-1].role == "user"), texts, image)
@@ -138,9 +138,10 @@ class Renderer:
     def conversations(
         self, turns: Turns, texts: Sequence[Texts], image: Image.Image | None
     ) -> tuple[Rendered, list[list[int]]]:
-        """What conversations begin with that differ in their slots' texts, and what each goes on with.
+        """Return the shared beginning of conversations with different slot texts, and the continuation of each.
 
-        Both together are the ids of `conversation`; the picture is processed once. Each goes on by one token or more.
+        Both together are the ids of `conversation`; the picture is processed once. A continuation has at least one
+        token.
         """
         chunks = self._chunks(turns, cue=turns[-1].role == "user")
         rows = [self._safe.encode_from_start(fill_slots(chunks, each)) for each in texts]
@@ -163,18 +164,18 @@ class Renderer:
     def plain(
         self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
-        """One user's turn without reflection: image, question, any passages, how to answer, the assistant's cue."""
+        """Render one user's turn without reflection: image, question, passages, instruction, the assistant's cue."""
         turns = answer_turns(self._prompts, style, documents=bool(passages))
         texts = {"question": question, "passage": documents_text(passages)}
         return self.conversation(turns, texts, image)
 
     def document(self, chunks: Chunks, texts: Texts, image: Image.Image | None = None) -> Rendered:
-        """What is no conversation, as the prompt of an embedder.
+        """Render text outside of a conversation, such as an embedder's prompt.
 
         Args:
-            chunks: Our text, in which special tokens count, and the slots of others'.
-            texts: What stands in the slots.
-            image: The picture that the image token in `chunks` stands for, if it is there.
+            chunks: Trusted text, in which special tokens count, and slots for untrusted text.
+            texts: Texts of the slots.
+            image: The picture of the image token in `chunks`, if it has one.
         """
         trusted = tuple(part if isinstance(part, Slot) else self._safe.trust(part) for part in chunks)
         ids = self._safe.encode_from_start(fill_slots(trusted, texts))
@@ -183,31 +184,31 @@ class Renderer:
     # What goes on from there.
 
     def after_prefix(self, turns: Turns, texts: Texts) -> list[int]:
-        """What goes on from `prefix` when these are the turns, up to the assistant's cue.
+        """Return the ids that continue `prefix` to these turns, up to the assistant's cue.
 
         Args:
             turns: The whole conversation, which begins with `question_turns` and ends with the user's turn.
-            texts: What stands in its slots, but for the question.
+            texts: Texts of its slots, without the question.
         """
         return self._safe.encode_continuation(fill_slots(self._after_gate(turns, cue=True), texts))
 
     def after_question(self, turns: Turns, texts: Texts) -> list[int]:
-        """What goes on from `question_prefix` when this is the turn, up to the assistant's cue.
+        """Return the ids that continue `question_prefix` to this turn, up to the assistant's cue.
 
         Args:
             turns: One user's turn, which begins with the question.
-            texts: What stands in its slots, but for the question.
+            texts: Texts of its slots, without the question.
         """
         chunks = self._chunks(turns, cue=True)
         return self._safe.encode_continuation(fill_slots(chunks[chunks.index(QUESTION) + 1 :], texts))
 
     def supervised(self, turns: Turns, texts: Texts) -> Supervised:
-        """What goes on from `prefix`; each of the assistant's turns is supervised, from its token to its end.
+        """Return ids and labels that continue `prefix`; each assistant turn is supervised, from its token to its end.
 
         Args:
-            turns: The whole conversation, which ends with the assistant's turn. Each of its replies begins with one of
-                the scheme's tokens.
-            texts: What stands in its slots, but for the question.
+            turns: The whole conversation, which ends with the assistant's turn. Each reply begins with one of the
+                scheme's tokens.
+            texts: Texts of its slots, without the question.
         """
         ids = self._safe.encode_continuation(fill_slots(self._after_gate(turns), texts))
         labels, speaking, end = [], False, 0
@@ -219,11 +220,13 @@ class Renderer:
         return ids[:end], labels[:end]  # what the template puts behind the last end of turn is cut off
 
     def shared_beginning(self, turns: Turns) -> list[int]:
-        """What every `after_prefix` with these turns begins with, whatever stands in their slots."""
+        """Return the ids that every `after_prefix` with these turns begins with."""
         return list(self._shared_beginning(turns))
 
     def reply_ids(self, text: str) -> list[int]:
-        """A reply in words behind the assistant's cue, and the token that ends it: what is scored, and trained on."""
+        """Return the ids of a reply after the assistant's cue, and of the token that ends it: those to score and to
+        train on.
+        """
         reply = self._before_reply + SafeTokenizer.clean(text)
         return [*self._safe.encode_continuation(reply, self._cue), self.end_token_id]
 
@@ -231,7 +234,7 @@ class Renderer:
 
     @functools.cached_property
     def _cue(self) -> str:
-        """What the chat template writes behind the user's last words, up to where the assistant goes on."""
+        """Chat template's text after the user's last words, up to the assistant's reply."""
         return str(self._chunks(question_turns(), cue=True)[-1])
 
     @functools.cached_property
@@ -244,10 +247,10 @@ class Renderer:
 
     @functools.cached_property
     def _gap(self) -> str:
-        """What stands between one of the scheme's tokens and an answer, so that this is the same ids as behind the cue.
+        """Separator between a reflection token and the answer, so that the answer is tokenized as after the cue.
 
-        That is what the template writes behind its cue; nothing if the tokenizer begins a word behind each special
-        token by itself, as Llama 2's does: a space there would be a token more.
+        It is the template's text after its cue; nothing if the tokenizer begins a word after each special token by
+        itself, as Llama 2's does: a space there would be one more token.
         """
         word = self.reply_ids("a")[:-1]
         for gap in (self._before_reply, ""):
@@ -293,11 +296,11 @@ class Renderer:
         return Rendered(ids, [IGNORE] * len(ids), vision)
 
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
-        """What the processor makes of a picture, pixels and all."""
+        """Return the processor's output for a picture, with pixels."""
         return self._process(image)[1]
 
     def _see(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
-        """The ids that stand for the image, and what the model's vision tower reads, or has read."""
+        """Return the image's placeholder ids, and the vision tower's inputs or features."""
         expansion, vision = self._process(image)
         return expansion, self.features.swapped(vision) if self.features else vision
 
@@ -310,7 +313,7 @@ class Renderer:
         return expansion, vision
 
     def _after_gate(self, turns: Turns, *, cue: bool = False) -> Chunks:
-        """What the template adds to `prefix` when the conversation goes on like this."""
+        """Return the chunks that the template adds to `prefix` for these turns."""
         return self._difference(question_turns(), turns, cue)
 
     @functools.lru_cache(maxsize=256)  # noqa: B019

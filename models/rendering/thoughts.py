@@ -1,4 +1,4 @@
-"""What a reasoning model thinks before it answers: where it ends in a reply, and the reply without it."""
+"""Thoughts of a reasoning model: find their end in a reply, and remove them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _END: Final = "</think>"
 
 
 def without_thoughts(reply: str) -> str:
-    """A reply without what a reasoning model thinks first; one without thoughts as it is.
+    """Return a reply without the thoughts before it; a reply without thoughts is returned unchanged.
 
     Example:
         >>> without_thoughts("<think>The tower is of iron.</think> Paris")
@@ -24,11 +24,11 @@ def without_thoughts(reply: str) -> str:
 
 
 def thought_tokens(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
-    """How many tokens a reply begins with up to the end of its thoughts: 0 without any, all if they are cut off.
+    """Return the number of tokens up to the end of a reply's thoughts: 0 without any, all if they are cut off.
 
     Args:
-        ids: The reply's token ids.
-        decode: Makes text of token ids, special tokens kept.
+        ids: Token ids of the reply.
+        decode: Decodes token ids, special tokens included.
     """
     reply = decode(ids)
     if not _THOUGHT.search(reply):

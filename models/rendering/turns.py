@@ -22,12 +22,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Gap:
-    """What makes an answer behind a token the ids that it is behind the cue: a space (LLaVA's), or nothing (Qwen's)."""
+    """Separator between a reflection token and the answer, chosen so that the answer is tokenized as directly after the
+    assistant's cue: a space for LLaVA, nothing for Qwen.
+    """
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a conversation. Its text parts are joined as they are."""
+    """A turn of a conversation. Its text parts are joined without separators."""
 
     role: Literal["user", "assistant", "system"]
     parts: tuple[str | Slot | Gap, ...]
@@ -38,7 +40,7 @@ Turns = tuple[Turn, ...]
 
 
 class Vocabulary(Protocol):
-    """What a renderer needs of a scheme."""
+    """Interface of a scheme, as a renderer uses it."""
 
     @property
     def name(self) -> str:
@@ -57,7 +59,7 @@ class Vocabulary(Protocol):
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """What the user's turn says, by name."""
+        """Prompts of the user's turn, by name."""
         ...
 
     def strip(self, text: str) -> str:
@@ -79,15 +81,15 @@ ANSWER_PROMPTS: Final[Mapping[str, str]] = {
     "to connect multiple different answers.",
     "read_free": "{passage} Based on the retrieved document, answer the question.",
 }
-"""How an answer is asked for, without documents and with them, by style: the same in every scheme, and of a base model.
+"""Instructions by answer style, with and without documents: the same in every scheme, and for a base model.
 
-`read_short` and `read_list` are those of mR²AG (arXiv 2411.15041), supplementary §7.2 and §7.3. `answer_…` ask for the
-same without a document: else what is measured beside it, or learned by a gate, is whether an instruction was there.
+`read_short` and `read_list` are those of mR²AG (arXiv 2411.15041), supplementary §7.2 and §7.3. `answer_…` are the
+same requests without a document: otherwise a gate would learn whether an instruction was given.
 """
 
 
 def answer_prompt(style: AnswerStyle, *, documents: bool, prompts: Mapping[str, str] = ANSWER_PROMPTS) -> str:
-    """The user's words that ask for an answer; "" where nothing stands beside the question."""
+    """Return the instruction for an answer; "" if there is none."""
     return prompts[f"{'read' if documents else 'answer'}_{style}"]
 
 
@@ -97,7 +99,7 @@ def question_turns() -> Turns:
 
 
 def answer_turns(prompts: Mapping[str, str], style: AnswerStyle, *, documents: bool) -> Turns:
-    """One user's turn that asks for an answer, without reflection.
+    """Return one user's turn that asks for an answer, without reflection.
 
     user: <image> {question} {instruction}, or with documents: <image> {question} {passages} {instruction}.
     """
@@ -135,14 +137,14 @@ def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> st
 def fit_leading(
     render: Callable[[int], T], passages: int, room: int, *, least: int = 0, length: Callable[[Any], int] = len
 ) -> tuple[int, T]:
-    """How many leading passages a prompt has room for, and that prompt.
+    """Return the number of leading passages that a prompt has room for, and that prompt.
 
     Args:
-        render: The prompt with so many leading passages; one more makes it no shorter.
-        passages: How many there are.
+        render: Renders the prompt with a number of leading passages; one more makes it no shorter.
+        passages: Number of passages.
         room: Most tokens of the prompt.
-        least: How many stay in the prompt even if they don't fit.
-        length: Tokens of a prompt.
+        least: Number of passages to keep even if they don't fit.
+        length: Counts the tokens of a prompt.
     """
     whole = render(passages)
     if passages <= least or length(whole) <= room:

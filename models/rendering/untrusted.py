@@ -3,7 +3,7 @@
 The trick: a private copy of the tokenizer in which every special token has a *secret name* (two noncharacters around
 its id, which no text can hold). Trusted text has its special tokens replaced by their secret names, untrusted text has
 not; then the copy reads the whole as the tokenizer itself would, spaces, normalisers and all. `[Relevant]` or `</s>` in
-a passage is no longer the name of anything.
+a passage then names nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TAG = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
 class SafeTokenizer:
-    """A tokenizer with secret names.
+    """Tokenizer in which special tokens have secret names.
 
     Args:
         tokenizer: A fast (tokenizers-backed) tokenizer.
-        owned: Tokens that text must not forge, beside the special ones and those that look like a tag.
+        owned: Tokens that text must not forge, in addition to special ones and those that look like a tag.
 
     Raises:
         UserError: The tokenizer is not a fast one.
@@ -44,7 +44,7 @@ class SafeTokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, owned: Iterable[str]) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise UserError(f"{type(tokenizer).__name__} is no fast tokenizer; convert it to a tokenizer.json first")
+            raise UserError(f"{type(tokenizer).__name__} is not a fast tokenizer; convert it to a tokenizer.json first")
         added = backend.get_added_tokens_decoder()
         forced = {*owned, *tokenizer.all_special_tokens}
         names = {
@@ -74,17 +74,19 @@ class SafeTokenizer:
         return [int(match[1]) for match in _SECRET.finditer(text)]
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Ids of a text that begins a sequence; what the tokenizer puts first is added, unless the text has it."""
+        """Return the ids of a text that begins a sequence; the tokenizer's leading tokens are added, unless the text
+        has them.
+        """
         ids = self._encode(text)
         return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
 
     def encode_continuation(self, text: str, after: str = "") -> list[int]:
-        """Ids of a text that goes on from earlier text.
+        """Return the ids of a text that continues earlier text.
 
         Args:
-            text: What goes on.
-            after: The end of the earlier text, from a space or a special token on. It is needed if `text` begins with
-                neither: its first letters would be read as the end of another word.
+            text: The continuation.
+            after: End of the earlier text, from a space or a special token on. Required if `text` begins with neither:
+                its first letters would be read as the end of a word.
 
         Raises:
             UserError: The tokenizer reads the end of `after` and the beginning of `text` as one token.
@@ -110,7 +112,7 @@ _ANCHOR = "a"
 
 
 def slot_mark(slot: Slot) -> str:
-    """What stands for a slot while the chat template is rendered."""
+    """Return the placeholder of a slot while the chat template is rendered."""
     return f"{_SLOT_OPEN}{slot.name}{_SLOT_CLOSE}"
 
 
@@ -126,7 +128,7 @@ def fill_slots(pieces: Iterable[str | Slot], texts: Mapping[str, str]) -> str:
 
 
 def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the tokenizer puts before a text, such as the beginning-of-sequence token."""
+    """Return the tokenizer's leading tokens, such as the beginning-of-sequence token."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     full = tokenizer("a")["input_ids"]
     starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
@@ -153,6 +155,6 @@ def _rename(backend: Tokenizer, secrets: dict[str, str]) -> Tokenizer:
 
 
 def _makes(merge: str | list[str], names: dict[str, str]) -> bool:
-    """Whether a merge of byte-pair encoding takes or makes one of these tokens."""
+    """Return True if a merge of byte-pair encoding uses or makes one of these tokens."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names

@@ -1,4 +1,4 @@
-"""What a scheme is: reflection tokens, prompts, training examples and their labels, gates, and how replies are read.
+"""Base class of schemes: reflection tokens, prompts, training examples with labels, gates, and reading of replies.
 
 Training, inference and probing ask the scheme; nothing else writes a prompt. A scheme is one module of this folder,
 found by its name (`reflectune.models.schemes.registry`).
@@ -43,19 +43,19 @@ class Gate:
     negative: str
 
     def labels(self, roles: Iterable[str]) -> set[bool]:
-        """Which answers of this gate occur among the roles of some tokens."""
+        """Return the answers of this gate among the roles of some tokens."""
         return {role == self.positive for role in roles if role in (self.positive, self.negative)}
 
 
 @dataclass(frozen=True)
 class AskedAnswer:
-    """A training example's answer, asked for as in inference.
+    """Training example's answer, asked for as in inference.
 
     Attributes:
         prefix: Image and question.
-        branch: What is read on top: the prompt, with the passage if there is one.
-        role: The reflection token that the answer follows, or "".
-        answer: The answer that is trained on.
+        branch: Prompt, with the passage if there is one.
+        role: Reflection token before the answer, or "".
+        answer: The answer to train on.
     """
 
     prefix: Rendered
@@ -66,13 +66,13 @@ class AskedAnswer:
 
 @dataclass(frozen=True)
 class Scheme(ABC):
-    """What training and inference agree on. Saved with a checkpoint as `scheme.json`.
+    """Tokens and prompts shared by training and inference. Saved with a checkpoint as `scheme.json`.
 
     Attributes:
-        name: The scheme's name, that of its module.
-        tokens: The special token of each role, as it is written; none for a scheme without reflection.
+        name: Name of the scheme and of its module.
+        tokens: Special token of each role; none for a scheme without reflection.
         descriptions: Plain words for each role; a new row of a matrix starts as the mean of their rows.
-        prompts: What the user's turn says, by name; `{passage}` and the like mark where untrusted text goes.
+        prompts: Prompts of the user's turn by name, with `{passage}` and the like for untrusted text.
     """
 
     name: str
@@ -81,15 +81,15 @@ class Scheme(ABC):
     prompts: Mapping[str, str]
 
     form: ClassVar[str] = "a scheme"
-    """What a scheme of this class is, in words."""
+    """Kind of scheme, in words."""
     title: ClassVar[str]
-    """What a model card calls it."""
+    """Title in model cards."""
     example_type: ClassVar[type]
     """The dataclass of a training example: a `TrainingExample` whose fields are the columns of its Parquet file."""
     gates: ClassVar[tuple[Gate, ...]] = ()
     """The gates that validation reads: whether to retrieve comes first, whether a passage is evidence second."""
     is_released: ClassVar[bool] = False
-    """Whether others released checkpoints with these tokens, so that one without `scheme.json` may be fine-tuned."""
+    """True if others released checkpoints with these tokens, so that one without `scheme.json` may be fine-tuned."""
     learns_from: ClassVar[tuple[str, ...]] = ()
     """Other schemes whose training data it can be trained on: of the same type, with labels that mean the same."""
     long_question: ClassVar[int]
@@ -118,7 +118,7 @@ class Scheme(ABC):
         return renderer.scheme
 
     def retrieves(self, probability: float, gamma: float) -> bool:
-        """Whether a gate's probability says to look something up: where it is γ itself, the papers differ."""
+        """Return True if a gate's probability means to retrieve; the papers differ at γ itself."""
         return probability >= gamma
 
     def save(self, folder: str | Path, more: Mapping[str, Any] | None = None) -> None:
@@ -133,7 +133,7 @@ class Scheme(ABC):
         return " ".join(text.split())
 
     def kind(self, example: Any) -> str:
-        """What an example asks for, in words: every batch of training has the same mixture of kinds."""
+        """Return the kind of an example: every batch of training has the same mixture of kinds."""
         labels = self.gates[0].labels(self.roles(example)) if self.gates else set()
         if not labels:
             return "without a gate"
@@ -154,9 +154,9 @@ class Scheme(ABC):
         """
 
     def shortened(self, renderer: Renderer, example: Any, image: Image.Image, max_tokens: int) -> Any:
-        """The example with less to read, so that it has at most `max_tokens` from its image to a branch's end.
+        """Return the example shortened to at most `max_tokens` from its image to a branch's end.
 
-        The example itself where inference would not cut what the model reads either: the default.
+        By default the example is returned unchanged, for schemes whose inference doesn't shorten either.
         """
         return example
 
@@ -170,7 +170,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def has_answer(self, example: Any) -> bool:
-        """Whether an example has an answer in words to compare with."""
+        """Return True if an example has an answer in words to compare with."""
 
     @abstractmethod
     def ask(self, renderer: Renderer, example: Any, image: Image.Image) -> AskedAnswer:
@@ -200,5 +200,5 @@ class Scheme(ABC):
 
 
 def gate_branch(read: Sequence[int], token: int, ignore: int) -> Supervised:
-    """What is read, and behind it a gate's token, which alone is supervised."""
+    """Return a branch followed by a gate's token, which alone is supervised."""
     return [*read, token], [*[ignore] * len(read), token]

@@ -10,7 +10,7 @@ from reflectune.core.types import AnswerStyle, FollowUp, Passage
 
 
 class TrainingExample(Protocol):
-    """What every scheme's training example has: one question about one image."""
+    """Interface of every scheme's training example: one question about one image."""
 
     @property
     def id(self) -> str:
@@ -29,20 +29,20 @@ class TrainingExample(Protocol):
 
     @property
     def style(self) -> AnswerStyle:
-        """How answers are asked for, with documents and without."""
+        """Answer style, with documents and without."""
         ...
 
     @property
     def branches(self) -> Sequence[Any]:
-        """What hangs from image and question; each is read by itself."""
+        """Branches of image and question; each is read by itself."""
         ...
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One passage hung from a training question: is it evidence, and what does it answer?
+    """Passage of a training question, with its relevance and its answer.
 
-    `source` says where the passage came from (`gold`, `same_article`, `look_alike`, `retrieved`, `random`).
+    `source` is its origin (`gold`, `same_article`, `look_alike`, `retrieved`, `random`).
     """
 
     passage: Passage
@@ -53,11 +53,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class ReflectionExample:
-    """One training question with the branches that hang from its image and question.
+    """Training question with branches that share its image and question.
 
     A visual-dependent question has no branches and an `answer`; a knowledge-based one has branches, and each relevant
-    branch has its own answer. `style` is how answers are asked for, with a passage and without. A visual-dependent
-    question that is answered freely may go on as a conversation, `follow_ups`.
+    branch has its own answer. `style` is the answer style, with a passage and without. A visual-dependent question with
+    a free answer may continue as a conversation, `follow_ups`.
     """
 
     id: str
@@ -76,13 +76,13 @@ PromptName = Literal["ret", "srt", "mct", "vqa", "summary"]
 
 @dataclass(frozen=True)
 class PromptedBranch:
-    """One prompt hung from a training question, and what the model should reply.
+    """Prompt of a training question, and the reply to train on.
 
     Attributes:
-        prompt: Which prompt: `ret`, `srt`, `mct` or `vqa`.
-        documents: What it is about: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
-        role: The reflection token to reply with, for `ret` and `srt`; "" for the others.
-        reply: The words to reply with, for `mct` and `vqa`; "" for the others.
+        prompt: `ret`, `srt`, `mct` or `vqa`.
+        documents: Its documents: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
+        role: Reflection token to reply with, for `ret` and `srt`; "" for the others.
+        reply: Words to reply with, for `mct` and `vqa`; "" for the others.
     """
 
     prompt: PromptName
@@ -93,12 +93,12 @@ class PromptedBranch:
 
 @dataclass(frozen=True)
 class PromptedExample:
-    """One training question: prompts hang from the same image and question.
+    """Training question with prompts that share its image and question.
 
-    `style` is how its answers are asked for, with documents and without. With a `template`, the user's turn is that
-    alone, as a step of a pipeline asks it: `{question}` and `{documents}` in it are the texts of these names, and each
-    branch only has its `reply`. `system` is what the system's turn before it says. Where the branches differ in what
-    stands in `{documents}`, `branch_documents` has the text of each, and `documents` is empty.
+    `style` is the answer style, with documents and without. With a `template`, the user's turn is the template only, as
+    a step of a pipeline asks it: `{question}` and `{documents}` in it are the texts of these names, and each branch
+    only has its `reply`. `system` is the system turn before it. If the branches differ in `{documents}`,
+    `branch_documents` has the text of each, and `documents` is empty.
     """
 
     id: str
@@ -114,5 +114,5 @@ class PromptedExample:
 
     @property
     def shown_documents(self) -> tuple[str, ...]:
-        """With a `template`: what stands in `{documents}` before each branch's reply."""
+        """With a `template`: the text of `{documents}` before each branch's reply."""
         return self.branch_documents or (self.documents,) * len(self.branches)

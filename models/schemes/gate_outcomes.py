@@ -1,4 +1,4 @@
-"""What becomes of a question on either side of its gates: measured by inference, learned from by training."""
+"""Outcomes of a question on either side of its gates: measured by inference, used by training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from reflectune.core.types import Passage
 
 @dataclass(frozen=True)
 class PassageOutcome:
-    """One passage that was read for a question.
+    """Passage read for a question.
 
     Attributes:
         passage: The passage.
-        right: What the answer read from it alone is worth by the official metric, in [0, 1].
-        log_odds: Of the relevance gate: the logit of its positive token less that of its negative one.
+        right: Official score of the answer read from this passage only, in [0, 1].
+        log_odds: Log-odds of the relevance gate: the logit of its positive token minus that of its negative one.
     """
 
     passage: Passage
@@ -26,12 +26,12 @@ class PassageOutcome:
 
 @dataclass(frozen=True)
 class AnchoredPassage:
-    """A passage that was judged, with what the model said of it, which training keeps as it is.
+    """Judged passage with the model's output, which training preserves.
 
     Attributes:
         passage: The passage.
-        log_odds: Of the relevance gate, as `PassageOutcome` has them; None if that gate is refined.
-        answer: What was answered from it in the same branch; "" if nothing was.
+        log_odds: Log-odds of the relevance gate, see `PassageOutcome`; None if that gate is trained.
+        answer: Answer from it in the same branch; "" without one.
     """
 
     passage: Passage
@@ -41,11 +41,11 @@ class AnchoredPassage:
 
 @dataclass(frozen=True)
 class AnchoredReply:
-    """A reply in words to one of a scheme's prompts.
+    """Reply in words to one of a scheme's prompts.
 
     Attributes:
-        prompt: Which prompt.
-        documents: What it was about.
+        prompt: Name of the prompt.
+        documents: Its documents.
         words: The reply.
     """
 
@@ -56,12 +56,12 @@ class AnchoredReply:
 
 @dataclass(frozen=True)
 class KLAnchor:
-    """What the model itself said on either side of its gates. Training keeps it as it is.
+    """The model's own outputs on either side of its gates, which training preserves.
 
     Attributes:
-        passages: Some of the passages that were judged.
+        passages: Some of the judged passages.
         direct: The answer without retrieval; "" if another model gives it.
-        replies: The replies to prompts that ask for words about documents.
+        replies: Replies to prompts that ask for words about documents.
     """
 
     passages: tuple[AnchoredPassage, ...] = ()
@@ -74,16 +74,16 @@ NO_ANCHOR = KLAnchor()
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """One question, answered both ways.
+    """Question answered both ways.
 
     Attributes:
-        question_id: The question's id.
-        direct: What the answer without retrieval is worth by the official metric, in [0, 1].
-        retrieved: What the answer of the retrieve, filter, answer loop is worth.
+        question_id: Id of the question.
+        direct: Official score of the answer without retrieval, in [0, 1].
+        retrieved: Official score of the retrieve, filter, answer loop.
         passages_read: Passages that the loop read.
-        log_odds: Of the retrieval gate: the logit of its positive token less that of its negative one.
-        passages: The passages, each answered from; none if the relevance gate was not asked about.
-        anchor: What else the model said.
+        log_odds: Log-odds of the retrieval gate: the logit of its positive token minus that of its negative one.
+        passages: The passages, each answered from; none if the relevance gate was not read.
+        anchor: The model's other outputs.
     """
 
     question_id: str
@@ -99,10 +99,10 @@ class Measure(Protocol):
     """Answers the training questions both ways with the weights as they are."""
 
     def __call__(self, number: int, *, kept: bool = False) -> Sequence[GateOutcome]:
-        """The outcomes of a round of measuring, one a question, in the order of the questions.
+        """Return the outcomes of a round, one a question, in the order of the questions.
 
         Args:
-            number: Of the round, from 0.
-            kept: Whether an earlier run must have finished this round: the weights are later ones by now.
+            number: Number of the round, from 0.
+            kept: True if an earlier run must have finished this round: the weights have changed since.
         """
         ...

@@ -1,4 +1,4 @@
-"""The reply to P_MCT: numbers of the documents to keep, most relevant first, and a summary of what they say."""
+"""Replies to P_MCT: numbers of the documents to keep, most relevant first, and a summary of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _REPLY = re.compile(r"\s*(\d+(?:\s*,\s*\d+)*)\s*\.?\s*(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class MctReply:
-    """What a model replied to P_MCT.
+    """Reply of a model to P_MCT.
 
     Attributes:
-        keep: Numbers of the documents to keep, counted from 1, most relevant first; none if `problem` isn't "".
-        summary: What these say; may be "".
-        problem: What is wrong with the numbers: there are none, one is no document's, or one comes twice.
+        keep: Numbers of the documents to keep, from 1, most relevant first; none if `problem` isn't "".
+        summary: Summary of these; may be "".
+        problem: Problem of the numbers: none is given, one is out of range, or one is repeated.
     """
 
     keep: tuple[int, ...]
@@ -28,7 +28,7 @@ class MctReply:
 
 
 def write_reply(keep: Sequence[int], summary: str) -> str:
-    """What a model should reply: `2, 1. The summary.`"""
+    """Return the reply to train on: `2, 1. The summary.`"""
     return f"{', '.join(map(str, keep))}. {summary}".strip()
 
 

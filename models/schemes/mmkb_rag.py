@@ -1,6 +1,7 @@
 """MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours.
 
-P_vqa is what a plain model reads (`turns.answer_turns`), so that it asks a base model as naive RAG and closed book do.
+P_vqa is the prompt of a plain model (`turns.answer_turns`), so that it asks a base model as naive RAG and closed book
+do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class MMKBRAG(PromptScheme):
     long_question = 12  # RET, ten documents and MCT
 
     def retrieves(self, probability: float, gamma: float) -> bool:
-        """Whether Score_RET is above γ (equation 3)."""
+        """Return True if Score_RET is above γ (equation 3)."""
         return probability > gamma
 
 

@@ -42,8 +42,10 @@ class PassageScheme(Scheme):
     gates = (Gate("retrieve", "retrieve", "no_retrieve"), Gate("relevance", "relevant", "irrelevant"))
     long_question = 6
     gap: ClassVar[Gap | str] = GAP
-    """What stands between a token and an answer. A base model has learned to answer with the tokens that follow the
-    assistant's cue: behind a space that the cue lacks, a word is other tokens, and a small model misspells it."""
+    """Separator between a token and an answer. A base model has learned to answer with the tokens that follow the
+    assistant's
+    cue: after a space that the cue lacks, a word is tokenized differently, and a small model misspells it.
+    """
 
     # Turns.
 
@@ -65,13 +67,12 @@ class PassageScheme(Scheme):
         return (*question_turns(), self.reply("no_retrieve"), Turn("user", (prompt,)))
 
     def conversation_turns(self, follow_ups: int) -> Turns:
-        """An answered question and what is asked after it about the same picture, answers included.
+        """Return the turns of an answered question with follow-ups about the same picture, answers included.
 
         user: <image> {question}; assistant: [No Retrieval] {answer}; then, for n = 2, 3, … up to `follow_ups` + 1,
         user: {question_n}; assistant: [No Retrieval] {answer_n}. Each reply begins with the token, since the gate is
-        asked of every query of a user (§3.1 of mR²AG). With a token in the first reply alone, later queries would teach
-        that nothing is to be decided there, and that a second reply begins with words, where after a passage it begins
-        with [Relevant] or [Irrelevant].
+        asked for every query of a user (§3.1 of mR²AG). With a token in the first reply only, later queries would
+        teach that nothing is to be decided there.
         """
         turns = [*question_turns(), self.reply("no_retrieve", answer=True)]
         for number in range(2, follow_ups + 2):
@@ -80,7 +81,7 @@ class PassageScheme(Scheme):
         return tuple(turns)
 
     def verdict_turns(self, style: AnswerStyle, *, relevant: bool) -> Turns:
-        """`passage_turns`, and what the assistant says: its verdict, and its answer if the passage is evidence."""
+        """Return `passage_turns` and the assistant's reply: its verdict, and its answer if the passage is evidence."""
         verdict = self.reply("relevant" if relevant else "irrelevant", answer=relevant)
         return (*self.passage_turns(style), verdict)
 
@@ -95,25 +96,28 @@ class PassageScheme(Scheme):
         return renderer.after_prefix(self.passage_turns(style), {"passage": passage_text(passage)})
 
     def direct_branch(self, renderer: Renderer, style: AnswerStyle = "short") -> list[int]:
-        """What is read without retrieval, up to the answer: [No Retrieval], and how to answer."""
+        """Return the branch without retrieval, up to the answer: [No Retrieval] and the instruction."""
         turns = self.direct_turns(style)
         return [renderer.token_id("no_retrieve")] if turns is None else renderer.after_prefix(turns, {})
 
     def passage_reply(self, renderer: Renderer, branch: Branch, style: AnswerStyle = "short") -> Supervised:
-        """Ids and labels of `passage_branch` and the reply: what is said of relevance, and the answer if it is."""
+        """Return token ids and labels of the passage branch and its reply: the verdict, and the answer if the passage
+        is relevant.
+        """
         texts = {"passage": passage_text(branch.passage), "answer": branch.answer}
         return renderer.supervised(self.verdict_turns(style, relevant=branch.relevant), texts)
 
     def direct_reply(
         self, renderer: Renderer, answer: str, style: AnswerStyle = "short", follow_ups: Sequence[FollowUp] = ()
     ) -> Supervised:
-        """Ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns' ends.
+        """Return token ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns'
+        ends.
 
         Args:
-            renderer: The model's.
-            answer: To the question.
-            style: How it is asked for.
-            follow_ups: What is asked next, behind a free answer; each reply begins with [No Retrieval].
+            renderer: Renderer of the model.
+            answer: Answer to the question.
+            style: Answer style.
+            follow_ups: Follow-up questions after a free answer; each reply begins with [No Retrieval].
 
         Raises:
             UserError: A follow-up lacks its question or its answer, or the answer before them is not a free one.
@@ -227,7 +231,7 @@ class PassageScheme(Scheme):
 
 
 def conversation_texts(answer: str, follow_ups: Sequence[FollowUp]) -> Mapping[str, str]:
-    """What stands in the slots of `PassageScheme.conversation_turns`, but for the question."""
+    """Return the texts of the slots of `PassageScheme.conversation_turns`, without the question."""
     later = {
         f"{name}_{number}": text
         for number, each in enumerate(follow_ups, start=2)

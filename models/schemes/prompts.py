@@ -58,14 +58,14 @@ class PromptScheme(Scheme):
     def prompt_branch(
         self, renderer: Renderer, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> list[int]:
-        """What goes on from `Renderer.question_prefix`: a prompt up to the assistant's cue.
+        """Return the ids that continue `Renderer.question_prefix`: a prompt up to the assistant's cue.
 
         Args:
-            renderer: The model's.
-            name: Which prompt.
-            passages: What it is about: one for `srt`, several for `mct` (numbered from 1), any number for `vqa`,
-                several for `summary`.
-            style: How `vqa` asks for the answer.
+            renderer: Renderer of the model.
+            name: Name of the prompt.
+            passages: Its passages: one for `srt`, several for `mct` (numbered from 1), any number for `vqa`, several
+                for `summary`.
+            style: Answer style of `vqa`.
         """
         texts = {"passage": prompt_documents(name, passages)}
         return renderer.after_question(self.prompt_turns(name, style, documents=bool(passages)), texts)
@@ -98,7 +98,7 @@ class PromptScheme(Scheme):
         return ""
 
     def template_turn(self, example: PromptedExample) -> Turn:
-        """user: <image> {template}. What a prompt of a pipeline is, see `PromptedExample`."""
+        """Return user: <image> {template}; see `PromptedExample` for prompts of a pipeline."""
         return Turn("user", prompt_parts(example.template), image=True)
 
     def encode(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
@@ -120,7 +120,7 @@ class PromptScheme(Scheme):
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 
     def _encode_template(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
-        """A prompt of a pipeline with its replies; prompts of different documents share what they begin with."""
+        """Encode a prompt of a pipeline with its replies; prompts with different documents share their beginning."""
         turns = renderer.under_system(example.system, self.template_turn(example))
         texts = [{"question": example.question, "documents": shown} for shown in example.shown_documents]
         replies = [renderer.reply_ids(branch.reply) for branch in example.branches]

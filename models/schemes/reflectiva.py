@@ -35,11 +35,12 @@ class Reflectiva(PassageScheme):
         """None: an answer without retrieval stands in the assistant's first turn, whatever its style."""
 
     def answer_branch(self, renderer: Renderer, passages: Sequence[Passage]) -> list[int]:
-        """What goes on from `Renderer.prefix`: [Retrieval], all passages as one paragraph, up to the assistant's cue.
+        """Return the ids that continue `Renderer.prefix`: [Retrieval], all passages as one paragraph, up to the
+        assistant's cue.
 
         Args:
-            renderer: The model's.
-            passages: Those judged relevant, in the order of reading; nothing stands between two of them.
+            renderer: Renderer of the model.
+            passages: Passages judged relevant, in order of reading, without separators.
         """
         return renderer.after_prefix(self._turns("answer"), {"passage": "".join(map(passage_text, passages))})
 

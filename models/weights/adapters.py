@@ -21,15 +21,15 @@ _FIX = "copy the checkpoint again, or train it again"
 
 
 def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> PeftModel:
-    """Put an adapter on the model that it was trained on.
+    """Load an adapter onto the model that it was trained on.
 
     Args:
         network: The base model, with the scheme's tokens. Changed in place.
-        folder: The adapter's checkpoint.
-        is_trainable: Whether the adapter goes on training.
+        folder: Checkpoint of the adapter.
+        is_trainable: Continue to train the adapter.
 
     Raises:
-        UserError: Its file is damaged, or tensors of it are missing, unknown, of another shape or not finite.
+        UserError: Its file is damaged, or a tensor is missing, unknown, not finite or of a different shape.
     """
     state = read_adapter(folder)
     try:

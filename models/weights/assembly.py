@@ -41,17 +41,18 @@ _UNUSED: Final = ("text_model.", "text_projection", "visual_projection", "logit_
 
 @dataclass(frozen=True)
 class Parts:
-    """What a LLaVA is joined of.
+    """Parts of a LLaVA.
 
     Attributes:
         language: Folder or hub id of a causal language model of Llama's kind.
         vision: Folder or hub id of a CLIP, or of its image tower.
-        projector: The projector's file, `mm_projector.bin` or safetensors; None starts an untrained one, scaled.
-        tokenizer: Folder or hub id of the tokenizer, if it is not beside the language model.
-        chat_template: Jinja; "" takes the tokenizer's, extended to pictures, or LLaVA-1.5's if it has none.
+        projector: File of the projector, `mm_projector.bin` or safetensors; None starts an untrained one, scaled.
+        tokenizer: Folder or hub id of the tokenizer, if it is not in the language model's folder.
+        chat_template: Jinja; "" uses the tokenizer's, extended to pictures, or LLaVA-1.5's if it has none.
         image_fit: `pad` pictures to a square, or `crop` their middle.
-        image_size: Side of the pictures in pixels; smaller than the tower's own gives fewer image tokens. 0: the own.
-        dtype: Of the weights.
+        image_size: Side of the pictures in pixels; fewer than the tower's own give fewer image tokens. 0: the tower's
+            own.
+        dtype: Precision of the weights.
     """
 
     language: str
@@ -88,17 +89,17 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
 
 
 def shrink_pictures(vision: PreTrainedModel, image_size: int) -> None:
-    """Let a CLIP tower read pictures of another size: its position embeddings are interpolated to the new grid.
+    """Set a CLIP tower to a different picture size: its position embeddings are interpolated to the new grid.
 
-    Bicubic, the class token's kept, as `interpolate_pos_encoding` of transformers does at every call; 224 pixels by
-    patches of 16 are 196 image tokens, 112 are 49.
+    Bicubic, the class token's is kept, as in `interpolate_pos_encoding` of transformers; 224 pixels in patches of 16
+    are 196 image tokens, 112 are 49.
 
     Args:
-        vision: Changed in place, its config too.
-        image_size: Side of the pictures in pixels, a multiple of the patches'.
+        vision: The tower. Changed in place, its config too.
+        image_size: Side of the pictures in pixels, a multiple of the patch size.
 
     Raises:
-        UserError: It is no multiple.
+        UserError: It is not a multiple.
     """
     patch, old = vision.config.patch_size, vision.config.image_size
     if image_size < patch or image_size % patch:
@@ -126,7 +127,7 @@ def join(
     projector: Mapping[str, Tensor],
     tokenizer: PreTrainedTokenizerBase,
 ) -> LlavaForConditionalGeneration:
-    """One model of the three parts; their weights are taken, not copied."""
+    """Return one model of the three parts; it shares their weights."""
     image_token: Any = tokenizer.convert_tokens_to_ids(IMAGE)
     for config in (language.config, vision.config):
         config._name_or_path = ""  # where a part lay, which would be saved

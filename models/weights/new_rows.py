@@ -1,4 +1,4 @@
-"""New tokens' rows beside the frozen matrix that they belong to, where PEFT copies the matrix in every step."""
+"""Trainable rows of new tokens next to their frozen matrix, without PEFT's copy of the matrix in every step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 
 class NewRows(TrainableTokensLayer):
-    """PEFT's trainable rows of an embedding or a head, read in place of the matrix's own.
+    """PEFT's trainable rows of an embedding or a head, applied in place of the matrix's own rows.
 
     PEFT writes the rows into a copy of the matrix before each product, and the backward pass computes the gradient of
     the whole copy. Both cost as much memory as the matrix, and the latter as much time as the product itself: with
-    Qwen2-VL-7B's 152,064 rows, 1.1 GB each in half precision. Here the frozen matrix is used as it is: an embedding's
-    rows replace what it has looked up, a head's logits those of its rows. Numbers are the same.
+    Qwen2-VL-7B's 152,064 rows, 1.1 GB each in half precision. Here the frozen matrix is used unchanged: the rows
+    replace looked-up embeddings, or the logits of a head. Results are equal.
     """
 
     def forward_adapters(self, x: Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> Tensor:
@@ -53,7 +53,7 @@ class NewRows(TrainableTokensLayer):
 
 
 def read_beside(model: nn.Module) -> None:
-    """Have all trainable rows of a model with adapters read beside their matrices. Changes the model in place."""
+    """Apply all trainable rows of a model with adapters without copies of their matrices. Changes it in place."""
     for layer in model.modules():
         if type(layer) is TrainableTokensLayer:
             layer.__class__ = NewRows

@@ -1,4 +1,19 @@
-"""A model and its processor by hub id or folder, as transformers loads them; no processor needs torchvision."""
+"""Load a model and its processor with transformers: safetensors only, no custom code, sdpa attention.
+
+Weights that are not cast are memory maps of their file, shared by all processes of a machine.
+
+Args:
+    source: A hub id or a folder.
+    dtype: Precision of the weights.
+    quantization: Quantization of the language model; None for plain weights.
+    device: Device of 4-bit weights; plain weights are left on the CPU.
+    cast: False keeps the stored dtype of all weights but the vocabulary's matrices, and sets `dtype` in the config for
+        `settle`.
+
+Raises:
+    UserError: There is no such model, it is damaged or stored quantized, or a tensor is missing, unknown or of a
+        different shape.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +54,7 @@ _AGREE = {
     "image_processor.merge_size": "vision_config.spatial_merge_size",
     "image_processor.temporal_patch_size": "vision_config.temporal_patch_size",
 }
-"""What decides the number of a picture's tokens, where a processor has it and where its model."""
+"""Settings that determine a picture's number of tokens, by their names in a processor and in its model."""
 
 
 def load_pretrained(
@@ -93,13 +108,13 @@ def load_pretrained(
 
 
 def settle(module: PreTrainedModel, device: torch.device) -> None:
-    """Move a model's weights to a device, one by one, and cast them there to what its config says.
+    """Move a model's weights to a device, one by one, and cast them there to the config's dtype.
 
-    So a machine's memory never holds more than one of them twice, and none of those that go to an accelerator.
+    The CPU's memory never holds more than one weight twice, and none of those that are moved to an accelerator.
 
     Args:
-        module: A model that was loaded without a cast, and not divided.
-        device: Where to.
+        module: A model that was loaded without a cast, and not sharded.
+        device: The device.
     """
     dtype = as_dtype(module.config.dtype or module.dtype)
     for parameter in module.parameters():
@@ -155,7 +170,7 @@ def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
 def _check_size(source: str, config: Any) -> None:
     """Refuse a config of far more parameters than the folder's files hold: transformers would build them all first.
 
-    An empty text config describes 7 B. What is counted is less than any such model has.
+    An empty text config describes 7B. The count is a lower bound.
     """
     stored = sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
     text = config.get_text_config()
@@ -173,7 +188,7 @@ def _check_size(source: str, config: Any) -> None:
 
 
 def _check_end_tokens(source: str, network: Any) -> None:
-    """Refuse end tokens that are no ids: transformers takes whatever stands there."""
+    """Refuse end tokens that aren't ids: transformers accepts any value."""
     ends, size = network.generation_config.eos_token_id, network.config.get_text_config().vocab_size
     for end in ends if isinstance(ends, list) else [] if ends is None else [ends]:
         if isinstance(end, bool) or not isinstance(end, int) or not 0 <= end < size:
@@ -184,7 +199,7 @@ def _check_end_tokens(source: str, network: Any) -> None:
 
 
 def _is_image_only(folder: Path) -> bool:
-    """Whether a folder's processor was saved without its video half: AutoProcessor would give a bare tokenizer."""
+    """Return True if a folder's processor was saved without its video half; AutoProcessor returns a bare tokenizer."""
     path = folder / "processor_config.json"
     if not path.is_file():
         return False
@@ -227,12 +242,12 @@ def _forget_unused_renamings(network: Any) -> None:
 
 
 def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
-    """Let model and processor have the same idea of how many tokens a picture becomes.
+    """Make model and processor agree on the number of tokens of a picture.
 
-    What an old processor config of LLaVA doesn't say is as the model says.
+    Values that an old processor config of LLaVA lacks are taken from the model.
 
     Raises:
-        UserError: The processor says something else than the model.
+        UserError: The processor contradicts the model.
     """
     wanted = {name: _at(network.config, path) for name, path in _AGREE.items()}
     if network.config.model_type == "llava":

@@ -59,23 +59,23 @@ def _read(path: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{path} is no file of weights alone, and nothing else is unpickled: {reason}; download it again"
+            f"{path} is not a file of weights only, and nothing else is unpickled: {reason}; download it again"
         ) from error
 
 
 @torch.no_grad()
 def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """A projector to start stage 1 from, scaled by what the tower makes of a few pictures.
+    """Return a projector to start stage 1 from, scaled by the tower's features of a few pictures.
 
     CLIP's features have a few dimensions that are many times larger than the others, and a small language model's
-    embeddings are small. The first layer standardises each dimension of the features (folded into its weights), so that
-    all of them count; the second is scaled so that projected tokens have the mean and the root mean square of the
-    language model's token embeddings.
+    embeddings are small. The first layer standardizes each dimension of the features (folded into its weights); the
+    second is scaled so that projected tokens have the mean and the root mean square of the language model's token
+    embeddings.
 
     Args:
         vision: The tower; its last but one layer is read, without the class token.
-        embeddings: The language model's token embeddings, of shape (tokens, width).
-        seed: Of the random directions.
+        embeddings: Token embeddings of the language model, shape (tokens, width).
+        seed: Seed of the random directions.
     """
     features = _features(vision, seed)  # (patches, seen)
     embeddings = embeddings.detach().float()
@@ -96,7 +96,7 @@ def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int =
 
 
 def _features(vision: PreTrainedModel, seed: int) -> Tensor:
-    """What a tower makes of eight pictures of coloured noise, coarse to fine, of shape (patches, seen)."""
+    """Return a tower's features of eight pictures of coloured noise, coarse to fine: shape (patches, width)."""
     side = int(vision.config.image_size)
     random = np.random.default_rng(seed)
     pictures = []

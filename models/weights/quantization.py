@@ -21,18 +21,18 @@ _KEPT = (r".*\.(vision_tower|visual|vision_model|multi_modal_projector)", "lm_he
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the linear layers of a language model are held in four bits; everything else stays in `dtype`.
+    """4-bit quantization of the language model's linear layers; everything else stays in `dtype`.
 
     Attributes:
-        dtype: `bfloat16` or `float32`: what the weights are rounded to before, and what products are computed in.
-        double: Whether the blocks' scales are quantised as well, which saves 0.37 bits a weight.
+        dtype: `bfloat16` or `float32`: precision of the weights before quantization, and of products.
+        double: Quantize the blocks' scales too, which saves 0.37 bits a weight.
     """
 
     dtype: str = "bfloat16"
     double: bool = True
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """What `from_pretrained` is given to quantise while it loads."""
+        """Return the arguments of `from_pretrained` that quantize while loading."""
         from transformers import BitsAndBytesConfig
 
         config = BitsAndBytesConfig(

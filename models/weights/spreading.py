@@ -1,4 +1,4 @@
-"""One model's layers on several GPUs: where each lies (`device_map`), and where the model takes its tokens."""
+"""Spread one model's layers over several GPUs (`device_map`), and find its input device."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Places = Mapping[str, int | str]
 """By the name of a module, the device of what lies in it: `0` is the first GPU, `cpu` the main memory."""
 
 _WEIGHTS: Final = 0.8
-"""How much of each GPU's free memory weights may take; the rest is for keys, values and what layers compute."""
+"""Share of each GPU's free memory for weights; the rest is for keys, values and activations."""
 _GIB: Final = 2**30
 
 
 def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype) -> PreTrainedModel:
-    """Put a model's layers on several devices; hooks of accelerate move what one layer hands to the next.
+    """Put a model's layers on several devices; accelerate's hooks move tensors between them.
 
-    Weights go from their file to their device one by one. Those that no GPU has room for stay in the main memory, from
-    where every forward pass copies them to the first GPU. What lies where is printed if it is more than one device.
+    Weights go from their file to their device one by one. Those that no GPU has room for stay in the main memory, and
+    every forward pass copies them to the first GPU. The placement is printed if there is more than one device.
 
     Args:
         model: On the CPU, with all its tokens and its adapter merged: no weight can be changed afterwards.
-        device_map: `auto` (or `balanced`), `balanced_low_0` or `sequential`, as transformers takes them, or places.
-        dtype: Of the weights; those that are stored in another one are cast where they lie.
+        device_map: `auto` (or `balanced`), `balanced_low_0` or `sequential`, as in transformers, or devices by module.
+        dtype: Precision of the weights; stored weights of a different one are cast in place.
 
     Raises:
         UserError: The memory of this machine can't hold the model.
@@ -70,13 +70,13 @@ def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype)
 def find_places(
     model: PreTrainedModel, device_map: str, dtype: torch.dtype, free: Mapping[int | str, int] | None = None
 ) -> Places:
-    """Where a model's layers find room, each layer whole; `disk` if nowhere.
+    """Return the device of each layer, layers whole; `disk` without room.
 
     Args:
-        model: The model, whose weights are not looked at.
+        model: The model; its weights are not read.
         device_map: See `spread`.
-        dtype: Of the weights, when they are there.
-        free: Bytes that are free, by place; those of this machine if None.
+        dtype: Precision of the weights.
+        free: Free bytes by device; those of this machine if None.
     """
     sizes = {name: dtype for name, _ in model.named_parameters()}
     if free is None:
@@ -94,7 +94,7 @@ def find_places(
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Where a model takes its tokens: where its embeddings are looked up, if its layers lie on several devices."""
+    """Return a model's input device: that of its embeddings, if its layers lie on several devices."""
     places: Places | None = getattr(model, "hf_device_map", None)
     if places is None or (len(set(places.values())) == 1 and "disk" not in places.values()):
         return model.device
@@ -113,7 +113,7 @@ def gpus_of(model: PreTrainedModel) -> list[torch.device]:
 
 
 def _place_of(parameter: str, places: Places) -> int | str:
-    """Where a parameter lies: by the longest name of a module around it, or its own."""
+    """Return the device of a parameter: by the longest module name around it, or its own."""
     around = [name for name in places if not name or parameter == name or parameter.startswith(f"{name}.")]
     return places[max(around, key=len)]
 

@@ -113,6 +113,6 @@ def _whole(matrix: Tensor) -> AbstractContextManager[None]:
 
 
 def _matrices(model: Any) -> list[Tensor]:
-    """The embedding, and the output matrix where it is another one."""
+    """Return the embedding, and the output matrix if it is a separate one."""
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return [embedding] if output is embedding else [embedding, output]

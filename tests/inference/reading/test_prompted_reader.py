@@ -33,9 +33,9 @@ def test_what_a_model_computes_that_is_no_number_is_an_error(make, prompted, pic
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     reader = PromptedReader(PrefixEngine(broken), MAX_NEW, MAX_REPLY)
     opened = reader.open([make.question(0)], pictures[:1])
-    with pytest.raises(UserError, match="no number, in float32"):
+    with pytest.raises(UserError, match="NaN, in float32"):
         reader.gates(opened)
-    with pytest.raises(UserError, match="no number, in float32"):
+    with pytest.raises(UserError, match="NaN, in float32"):
         reader.answer(opened, {0: [make.passage("e1")]})
 
 

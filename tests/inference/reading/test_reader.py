@@ -62,9 +62,9 @@ def test_what_a_model_computes_that_is_no_number_is_an_error(make, checkpoints, 
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     reader = PassageReader(PrefixEngine(broken), MAX_NEW)
     opened = reader.open([make.question(0)], pictures[:1])
-    with pytest.raises(UserError, match="no number, in float32"):
+    with pytest.raises(UserError, match="NaN, in float32"):
         reader.gates(opened)
-    with pytest.raises(UserError, match="no number, in float32"):
+    with pytest.raises(UserError, match="NaN, in float32"):
         reader.answer_directly(opened, [0])
 
 

@@ -213,10 +213,10 @@ def test_a_model_that_computes_no_numbers_is_refused(make, family):
         norm.fill_(3e38)
     engine = PrefixEngine(loaded)
     prefixes = engine.read([loaded.renderer.prefix(QUESTIONS[0], make.image(0, SIZES[0]))])
-    with pytest.raises(UserError, match="no number, in float32"):
+    with pytest.raises(UserError, match="NaN, in float32"):
         prefixes.probabilities(gate_ids(loaded))
     (answer,) = engine.generate(prefixes, [(0, 0)], max_new_tokens=2)
-    with pytest.raises(UserError, match="no number, in float32"):
+    with pytest.raises(UserError, match="NaN, in float32"):
         engine.check_numbers(answer.score)
 
 
