@@ -70,5 +70,5 @@ def test_a_text_is_cut_at_its_slots():
 
 
 def test_a_slow_tokenizer_is_refused():
-    with pytest.raises(UserError, match="no fast tokenizer"):
+    with pytest.raises(UserError, match="not a fast tokenizer"):
         SafeTokenizer(object(), owned=())  # type: ignore[arg-type]

@@ -105,5 +105,5 @@ def test_a_projector_is_read_from_safetensors_of_either_names(tmp_path: Path) ->
         held = read_projector(tmp_path / f"{name}.safetensors")
         assert all(torch.equal(held[key], weights[key]) for key in PROJECTOR.values())
     (tmp_path / "half.safetensors").write_bytes((tmp_path / "ours.safetensors").read_bytes()[:1000])
-    with pytest.raises(UserError, match="no file of weights alone"):
+    with pytest.raises(UserError, match="not a file of weights only"):
         read_projector(tmp_path / "half.safetensors")

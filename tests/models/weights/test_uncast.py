@@ -1,8 +1,7 @@
 """Weights that are left as their file has them, and cast later: the same model, bit for bit, in every family."""
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,20 +9,14 @@ import torch
 from reflectune.models.loading import load
 from reflectune.models.weights.pretrained import settle
 
-ROOT = Path(__file__).parents[3]
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
-@pytest.fixture
-def bases(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`benchmarks/random_bases.py`, imported as a script imports it."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("random_bases")
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(family: str, bases: Any, tmp_path: Path) -> None:
-    bases.write_base(family, tmp_path, narrow=True)  # stored in bfloat16
+def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(
+    family: str, write_base: Callable[[str, Path], None], tmp_path: Path
+) -> None:
+    write_base(family, tmp_path)  # stored in bfloat16
     at_once = load(str(tmp_path), scheme="mr2ag", seed=3)
     later = load(str(tmp_path), scheme="mr2ag", seed=3, cast=False)
     held = {parameter.dtype for parameter in later.model.parameters()}

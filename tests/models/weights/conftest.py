@@ -1,0 +1,135 @@
+"""A narrow base model of every recipe's family, with random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    LlavaNextProcessor,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from reflectune.examples.miniature.models.architecture import train_tokenizer
+from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
+
+SHAPES = Path(__file__).resolve().parents[3] / "configs/architectures"
+RECIPES = {
+    "llava": "llava15_7b",
+    "llava_next": "llava_next_7b",
+    "qwen2_vl": "qwen2_vl_7b",
+    "qwen2_5_vl": "qwen25_vl_7b",
+    "qwen3_vl": "qwen3_vl_8b",
+}
+"""Shapes of a family's published model."""
+LAYERS = 2
+_NARROW_TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 640,
+}
+_NARROW_VISION: dict[str, dict[str, Any]] = {
+    "llava": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "image_size": 56},
+    "llava_next": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "image_size": 56},
+    "qwen2_vl": {"embed_dim": 64, "hidden_size": 128, "num_heads": 4, "mlp_ratio": 2},
+    "qwen2_5_vl": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
+    "qwen3_vl": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
+}
+_FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
+    "llava": {"num_hidden_layers": LAYERS + 1},  # the features are those of the last but one
+    "llava_next": {"num_hidden_layers": LAYERS + 1},
+    "qwen2_vl": {"depth": LAYERS},
+    "qwen2_5_vl": {"depth": LAYERS, "fullatt_block_indexes": [LAYERS - 1]},
+    "qwen3_vl": {"depth": LAYERS, "deepstack_visual_indexes": [0, LAYERS - 1]},
+}
+_WORDS = "USER: ASSISTANT: Which colour is it? When was it founded? It was built of stone in 1872. red green blue"
+
+
+@pytest.fixture
+def write_base() -> Callable[[str, Path], None]:
+    """Return a function that writes a family's narrow model, processor and tokenizer into a folder."""
+
+    def write(family: str, folder: Path) -> None:
+        tokenizer = train_tokenizer([_WORDS], 400, "llava" if family.startswith("llava") else "qwen2_vl")
+        config = AutoConfig.for_model(**_facts(family, tokenizer))
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(folder)
+        _processor(family, tokenizer, config).save_pretrained(folder)
+
+    return write
+
+
+def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the published model's config with few, narrow layers, and the special tokens of a small tokenizer."""
+    facts = json.loads((SHAPES / f"{RECIPES[family]}.json").read_text())["config"]
+    text, vision = facts["text_config"], facts["vision_config"]
+    text["num_hidden_layers"] = LAYERS
+    vision.update(_FEW_VISION_LAYERS[family])
+    text.update(_NARROW_TEXT)
+    vision.update(_NARROW_VISION[family])
+    text.pop("head_dim", None)
+    text |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    text |= {"pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": 32_768}
+
+    def number(token: str) -> Any:
+        return tokenizer.convert_tokens_to_ids(token)
+
+    if family.startswith("llava"):
+        side = vision["image_size"]
+        facts["image_token_index"] = number("<image>")
+        if family == "llava_next":
+            facts["image_grid_pinpoints"] = _pinpoints(side)
+        return facts
+    if "head_dim" not in text:
+        text["head_dim"] = text["hidden_size"] // text["num_attention_heads"]
+    half = text["head_dim"] // 2
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
+        **({"mrope_interleaved": True} if family == "qwen3_vl" else {}),
+    }
+    facts["image_token_id"], facts["video_token_id"] = number("<|image_pad|>"), number("<|video_pad|>")
+    facts["vision_start_token_id"] = number("<|vision_start|>")
+    facts["vision_end_token_id"] = number("<|vision_end|>")
+    return facts
+
+
+def _processor(family: str, tokenizer: PreTrainedTokenizerFast, config: Any) -> ProcessorMixin:
+    vision, template = config.vision_config, tokenizer.chat_template
+    if family.startswith("qwen"):
+        images = Qwen2VLImageProcessorPil(patch_size=vision.patch_size, merge_size=vision.spatial_merge_size)
+        return ImageOnlyQwen2VLProcessor(images, tokenizer, chat_template=template)
+    side = vision.image_size
+    square: dict[str, Any] = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    features: dict[str, Any] = {
+        "patch_size": vision.patch_size,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "chat_template": template,
+    }
+    if family == "llava":
+        return LlavaProcessor(CLIPImageProcessorPil(**square), tokenizer, **features)
+    tiles = LlavaNextImageProcessorPil(**square, image_grid_pinpoints=_pinpoints(side))
+    return LlavaNextProcessor(tiles, tokenizer, **features)
+
+
+def _pinpoints(side: int) -> list[list[int]]:
+    """Return LLaVA-NeXT's grid pinpoints for its tiles."""
+    return [[side * rows, side * columns] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
