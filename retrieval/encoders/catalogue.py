@@ -34,19 +34,6 @@ class Published:
 
 
 CATALOGUE: Mapping[str, Published] = {
-    "miniature/clip": Published("encoder", "safetensors", "Apache-2.0", pixels=64),
-    "miniature/text": Published("embedding", "safetensors", "Apache-2.0", note="pooling: mean, as it declares"),
-    "pocket/clip": Published(
-        "encoder",
-        "safetensors",
-        "MIT (images), Apache-2.0 (titles, and the map)",
-        pixels=224,
-        note="pocket/vision for images, pocket/text for titles, and a ridge regression of ours from one space into "
-        "the other, fitted on the gallery's training pictures; not the paper's",
-    ),
-    "pocket/text": Published(
-        "embedding", "safetensors", "Apache-2.0", note="all-MiniLM-L6-v2; pooling: mean, as it declares"
-    ),
     "openai/clip-vit-large-patch14-336": Published(
         "encoder",
         "pickle",
