@@ -77,15 +77,15 @@ def test_passages_of_one_tree_have_the_loss_of_single_rows(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "problem"),
     [
         ({"branch_documents": TEXTS[:1]}, "one text for each branch"),
         ({"documents": "A tower."}, "then `documents` is empty"),
         ({"template": ""}, "belong to a `template`"),
     ],
 )
-def test_an_example_whose_texts_dont_fit_its_branches_is_a_bad_row(changes: dict[str, Any], told: str) -> None:
-    assert told in PLAIN.problem(dataclasses.replace(critic_example(*TEXTS), **changes))
+def test_an_example_whose_texts_dont_fit_its_branches_is_a_bad_row(changes: dict[str, Any], problem: str) -> None:
+    assert problem in PLAIN.problem(dataclasses.replace(critic_example(*TEXTS), **changes))
 
 
 def test_an_export_refuses_a_systems_turn() -> None:

@@ -27,12 +27,12 @@ LESSON = PromptedExample(
 
 
 @given(st.lists(st.sampled_from(TITLES), min_size=1, max_size=8), st.integers(0, 99))
-def test_equal_titles_stay_equal_and_different_ones_different(told: Sequence[str], seed: int) -> None:
-    others = TitleExchange(TITLES).exchanged(told, random.Random(seed))
+def test_equal_titles_stay_equal_and_different_ones_different(titles: Sequence[str], seed: int) -> None:
+    others = TitleExchange(TITLES).exchanged(titles, random.Random(seed))
 
     assert set(others) <= set(TITLES)
-    assert all(other.split()[-1] == title.split()[-1] for title, other in zip(told, others, strict=True))
-    assert [others.index(other) for other in others] == [told.index(title) for title in told]
+    assert all(other.split()[-1] == title.split()[-1] for title, other in zip(titles, others, strict=True))
+    assert [others.index(other) for other in others] == [titles.index(title) for title in titles]
 
 
 @pytest.mark.parametrize("text", ["", "An oak.", "Elm Towers", "SUlm Oak", "Elm\nTower"])

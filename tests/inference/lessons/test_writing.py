@@ -68,7 +68,7 @@ def test_training_reads_the_tokens_that_inference_reads(
 
 
 @pytest.mark.parametrize(
-    ("template", "branch", "told"),
+    ("template", "branch", "problem"),
     [
         ("{question} {title}", PromptedBranch("vqa", reply="oak"), "the template has the slot `title`"),
         ("{question}", PromptedBranch("ret", role="retrieve"), "with a `template` a branch has only a `reply`"),
@@ -77,9 +77,9 @@ def test_training_reads_the_tokens_that_inference_reads(
     ids=["slot", "token", "no reply"],
 )
 def test_a_lesson_that_says_nothing_or_asks_for_what_it_lacks_is_a_bad_row(
-    template: str, branch: PromptedBranch, told: str
+    template: str, branch: PromptedBranch, problem: str
 ) -> None:
-    assert told in PLAIN.problem(PromptedExample("q", "q.png", "What?", (branch,), template=template))
+    assert problem in PLAIN.problem(PromptedExample("q", "q.png", "What?", (branch,), template=template))
 
 
 OAK = Entry(
@@ -139,10 +139,10 @@ def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(
 ) -> None:
     writing.run(config())
     folder = Path(config().output)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     lessons = read_examples(folder / "train.parquet", PromptedExample, PLAIN.problem)
 
-    assert "1 questions of train have no answer or no evidence" in told
+    assert "1 questions of train have no answer or no evidence" in output
     mine = [lesson for lesson in lessons if lesson.id.startswith("q0 mi_rag")]
     assert [lesson.source for lesson in mine] == [
         f"mi_rag {operator}" for operator in ("caption", "reason", "rewrite", "reason", "answer")
@@ -210,7 +210,7 @@ def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsC
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "problem"),
     [
         pytest.param({"pipelines": ["mrag"]}, "no teacher for `mrag`; there is one for mi_rag, pmsr", id="pipeline"),
         pytest.param({"pipelines": []}, "at least one", id="no pipeline"),
@@ -223,9 +223,9 @@ def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsC
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(
-    config: Callable[..., LessonsConfig], changes: dict[str, Any], told: str
+    config: Callable[..., LessonsConfig], changes: dict[str, Any], problem: str
 ) -> None:
-    assert any(told in problem for problem in find_problems(LessonsConfig, {**config().model_dump(), **changes}))
+    assert any(problem in found for found in find_problems(LessonsConfig, {**config().model_dump(), **changes}))
     assert config().problems() == []
 
 

@@ -206,9 +206,9 @@ def test_a_request_takes_the_tasks_limit_and_stops() -> None:
 @given(st.text("ab\n "), st.lists(st.text("ab\n", max_size=3), max_size=3))
 def test_a_cut_answer_is_a_beginning_without_any_stop(text: str, stops: list[str]) -> None:
     whole = text.strip()
-    told = cut(whole, stops)
-    assert whole.startswith(told) or whole.lstrip().startswith(told)
-    assert not any(stop in told for stop in stops if stop)
+    short = cut(whole, stops)
+    assert whole.startswith(short) or whole.lstrip().startswith(short)
+    assert not any(stop in short for stop in stops if stop)
 
 
 @pytest.mark.parametrize(("keeps", "expected"), [(False, "a b c"), (True, "a b\n\nc")], ids=["one line", "lines"])

@@ -118,7 +118,7 @@ def test_the_others_are_means_with_their_splits(make, metric: Metric, right: flo
 
 
 def test_a_difference_says_which_score_it_is_of(make) -> None:
-    def told(metric: Metric, *splits: str) -> tuple[dict[str, Any], str]:
+    def evaluated(metric: Metric, *splits: str) -> tuple[dict[str, Any], str]:
         questions = [make.question(i, split) for i, split in enumerate(splits)]
         traces = {
             "mr2ag": [make.trace(i) for i in range(len(splits))],
@@ -127,14 +127,14 @@ def test_a_difference_says_which_score_it_is_of(make) -> None:
         metrics = run(TraceScorer(metric), questions, traces)
         return metrics["comparisons"]["mr2ag - closed_book"], report_tables.scores(metrics).split("Difference")[1]
 
-    one, page = told("infoseek", "val_unseen_entity", "val_unseen_entity")
+    one, page = evaluated("infoseek", "val_unseen_entity", "val_unseen_entity")
     assert (one["of"], one["value"]) == ("unseen_entity", 0.5)
     assert "<td>unseen entity</td>" in page
     assert "overall" not in page
-    both, page = told("infoseek", "val_unseen_entity", "val_unseen_entity", "val_unseen_question")
+    both, page = evaluated("infoseek", "val_unseen_entity", "val_unseen_entity", "val_unseen_question")
     assert (both["of"], both["value"]) == ("overall", pytest.approx(1 - 2 * 0.5 / 1.5))
     assert "<td>overall</td>" in page
-    mean, _ = told("exact_match", "val_unseen_entity", "val_unseen_question", "val_unseen_question")
+    mean, _ = evaluated("exact_match", "val_unseen_entity", "val_unseen_question", "val_unseen_question")
     assert (mean["of"], mean["value"]) == ("overall", pytest.approx(1 / 3))
 
 

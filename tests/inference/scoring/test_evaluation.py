@@ -205,7 +205,7 @@ def test_the_best_baseline_is_reported_and_compared(make) -> None:
             "mr2ag": traces("mr2ag", 4),
         },
     )
-    assert metrics["best_baseline"] == "naive_rag_articles_tuned"  # an oracle is told the entry: no baseline
+    assert metrics["best_baseline"] == "naive_rag_articles_tuned"  # an oracle is given the entry: no baseline
     assert metrics["pipelines"]["best_baseline"] == metrics["pipelines"]["naive_rag_articles_tuned"]
     assert metrics["comparisons"]["mr2ag - best_baseline"]["value"] == pytest.approx(0.25)
     assert metrics["comparisons"]["mr2ag - naive_rag_article"]["value"] == pytest.approx(0.75)

@@ -35,7 +35,7 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 def finding(**entries: str) -> object:
-    """A search that finds these entries, a letter each, by a picture's width and the text beside it."""
+    """A search that finds these entries, a letter each, by a picture's width and its text."""
 
     def search(queries: Sequence[Query], top: int) -> list[list[Hit]]:
         rows = [entries[f"of_{query.image.width}{query.text}"][:top] for query in queries]

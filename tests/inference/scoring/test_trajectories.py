@@ -101,16 +101,21 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     measured: dict[str, Any] = trajectories([first, second, make.question(3)], traces, seed=0)
 
     assert list(measured) == ["pmsr"]
-    told = measured["pmsr"]
-    assert told["iterations"] == 2.0
-    assert told["ended"] == {"queries repeat": 1, "after 0 iterations": 1}
-    assert [row["article_recall"]["value"] for row in told["by_iteration"]] == [0.5, 1.0]
-    assert [row["by_base"]["texts"]["value"] for row in told["by_iteration"]] == [0.5, 0.5]
-    assert [row["record"]["value"] for row in told["by_iteration"]] == [0.5, 1.0]
-    gained = {name: score["value"] for name, score in told["gained"].items()}
+    measured_pmsr = measured["pmsr"]
+    assert measured_pmsr["iterations"] == 2.0
+    assert measured_pmsr["ended"] == {"queries repeat": 1, "after 0 iterations": 1}
+    assert [row["article_recall"]["value"] for row in measured_pmsr["by_iteration"]] == [0.5, 1.0]
+    assert [row["by_base"]["texts"]["value"] for row in measured_pmsr["by_iteration"]] == [0.5, 0.5]
+    assert [row["record"]["value"] for row in measured_pmsr["by_iteration"]] == [0.5, 1.0]
+    gained = {name: score["value"] for name, score in measured_pmsr["gained"].items()}
     assert gained == {"article_recall": 0.5, "record": 0.5, "bases": 0.5}  # texts find q002's alone, pairs q001's
-    assert told["asked"]["value"] == 0.0  # the one later search has the record's query alone
-    assert told["courses"] == {"stable_correct": 0.5, "correction": 0.5, "conflict": 0.0, "persistent_fail": 0.0}
+    assert measured_pmsr["asked"]["value"] == 0.0  # the one later search has the record's query alone
+    assert measured_pmsr["courses"] == {
+        "stable_correct": 0.5,
+        "correction": 0.5,
+        "conflict": 0.0,
+        "persistent_fail": 0.0,
+    }
 
 
 def test_what_a_model_asks_itself_is_counted_of_later_searches_alone(make: SimpleNamespace) -> None:
@@ -118,8 +123,8 @@ def test_what_a_model_asks_itself_is_counted_of_later_searches_alone(make: Simpl
     asks = make.trace(1, "mi_rag", steps=(Step("search", 0, queries=("q", "r")), own, search(2)))
     once = make.trace(2, "mi_rag", steps=(search(0, ("e2", "pairs")),))
     questions = [make.question(1), make.question(2)]
-    told: dict[str, Any] = trajectories(questions, {"mi_rag": {"q001": asks, "q002": once}}, seed=0)["mi_rag"]
-    assert (told["asked"]["value"], told["asked"]["n"]) == (0.5, 1)
+    measured_pmsr: dict[str, Any] = trajectories(questions, {"mi_rag": {"q001": asks, "q002": once}}, seed=0)["mi_rag"]
+    assert (measured_pmsr["asked"]["value"], measured_pmsr["asked"]["n"]) == (0.5, 1)
     alone: dict[str, Any] = trajectories(questions, {"mi_rag": {"q002": once}}, seed=0)["mi_rag"]
     assert alone["asked"] is None
     assert alone["gained"] == {"article_recall": None, "record": None, "bases": None}
@@ -140,13 +145,18 @@ def test_costs_are_means_and_unknown_where_they_are_not_counted(make: SimpleName
 
 
 def test_what_searches_at_most_once_has_its_searches_counted_by_what_it_found(make: SimpleNamespace) -> None:
-    found, told = make.hit("e1", 1), dataclasses.replace(make.hit("e1", 1), query="gold")
+    found, given = make.hit("e1", 1), dataclasses.replace(make.hit("e1", 1), query="gold")
     looked_up = {"q001": make.trace(1, retrieved=True, hits=(found,)), "q002": make.trace(2, retrieved=False)}
     assert costs(looked_up)["searches"] == 0.5
-    assert costs({"q001": make.trace(1, retrieved=True, hits=(told,))})["searches"] == 0.0
+    assert costs({"q001": make.trace(1, retrieved=True, hits=(given,))})["searches"] == 0.0
 
 
 def test_a_trace_without_later_counts_is_still_read(make: SimpleNamespace) -> None:
     earlier = from_row({**to_row(make.trace(1)), "tokens": {"generated": 4}})
-    told = costs({"q001": earlier})
-    assert (told["generated"], told["read"], told["computed"], told["calls"]) == (4.0, None, None, None)
+    measured_pmsr = costs({"q001": earlier})
+    assert (measured_pmsr["generated"], measured_pmsr["read"], measured_pmsr["computed"], measured_pmsr["calls"]) == (
+        4.0,
+        None,
+        None,
+        None,
+    )

@@ -23,13 +23,13 @@ def test_iterations_with_a_record_are_counted_on_both_sides(make: SimpleNamespac
     fixed = {q.id: walked(make, n, 5, ("oak", "elm")[n == 3], "pmsr_fixed") for n, q in enumerate(questions)}
     fixed["q003"] = walked(make, 3, 4, "elm", "pmsr_fixed")  # one that the rule didn't end
     traces = {"pmsr": stopping, "pmsr_fixed": fixed}
-    told = stop_rule(questions, traces, measure=TraceScorer("infoseek"), seed=0)
-    assert told is not None
-    assert (told["iterations"], told["fixed"], told["stopped"]) == (2.5, 4.75, 0.75)
-    assert told["saved"]["value"] == pytest.approx(1 - 10 / 19)
-    assert told["saved"]["n"] == 4
-    assert told["lost"]["value"] < 0  # with the stop one more answer is right
-    assert told["gained"] is None
+    stop = stop_rule(questions, traces, measure=TraceScorer("infoseek"), seed=0)
+    assert stop is not None
+    assert (stop["iterations"], stop["fixed"], stop["stopped"]) == (2.5, 4.75, 0.75)
+    assert stop["saved"]["value"] == pytest.approx(1 - 10 / 19)
+    assert stop["saved"]["n"] == 4
+    assert stop["lost"]["value"] < 0  # with the stop one more answer is right
+    assert stop["gained"] is None
     alone = {q.id: make.trace(n, "closed_book", answer="oak") for n, q in enumerate(questions)}
     beside = stop_rule(questions, {**traces, "closed_book": alone}, measure=TraceScorer("infoseek"), seed=0)
     assert beside is not None

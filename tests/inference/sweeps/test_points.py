@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from reflectune.inference.sweeps.points import START, GridSettings, Point, expand, problems
 
-TOLD = (
+PROBLEMS = (
     "list of values",
     "gama",
     "`best`",
@@ -48,5 +48,5 @@ def test_a_bad_grid_is_told_whole() -> None:
     grid = {"gamma": 0.5, "gama": [1], "ranking": ["best"], "top_n": [1, 0], "k": ["many"], "mct": ["sort"], "ret": [1]}
     issues = problems(grid, GridSettings())
     assert len(issues) == 7
-    for issue, told in zip(issues, TOLD, strict=True):
-        assert told in issue
+    for issue, text in zip(issues, PROBLEMS, strict=True):
+        assert text in issue

@@ -107,5 +107,5 @@ def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipelin
 
 def test_a_setting_of_another_pipeline_is_refused(small_world) -> None:
     config = SweepConfig(dataset=str(small_world), pipeline="mr2ag", grid=Grid({"mct": ["merge"], "gamma": [0.1]}))
-    (told,) = [issue for issue in config.problems() if issue.startswith("`grid`")]
-    assert "mct can't be varied for mr2ag" in told
+    (issue_of_grid,) = [issue for issue in config.problems() if issue.startswith("`grid`")]
+    assert "mct can't be varied for mr2ag" in issue_of_grid

@@ -15,7 +15,7 @@ def questions(make) -> list:
 
 
 def rates(questions: list, unseen_question: float, unseen_entity: float) -> SeedAnswers:
-    """Answers of which these shares of the two splits' 50 questions are right."""
+    """Answers with these shares of the two splits' 50 questions are right."""
     right = [float(i // 2 < 50 * (unseen_question, unseen_entity)[i % 2]) for i in range(len(questions))]
     return answers(questions, right)
 
