@@ -12,7 +12,6 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.html import Cell, Table, read_asset, render
 from reflectune.inference.report import curves
 from reflectune.inference.report.drawing import UNIT_TICKS, Chart, Line, can_draw, draw, figures
-from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
 from reflectune.inference.sweeps.outcomes import CheckedProbability, GridOutcomes
 from reflectune.inference.sweeps.points import show
@@ -25,16 +24,16 @@ UNIT = ("gamma", "threshold")
 """Axes that are probabilities. Values of any other axis are spaced evenly."""
 
 
-def write_page(folder: Path, config: SweepConfig, results: GridOutcomes, record: Record) -> None:
+def write_page(folder: Path, outcomes: GridOutcomes, record: Record) -> None:
     """Write `sweep.html`, and each chart as `NAME.svg` if matplotlib is installed."""
-    plots = charts(config, results, record)
+    plots = charts(outcomes, record)
     if can_draw():
         for name, chart in plots.items():
             write_atomically(folder / f"{name}.svg", draw(chart))
     passes = record["forward_passes"]
     lead = (
-        f"{record['questions']} questions at {len(record['points'])} points of {config.pipeline}, "
-        f"model {config.model}. Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
+        f"{record['questions']} questions at {len(record['points'])} points of {record['pipeline']}, "
+        f"model {record['model']}. Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
     )
     page = render(
         "inference/sweeps/templates/sweep.html",
@@ -46,11 +45,11 @@ def write_page(folder: Path, config: SweepConfig, results: GridOutcomes, record:
     write_atomically(folder / "sweep.html", page)
 
 
-def charts(config: SweepConfig, results: GridOutcomes, record: Record) -> dict[str, Chart]:
+def charts(outcomes: GridOutcomes, record: Record) -> dict[str, Chart]:
     """Return charts by name: one per axis of the grid, and the reliability diagrams."""
-    plots = {name: axis_chart(name, config.start(), record["points"]) for name in config.grid}
-    for kind, (name, outcome) in RELIABILITY_CHECKS[config.pipeline].names.items():
-        judged = results.judgements(kind)
+    plots = {name: axis_chart(name, record["start"], record["points"]) for name in record["start"]}
+    for kind, (name, outcome) in RELIABILITY_CHECKS[record["pipeline"]].names.items():
+        judged = outcomes.judgements(kind)
         if judged:
             plots[f"reliability_{kind}"] = reliability(name, outcome, judged)
     return plots

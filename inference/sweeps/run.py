@@ -72,7 +72,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "points": [_record(outcomes, point, config.seed) for point in points],
     }
     write_json(Path(config.output, "sweep.json"), record)
-    write_page(Path(config.output), config, outcomes, record)
+    write_page(Path(config.output), outcomes, record)
     return record
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from reflectune.core.html import read_asset
 from reflectune.inference.report.drawing import Chart
-from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.outcomes import CheckedProbability
 from reflectune.inference.sweeps.page import axis_chart, reliability, write_page
 
@@ -65,9 +64,11 @@ def test_one_kind_of_truth_has_no_auroc() -> None:
 
 def sweep(folder: Path, text: str) -> str:
     """The page of a sweep whose model, point and column are called `text`; its plots are written into the same folder."""
-    config = SweepConfig(pipeline="mr2ag", model=text, grid={"gamma": [0.5]})  # type: ignore[arg-type]
     score = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4}
     record = {
+        "pipeline": "mr2ag",
+        "model": text,
+        "start": {"gamma": 0.5},
         "points": [
             {
                 "name": text,
@@ -84,7 +85,7 @@ def sweep(folder: Path, text: str) -> str:
         "forward_passes": {"made": 3, "saved": 9},
     }
     results: Any = SimpleNamespace(judgements=lambda kind: [CheckedProbability(kind, 0.5, True)])
-    write_page(folder, config, results, record)
+    write_page(folder, results, record)
     return (folder / "sweep.html").read_text(encoding="utf-8")
 
 
