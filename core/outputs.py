@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import socket
@@ -119,9 +120,11 @@ def _describe_process() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Return the command and its config file."""
+    """Return the command and its config file, e.g. `reflectune sft --config a.yaml`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     command = f"python -m {spec.name}" if spec else f"python {sys.argv[0]}"
+    if command == "python -m reflectune.__main__" or Path(sys.argv[0]).name == "reflectune":
+        command = " ".join(["reflectune", *itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:3])])
     following = dict(zip(sys.argv, sys.argv[1:], strict=False))
     return f"{command} --config {following['--config']}" if "--config" in following else command
 

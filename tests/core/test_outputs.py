@@ -110,6 +110,12 @@ def test_the_second_command_learns_who_writes_until_that_process_is_killed(out: 
     assert json.loads(lock_path(out).read_text())["pid"] == os.getpid()
 
 
+def test_a_command_of_the_front_door_is_named_by_its_word(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/reflectune", "build_index", "--config", "a.yaml", "--store", "x"])
+    hold(out)
+    assert json.loads(lock_path(out).read_text())["command"] == "reflectune build_index --config a.yaml"
+
+
 def test_an_output_is_the_same_by_any_name(out: Path, run: Run) -> None:
     out.mkdir(parents=True)
     link = out.parent.parent / "link"
