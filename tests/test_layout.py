@@ -93,7 +93,7 @@ def test_commands_are_short_and_on_top_of_their_folder() -> None:
     listed = {f"{module.replace('.', '/')}.py" for modules in cli.GROUPS.values() for module in modules}
     assert listed == library
     assert {len(Path(name).parts) for name in listed} == {2}
-    assert [name for name in listed if (ROOT / name).read_text(encoding="utf-8").count("\n") > 150] == []
+    assert [name for name in listed if (ROOT / name).read_text(encoding="utf-8").count("\n") >= 100] == []
     scripts = {name for name in listed if "\nif __name__ ==" in (ROOT / name).read_text(encoding="utf-8")}
     assert scripts == STARTED_BY_PATH
 

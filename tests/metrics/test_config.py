@@ -17,7 +17,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.metrics.config import MetricConfig
-from reflectune.metrics.score import ScoreConfig
+from reflectune.metrics.scoring.config import ScoreConfig
 from reflectune.train.grpo import GrpoConfig
 
 

@@ -273,7 +273,7 @@ def test_an_approximate_search_is_set_by_questions_or_sentences(kb, encoder, tmp
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b" \n\n", "is empty"), (b"\xff\xfe", "not text in UTF-8")], ids=["blank", "bytes"]
+    ("content", "told"), [(b" \n\n", "is empty"), (b"\xff\xfe", "is not UTF-8")], ids=["blank", "bytes"]
 )
 def test_a_file_without_questions_is_refused(tmp_path, content, told) -> None:
     (tmp_path / "questions.txt").write_bytes(content)
