@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -69,26 +68,6 @@ def is_held(path: str | Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is None
-
-
-@contextlib.contextmanager
-def locked(path: str | Path) -> Iterator[None]:
-    """Keep other processes away from a file or folder inside this block; wait if one is inside already.
-
-    For data that many commands share, e.g. the user's cache. For a command's own output see
-    `reflectune.core.outputs.hold`.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = take(lock_path(path))
-    if lock is None:
-        print(f"waiting for another process, which writes {path}", file=sys.stderr, flush=True)
-        lock = take(lock_path(path), wait=True)
-    assert lock is not None  # it was waited for
-    try:
-        yield
-    finally:
-        remove(lock)
 
 
 def lock_path(path: Path) -> Path:

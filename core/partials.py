@@ -43,33 +43,6 @@ def writing(path: str | Path) -> Iterator[Path]:
         _remove(partial)
 
 
-@contextlib.contextmanager
-def replacing(folder: str | Path) -> Iterator[Path]:
-    """Yield a new, empty folder, which replaces `folder` when the block succeeds.
-
-    After an error or a kill the old folder is still there. The next call deletes leftovers of a killed process. To be
-    called by a process that holds the folder (see `reflectune.core.locking`).
-    """
-    folder = Path(folder)
-    partial, old = partial_path(folder, common=True), hidden_sibling(folder, "old")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial, ignore_errors=True)
-    if old.exists() and not folder.exists():
-        os.replace(old, folder)  # killed between the two renamings
-    shutil.rmtree(old, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(partial, folder)
-    finally:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def remove_partials(path: str | Path) -> None:
     """Delete partial files that killed runs left next to a file or folder, and in it.
 

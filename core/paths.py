@@ -1,4 +1,4 @@
-"""Paths in data, which may lead into some folders only, and the user's cache."""
+"""Paths in data, which may lead into some folders only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from reflectune.core.errors import UserError
 
 Roots = str | Path | Sequence[str | Path]
 """One folder or several. Relative paths start at the first; a path may lead into any of them."""
-
-
-def user_cache(name: str) -> Path:
-    """Return a folder of the user's cache: `$REFLECTUNE_CACHE/name`, or in `~/.cache/reflectune`."""
-    return Path(os.environ.get("REFLECTUNE_CACHE") or Path.home() / ".cache" / "reflectune").absolute() / name
 
 
 class OutsideRoot(UserError):

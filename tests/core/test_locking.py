@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.locking import is_held, lock_path, locked, remove, take
+from reflectune.core.locking import is_held, remove, take
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -132,25 +132,6 @@ def test_a_link_locks_the_file_that_it_leads_to(tmp_path: Path) -> None:
     lock = take(tmp_path / "link")
     assert lock is not None
     assert take(tmp_path / "file") is None
-
-
-def test_two_processes_take_turns(tmp_path: Path) -> None:
-    """Each adds a letter to a file that it reads: without the lock some are lost."""
-    add = (
-        "import sys, time, pathlib\nfrom reflectune.core.locking import locked\n"
-        "path = pathlib.Path(sys.argv[1]) / 'log'\n"
-        "for _ in range(5):\n    with locked(sys.argv[1]):\n"
-        "        lines = path.read_text() if path.exists() else ''\n        time.sleep(0.01)\n"
-        "        path.write_text(lines + 'x')\n"
-    )
-    folder = tmp_path / "out"
-    folder.mkdir()
-    runs = [subprocess.Popen([sys.executable, "-c", add, str(folder)], stderr=subprocess.DEVNULL) for _ in range(3)]
-    assert [run.wait() for run in runs] == [0, 0, 0]
-    assert (folder / "log").read_text() == "x" * 15
-    with locked(folder):
-        assert is_held(lock_path(folder))
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_file_system_without_locks_gives_one_warning(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from typing import IO, Final, Literal
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import sha256_of
-from reflectune.core.locking import locked
-from reflectune.core.partials import replacing
 from reflectune.core.paths import is_occupied
+from reflectune.examples.pocket.cache import locked, replacing
 
 RECORD = ".package.json"
 """File of an unpacked folder with the package and the names of its members."""

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from reflectune.core.paths import user_cache
 from reflectune.examples.pocket import run
+from reflectune.examples.pocket.cache import user_cache
 from reflectune.examples.pocket.gallery.sources.packages import fetch_sources
 from reflectune.examples.pocket.marks import marks
 from reflectune.formats.dataset import LOOK_ALIKES, Dataset
