@@ -29,8 +29,9 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.requests import Picture, Prompt, SearchReply, SearchRequest, WriteReply
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
-from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.pipelines.pmsr import PmsrFixed, PmsrFixedSettings
 from reflectune.inference.trace import Trace
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.rendering.turns import prompt_parts
@@ -38,9 +39,10 @@ from reflectune.models.rendering.turns import prompt_parts
 BUDGETS = {"texts": 6, "pairs": 3}
 ITERATIONS, RECORD, ANSWER, PASSAGE_WORDS = 3, 32, 16, 48
 TOKEN_BUDGET = 16_384
+SETTINGS: dict[str, Any] = {"iterations": ITERATIONS, "max_new_tokens": ANSWER, "max_record_tokens": RECORD}
 TRAJECTORIES: dict[str, Callable[[Question], Steps[TrajectoryResult]]] = {
-    "mi_rag": MiRag(ITERATIONS, BUDGETS, ANSWER, RECORD),
-    "pmsr": Pmsr(ITERATIONS, BUDGETS, 2.0, ANSWER, RECORD),  # no similarity reaches this τ
+    "mi_rag": MiRag(RecordSettings(**SETTINGS), BUDGETS),
+    "pmsr": PmsrFixed(PmsrFixedSettings(**SETTINGS), BUDGETS),
 }
 Prompts = Sequence[tuple[Image.Image, Prompt]]
 
