@@ -203,3 +203,9 @@ def test_the_stages_have_an_order() -> None:
         assert ready, [stage.name for stage in remaining]
         done |= {out for stage in ready for out in stage.outs}
         remaining = [stage for stage in remaining if stage not in ready]
+
+
+@pytest.mark.parametrize("name", sorted({Path(out).name for stage in EVERY for out in stage.outs} - {"recall.json"}))
+def test_the_library_writes_a_file_of_an_outputs_name(name: str) -> None:
+    files = (path for floor in (*FLOORS, "models", "formats") for path in (ROOT / floor).rglob("*.py"))
+    assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in files)

@@ -83,7 +83,7 @@ function row(question, pipeline) {
 
 function detail(question, pipeline) {
   const trace = question.traces[pipeline];
-  const left = element("div", "beside", picture(question.image, "picture", "the question's image"),
+  const left = element("div", "side", picture(question.image, "picture", "the question's image"),
     element("h3", "", "Every pipeline's answer"));
   for (const name of data.pipelines) {
     if (question.traces[name]) left.append(element("div", "outcome", name + ": ", answerLine(question.traces[name])));
@@ -249,7 +249,7 @@ function extend() {
   const next = shown.slice(built, built + PAGE).map((question) => row(question, pipeline));
   built += next.length;
   list.append(...next);
-  // The watcher fires on a change of visibility only: watch anew, in case the end of the list is still in view.
+  // The watcher fires on a change of visibility only: watch again, in case the end of the list is still in view.
   watcher.unobserve(more);
   if (built < shown.length) watcher.observe(more);
 }
