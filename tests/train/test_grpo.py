@@ -488,7 +488,7 @@ def options(config: GrpoConfig, folder: Path) -> list[str]:
     """A config as it is typed, by way of a YAML file."""
     path = folder / f"{Path(config.output_dir).name}.yaml"
     keys = list(type(config).model_fields)
-    plain = {key: value for key in keys if (value := getattr(config, key)) is not None}
+    plain = {key: value for key in keys if (value := getattr(config, key)) is not None and key not in ("gamma", "ret")}
     path.write_text(yaml.safe_dump({**plain, "k": str(config.k)}))
     return ["--config", str(path)]
 

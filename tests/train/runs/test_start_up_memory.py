@@ -1,6 +1,5 @@
 """Memory of a process before its first step: its own shard, and nothing of mapped files."""
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from reflectune.models.names import shipped_folder
+from reflectune.models.weights.pretrained import load_processor
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -19,12 +23,36 @@ BESIDE = 48 * 2**20
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
-    """A LLaVA that is stored in bfloat16, and how many weights it has: 78 M."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    geometry = importlib.import_module("geometry")
-    size = geometry.Size(vocabulary=ROWS, width=WIDTH, layers=8)
-    return tmp_path / "base", geometry.save_as_base("llava", size, tmp_path / "base", torch.bfloat16)
+def base(tmp_path: Path) -> tuple[Path, int]:
+    """A LLaVA that is stored in bfloat16, and its number of weights: 78 M."""
+    processor: Any = load_processor(str(shipped_folder("miniature/llava")), "llava")
+    side = {"height": 336, "width": 336}
+    processor.image_processor = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size=side)
+    processor.patch_size = 14
+    vision = CLIPVisionConfig(
+        hidden_size=384,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        image_size=336,
+        patch_size=14,
+    )
+    text = LlamaConfig(
+        vocab_size=ROWS,
+        hidden_size=WIDTH,
+        intermediate_size=2048,
+        num_hidden_layers=8,
+        num_attention_heads=12,
+        max_position_embeddings=16_384,
+    )
+    image_token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=image_token, tie_word_embeddings=False
+    )
+    model: Any = LlavaForConditionalGeneration(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "base")
+    processor.save_pretrained(tmp_path / "base")
+    return tmp_path / "base", model.num_parameters()
 
 
 @pytest.fixture
