@@ -14,13 +14,16 @@ from typing import NamedTuple
 import pytest
 
 from reflectune import cli
+from reflectune.core.command import Command
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.md"))
-PATH = re.compile(r"`((?:core|models|metrics|retrieval|data_builders|train|inference|tests|benchmarks)/[\w/]+\.\w+)`")
+PATH = re.compile(
+    r"`((?:core|formats|examples|models|metrics|retrieval|data_builders|train|inference|tests|benchmarks)/[\w/]+\.\w+)`"
+)
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 EXTRAS = re.findall(
     r"^(\w+) = \[", PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
@@ -30,7 +33,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"", "python", "bash", "console", "sh", "yaml", "json", "{toctree}", "{eval-rst}"}
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:\$launch|accelerate launch|bash|pip install|(?:\.venv/bin/)?(?:python|reflectune))\s+\S")
-OTHERS = {"cd", "dvc", "export", "hf", "img2dataset", "lmms-eval", "source", "vllm"}
+OTHERS = {"cd", "dvc", "export", "hf", "img2dataset", "lmms-eval", "pipx", "source", "vllm"}
 """Programs that are not ours; any other word where a command stands is taken for a slip."""
 
 
@@ -105,7 +108,7 @@ def test_the_picture_is_what_its_source_draws() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
 def test_tables_have_a_head(page: Path) -> None:
-    """Rows behind a blank line are no table."""
+    """Rows after a blank line are not a table."""
     lines = ["", *FENCE.sub("", page.read_text(encoding="utf-8")).splitlines(), ""]
     heads = [
         number for number, line in enumerate(lines) if line.startswith("|") and not lines[number - 1].startswith("|")
@@ -126,7 +129,7 @@ def test_every_fence_is_read_here(page: Path) -> None:
 
 
 def run_python(text: str) -> None:
-    """Run a block. It may end with the error that a run's folder, which the block names, is not there yet."""
+    """Run a block. An error that a run's folder, which the block names, does not exist yet is ignored."""
     constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     runs = [value for value in constants if isinstance(value, str) and value.startswith("runs/")]
     try:
@@ -159,7 +162,7 @@ def test_wrong_python_is_noticed(text: str, error: type[Exception]) -> None:
 # Commands.
 
 NOT_THERE_YET = re.compile(r"  `\w+` (.* is not a folder|must be an existing (file|folder), )")
-"""What a value is told whose file an earlier command makes."""
+"""Problems of a value whose file an earlier command writes."""
 
 
 def parse(module: str, words: list[str]) -> list[str]:
@@ -167,7 +170,7 @@ def parse(module: str, words: list[str]) -> list[str]:
 
     Whether folders exist is not checked.
     """
-    command = getattr(importlib.import_module(module), module.rpartition(".")[2])
+    (command,) = (value for value in vars(importlib.import_module(module)).values() if isinstance(value, Command))
     kind = type(command.kind.__name__, (command.kind,), {"problems": lambda self: []})
     try:
         parse_config(kind, words)
@@ -179,7 +182,7 @@ def parse(module: str, words: list[str]) -> list[str]:
 
 
 def options_of_script(path: Path) -> set[str]:
-    """The options of an argparse script: its own, and those of `running.parser` where it starts from that."""
+    """Return the options of an argparse script, with those of `results.parser` where it starts from that."""
     calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     options = {
         str(argument.value)
@@ -188,8 +191,8 @@ def options_of_script(path: Path) -> set[str]:
         for argument in call.args
         if isinstance(argument, ast.Constant)
     }
-    if path.name != "running.py" and any(isinstance(c.func, ast.Name) and c.func.id == "parser" for c in calls):
-        options |= options_of_script(path.with_name("running.py"))
+    if path.name != "results.py" and any(isinstance(c.func, ast.Name) and c.func.id == "parser" for c in calls):
+        options |= options_of_script(path.with_name("results.py"))
     return options
 
 
@@ -201,7 +204,7 @@ MODULES = {module.partition(".")[2]: module for modules in cli.GROUPS.values() f
 
 
 def front_door_problems(words: list[str], files: Mapping[str, Path]) -> list[str]:
-    """What is wrong with the words behind `reflectune`."""
+    """Return the problems of the words behind `reflectune`."""
     if words in (["--help"], ["--version"], ["COMMAND", "--help"]):
         return []
     words = words[1:] if words[0] in cli.GROUPS and words[1:2] and words[1] in MODULES else words
@@ -211,13 +214,13 @@ def front_door_problems(words: list[str], files: Mapping[str, Path]) -> list[str
 
 
 def module_problems(module: str, words: list[str], files: Mapping[str, Path]) -> list[str]:
-    """What is wrong with the words behind `python -m MODULE`."""
+    """Return the problems of the words behind `python -m MODULE`."""
     path = ROOT / f"{module.removeprefix('reflectune.').replace('.', '/')}.py"
     if not module.startswith("reflectune.") or not path.is_file():
         return [f"{module} does not exist"]
     text = path.read_text(encoding="utf-8")
     if "__main__" not in text and "\n@command(" not in text:
-        return [f"{module} is no command"]
+        return [f"{module} is not a command"]
     if "\n@command(" not in text:
         return unknown_options(options_of_script(path), words)
     given = [
@@ -228,7 +231,7 @@ def module_problems(module: str, words: list[str], files: Mapping[str, Path]) ->
 
 
 def script_problems(path: str, words: list[str], files: Mapping[str, Path]) -> list[str]:
-    """What is wrong with a script and its words: our entry scripts, benchmarks, and what bash runs."""
+    """Return the problems of a script and its words: our entry scripts, benchmarks, and what bash runs."""
     script = ROOT / path
     if not script.is_file():
         return [f"{path} does not exist"]
@@ -239,21 +242,24 @@ def script_problems(path: str, words: list[str], files: Mapping[str, Path]) -> l
     text = script.read_text(encoding="utf-8")
     if 'pytest "$@"' in text:
         return []
-    passed = re.search(r'(benchmarks/\w+\.py) "\$@"', text)
-    return unknown_options(options_of_script(ROOT / passed[1]) if passed else set(), words)
+    if '"tests/soak/$soak.py" "$@"' in text:
+        return script_problems(f"tests/soak/{words[0]}.py", words[1:], files)
+    passed = re.search(r'-m reflectune\.([\w.]+) "\$@"', text)
+    called = ROOT / f"{passed[1].replace('.', '/')}.py" if passed else None
+    return unknown_options(options_of_script(called) if called else set(), words)
 
 
 def program_problems(words: list[str], files: Mapping[str, Path]) -> list[str]:
-    """What is wrong with the words behind `python` or `$launch`: `-m` and a module, or a script."""
+    """Return the problems of the words behind `python` or `$launch`: `-m` and a module, or a script."""
     if words[:2] == ["-m", "venv"]:
         return []
     return module_problems(words[1], words[2:], files) if words[0] == "-m" else script_problems(*split(words), files)
 
 
 def launch_problems(words: list[str], files: Mapping[str, Path]) -> list[str]:
-    """What is wrong with the words behind `accelerate launch`."""
+    """Return the problems of the words behind `accelerate launch`."""
     if words[0] != "--config_file":
-        return ["a launch names its --config_file"]
+        return program_problems(words, files)
     options = re.fullmatch(r"(.*)\{(.*)\}(.*)", words[1])
     settings = [options[1] + one + options[3] for one in options[2].split(",")] if options else [words[1]]
     issues = [f"{file} does not exist" for file in settings if not (ROOT / file).is_file()]
@@ -261,7 +267,7 @@ def launch_problems(words: list[str], files: Mapping[str, Path]) -> list[str]:
 
 
 def command_problems(line: str, files: Mapping[str, Path] | None = None) -> list[str]:
-    """What is wrong with one command.
+    """Return the problems of one command.
 
     Args:
         line: As a person types it.
@@ -304,7 +310,7 @@ def split(words: list[str]) -> tuple[str, list[str]]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The commands of a page, those of its shell blocks and those between backticks."""
+    """Yield the commands of a page, those of its shell blocks and those between backticks."""
     for block in blocks("bash", "console", "sh"):
         if block.page == page:
             lines = block.text.replace("\\\n", " ").splitlines()
@@ -343,17 +349,16 @@ def test_every_command_stands_on_the_commands_page() -> None:
 
 
 def test_commands_are_found() -> None:
-    counts = {page.name: len(list(commands(page))) for page in (*PAGES, *BENCHMARKS)}
+    counts = {page.name: len(list(commands(page))) for page in PAGES}
     assert counts["README.md"] > 12
     assert counts["commands.md"] > 30
     assert counts["self_labelling.md"] >= 6
-    assert all(counts[page.name] for page in BENCHMARKS)
 
 
 @pytest.mark.parametrize(
     ("line", "issue"),
     [
-        ("python benchmarks/marks.py --seed 0", "takes no --seed"),
+        ("python benchmarks/retrieval.py --seed 0", "takes no --seed"),
         ("python benchmarks/none.py", "does not exist"),
         ("python -m reflectune.examples.miniature.papers_tables --config configs/none.yaml", "configs/none.yaml"),
         (
@@ -361,18 +366,19 @@ def test_commands_are_found() -> None:
             "unknown key `sedes`; did you mean `seeds`?",
         ),
         ("reflectune nothing --seed 0", "has no command nothing"),
-        ("python -m reflectune.inference.config", "is no command"),
+        ("python -m reflectune.inference.config", "is not a command"),
         ("reflectune export --to excel", "`to` should be one of"),
         ("reflectune estimate --processes many", "`processes` should be a whole number"),
-        ("python benchmarks/probe.py --size small --dtipe float32", "takes no --dtipe"),
+        ("python benchmarks/gpu.py --size small --dtipe float32", "takes no --dtipe"),
         ("bash scripts/none.sh", "does not exist"),
         ("bash scripts/quickstart.sh --family llava", "takes no --family"),
-        ("bash scripts/gpu_check.sh --stepps 4", "takes no --stepps"),
+        ("bash scripts/pocket.sh --quik", "takes no --quik"),
+        ("bash scripts/soak.sh kill --kils 4", "takes no --kils"),
         ("COLOUR=1 bash scripts/quickstart.sh", "reads no COLOUR"),
         ("$launch train/stf.py", "does not exist"),
         ("$launch -m reflectune.retrieval.build_index --worker 8", "unknown key `worker`"),
         ("$launch train/sft.py --config configs/examples/miniature/mr2ag_full.yaml --epoch 3", "unknown key `epoch`"),
-        ("accelerate launch train/sft.py", "names its --config_file"),
+        ("accelerate launch train/stf.py", "does not exist"),
         ("accelerate launch --config_file configs/accelerate/{zero2,zero9}.yaml train/sft.py …", "zero9.yaml"),
         ('launch=".venv/bin/accelerate launch --config_file configs/accelerate/tpu.yaml"', "tpu.yaml does not exist"),
         ("pip install 'reflectune[rogue]'", "no extra rogue"),
@@ -388,10 +394,10 @@ def test_a_wrong_command_is_noticed(line: str, issue: str) -> None:
 
 
 def yaml_problems(text: str, file: Path) -> list[str]:
-    """What is wrong with a YAML block, whose first line names its command: `# python -m … --config NAME.yaml`."""
+    """Return the problems of a YAML block, whose first line names its command: `# python -m … --config NAME.yaml`."""
     command = text.splitlines()[0].removeprefix("# ")
     if not COMMAND.match(command) or " --config " not in command:
-        return ["the first line is no comment with a command and its --config"]
+        return ["the first line is not a comment with a command and its --config"]
     file.write_text(text, encoding="utf-8")
     return command_problems(command, {command.split(" --config ")[1].split()[0]: file})
 
@@ -407,7 +413,7 @@ CONVERT = "# reflectune convert --config mine.yaml\n"
 @pytest.mark.parametrize(
     ("text", "issue"),
     [
-        ("questions: own\n", "no comment with a command"),
+        ("questions: own\n", "not a comment with a command"),
         (f"{CONVERT}qestions: own\n", "unknown key `qestions`; did you mean `questions`?"),
         (f"{CONVERT}limit: few\n", "`limit` should be a whole number, found 'few'"),
         (f"{CONVERT}splits: [train\n", "is not valid YAML"),

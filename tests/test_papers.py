@@ -27,7 +27,7 @@ NOT_THERE_YET = re.compile(
 )
 """Problems that a stage has because no stage before it was run, not because of its command."""
 BY_HAND = ("runs/bem/bem.json",)
-"""Files that no stage writes and no page offers for download: docs/scoring.md."""
+"""Files that no stage writes and no page offers for download: docs/evaluation.md."""
 
 
 UNREAD = {
