@@ -105,8 +105,8 @@ class PrefixEngine:
 
     Args:
         loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
-    XX Keys and values of four times as many tokens of branches are kept; other branches are
-            read again if they are decoded from.
+        token_budget: Most tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
+            many tokens of branches are kept; other branches are read again if they are decoded from.
         keep_images: Image prefixes to keep from call to call, least recently used first out. With 0, questions
             of one call still share a picture.
 
