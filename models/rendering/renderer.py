@@ -138,11 +138,7 @@ class Renderer:
     def conversations(
         self, turns: Turns, texts: Sequence[Texts], image: Image.Image | None
     ) -> tuple[Rendered, list[list[int]]]:
-        """Return the shared beginning of conversations with different slot texts, and the continuation of each.
-
-        Both together are the ids of `conversation`; the picture is processed once. A continuation has at least one
-        token.
-        """
+        """Return the shared beginning of conversations with different slot texts, and each one's continuation."""
         chunks = self._chunks(turns, cue=turns[-1].role == "user")
         rows = [self._safe.encode_from_start(fill_slots(chunks, each)) for each in texts]
         shared = common_prefix([row[:-1] for row in rows])
