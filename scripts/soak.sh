@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Soaks: hours of the tool's commands under kill -9 and on damaged inputs.
 #   bash scripts/soak.sh kill --kills 10 --packages     # kill every writing command at random moments, compare the files
-#   bash scripts/soak.sh hostile 2000 --parts 2         # damage the inputs at random: no traceback, no hang
+#   bash scripts/soak.sh hostile 2000 --parts 2         # damage the inputs at random: no traceback, no timeout
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"

@@ -26,7 +26,7 @@ def noting(run: Path, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_a_stage_begins_when_what_it_needs_has_ended(tmp_path: Path, lanes: int) -> None:
+def test_a_stage_starts_when_its_needs_have_ended(tmp_path: Path, lanes: int) -> None:
     minutes = staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "dcba"}, NEEDS, lanes)
 
     order = (tmp_path / "order").read_text().split()
@@ -45,7 +45,7 @@ def test_a_stage_that_is_left_out_passes_its_needs_on(tmp_path: Path) -> None:
 
 
 def test_two_lanes_run_two_stages_at_a_time(tmp_path: Path) -> None:
-    """Each waits for the other's file: one after the other they would wait for ever."""
+    """Each waits for the other's file: in sequence they would wait forever."""
 
     def meeting(mine: str, other: str) -> list[str]:
         wait = "while not other.exists(): time.sleep(0.01)"
@@ -99,7 +99,7 @@ def test_a_stage_that_fails_ends_the_others_and_is_not_finished(tmp_path: Path, 
     assert "this went wrong" in capsys.readouterr().out
 
 
-def test_a_stage_that_succeeds_as_another_fails_is_finished(
+def test_a_stage_that_succeeds_while_a_different_one_fails_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(staging, "WAIT", 3)  # both have ended at the first look

@@ -13,7 +13,7 @@ the libraries are loaded. Its result is one of
 - `same`: it ended with the bytes of the undisturbed run: the damaged value isn't read;
 - `used`: it ended with other bytes: the damaged value is a valid one, as far as a program can decide. All are listed
   for a person to check;
-- `traceback`, `hang`, `inputs changed`: always failures.
+- `traceback`, `timeout`, `inputs changed`: always failures.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from damage import damage_bytes, damage_input, damage_key, keys_of, replaced
 from kill import files_of
 
 LIMIT = 180
-"""Seconds after which a case is a hang: ten times the longest command of the chain."""
+"""Seconds after which a case has timed out: ten times the longest command of the chain."""
 OUT = "out"
 """Output of a case, in its folder."""
-FAILURES = ("traceback", "hang", "inputs changed")
+FAILURES = ("traceback", "timeout", "inputs changed")
 READS: dict[str, Sequence[str]] = {
     "index": ("world/knowledge",),
     "faiss_index": ("world/knowledge",),
@@ -163,7 +163,7 @@ def start(module: str, arguments: list[str]) -> None:
 def judge(status: int | None, text: str, expected: dict[str, str], out: Path) -> str:
     """Classify a case whose inputs are unchanged; `expected` are the files of an undisturbed run."""
     if status is None:
-        return "hang"
+        return "timeout"
     if "Traceback (most recent call last)" in text or (status not in (0, 3) and "error: " not in text):
         return "traceback"
     if status == 3 or (status == 0 and "left out" in text):

@@ -47,7 +47,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_loss_is_that_of_the_whole_conversation(folders: tuple[Path, Path]) -> None:
-    """The branches off one reading give what a plain forward pass over prompt and caption gives."""
+    """Branches of one read prefix have the losses of a plain forward pass over prompt and caption."""
     dataset, loaded = Dataset(folders[1]), load("miniature/llava", scheme="plain")
     questions = dataset.questions("val")
     (found,) = look.Examiner(PrefixEngine(loaded), dataset).losses(

@@ -36,7 +36,7 @@ def test_each_stage_is_a_command_and_has_its_minutes() -> None:
             assert Path(command[command.index("--config") + 1]).is_file()
 
 
-def test_each_stage_reads_what_an_earlier_one_wrote() -> None:
+def test_each_stage_reads_outputs_of_earlier_stages() -> None:
     """Every folder below the run that a recipe reads is the output of a stage that it needs."""
     for commands in (run.stages(), run.shipped_stages(), run.quick_stages(LIMIT)):
         for name in commands:
@@ -45,7 +45,7 @@ def test_each_stage_reads_what_an_earlier_one_wrote() -> None:
 
 
 def needs(direct: dict[str, tuple[str, ...]], name: str) -> set[str]:
-    """A stage's needs, and what these need."""
+    """Return a stage's needs, and the needs of these."""
     return {*direct.get(name, ())}.union(*(needs(direct, need) for need in direct.get(name, ())))
 
 
@@ -79,7 +79,7 @@ def test_the_shipped_models_answer_from_real_pictures_and_articles(
 
 
 def leave_few_entries(gallery: Path) -> None:
-    """Of the knowledge base leaves what questions name, look-alikes and every hundredth other entry.
+    """Keep the entries of the knowledge base that questions name, look-alikes and every hundredth other entry.
 
     Pictures are left to what will be asked about, to its look-alikes, and to every eighth of what could be.
     """

@@ -40,7 +40,7 @@ TITLE, IMAGE = 16, 24
 
 @pytest.fixture(scope="session")
 def vision_folder(clip_folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny random image tower with a projection into 24 dimensions, and CLIP's image processor."""
+    """Write a tiny random image tower with a projection into 24 dimensions, and CLIP's image processor."""
     folder = tmp_path_factory.mktemp("vision")
     torch.manual_seed(3)
     tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -52,7 +52,7 @@ def vision_folder(clip_folder: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny random text model of 16 dimensions that declares mean pooling."""
+    """Write a tiny random text model of 16 dimensions that declares mean pooling."""
     folder = tmp_path_factory.mktemp("text")
     torch.manual_seed(4)
     tokenizer = train_tokenizer(["owl nº 0 1 2 3 4 5 6 7 8 9"] * 4, 300, "text")
@@ -67,7 +67,7 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def map_file(vision_folder: str, text_folder: str, tmp_path: Path) -> Path:
-    """A random map between the two."""
+    """Write a random map between the two."""
     draw = np.random.default_rng(0)
     weight, bias = draw.normal(size=(IMAGE, TITLE)), draw.normal(size=TITLE)
     record = {"vision": vision_folder, "text": text_folder}
@@ -235,7 +235,7 @@ def test_scores_are_equation_3_with_each_similarity_in_its_space(kb, entries, pa
 
 @pytest.fixture
 def pictures_file(kb, entries, tmp_path: Path) -> Path:
-    """Every image of the knowledge base for training but three: one each of another use, and one of two uses."""
+    """Write every image for training except three: two of a different use, and one of two uses."""
     rows = [{"image": image, "entity": entry.id, "use": "train"} for entry in entries for image in entry.images]
     rows[0]["use"], rows[1]["use"] = "val", "test"
     rows.append({**rows[2], "use": "knowledge base"})
@@ -244,7 +244,7 @@ def pictures_file(kb, entries, tmp_path: Path) -> Path:
     return path
 
 
-def test_pictures_of_another_use_are_left_out(pictures_file, entries) -> None:
+def test_pictures_of_a_different_use_are_left_out(pictures_file, entries) -> None:
     images = [(image, entry.id) for entry in entries for image in entry.images]
     assert training_pictures(pictures_file) == images[3:]
     (pictures_file.parent / "questions").mkdir()

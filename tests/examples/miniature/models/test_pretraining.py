@@ -1,4 +1,4 @@
-"""Lessons as trees must be what the same lessons are as rows of their own."""
+"""Lessons as trees have the losses of the same lessons as separate rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lessons_of(teacher: Teacher) -> list[Lesson]:
     return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(3), teacher.recall()]
 
 
-def test_a_tree_predicts_what_separate_rows_predict(school: tuple[Pretrainer, Teacher, Any]) -> None:
+def test_a_tree_predicts_as_separate_rows_do(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     for lesson in lessons_of(teacher):
         whole = trainer.collate([lesson])
@@ -60,7 +60,7 @@ def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
     return torch.arange(first, end)
 
 
-def test_a_batch_predicts_what_its_lessons_predict_alone(school: tuple[Pretrainer, Teacher, Any]) -> None:
+def test_a_batch_predicts_as_its_single_lessons_do(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     lessons = lessons_of(teacher)
     together = trainer.forward(trainer.collate(lessons))[0]
@@ -104,7 +104,7 @@ def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pr
     assert trainer.forward(batch)[1].item() < before / 3
 
 
-def test_the_vision_stage_names_what_is_shown(school: tuple[Pretrainer, Teacher, Any]) -> None:
+def test_the_vision_stage_names_the_attributes(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
     trainer.log = (lines := []).append  # type: ignore[var-annotated]
     labels = torch.tensor([[row % 2] for row in range(7)])

@@ -1,4 +1,4 @@
-"""The weights that come with the package load as any checkpoint does."""
+"""The package's weights load as any checkpoint does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Truths about the language of questions: what a base model is taught, what training says, and what is held out."""
+"""The language of questions: phrasings of lessons, of training, and held-out ones."""
 
 from __future__ import annotations
 

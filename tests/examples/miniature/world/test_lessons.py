@@ -1,4 +1,4 @@
-"""Lessons say what is true, keep off held-out looks, and teach nothing of validation or test."""
+"""Lessons state true facts, and show no held-out looks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_is_it_exactly_if_every_word_of_the_description_is_shown(teacher: Tea
             assert all((word in seen.values()) == is_shown for word, is_shown in shown_words(turn))
 
 
-def test_evidence_is_a_passage_of_the_asked_section_about_what_is_shown(teacher: Teacher) -> None:
+def test_evidence_is_a_passage_of_the_asked_section_about_the_pictured_entity(teacher: Teacher) -> None:
     for _ in range(30):
         lesson = teacher.read(with_picture=True)
         for turn in (t for t in lesson.turns if t.skill.startswith("evidence")):
@@ -75,7 +75,7 @@ def test_no_description_is_of_looks_that_are_held_out(teacher: Teacher) -> None:
                 assert not Looks(*(word for word, _ in words)).held_out
 
 
-def test_one_article_of_several_tells_of_what_is_shown_in_any_place(teacher: Teacher) -> None:
+def test_one_article_of_several_is_about_the_pictured_entity_at_any_rank(teacher: Teacher) -> None:
     first_right = 0
     for _ in range(40):
         lesson = teacher.read_articles(3)

@@ -1,4 +1,4 @@
-"""Truths about a whole world: what is held out, where answers stand, and that a seed decides everything."""
+"""Truths about a whole world: held-out looks and phrasings, answers, ranges, evidence."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_bytes_also_after_a_cut(folder: Path, tmp_p
     assert (different, failed) == ([], [])
 
 
-def test_another_seed_gives_another_world_with_the_same_famous_entities(folder: Path, tmp_path: Path) -> None:
+def test_a_different_seed_gives_a_different_world_with_the_same_famous_entities(folder: Path, tmp_path: Path) -> None:
     build_world(tmp_path, size="tiny", seed=4, quiet=True)
     one, two = Dataset(folder).knowledge, Dataset(tmp_path).knowledge
     assert one.get("val-00000").title != two.get("val-00000").title
@@ -64,12 +64,12 @@ def test_another_seed_gives_another_world_with_the_same_famous_entities(folder: 
         assert [s.text for s in one.get(entity.id).sections[:4]] == [s.text for s in two.get(entity.id).sections[:4]]
 
 
-def test_a_folder_with_another_world_is_refused(folder: Path) -> None:
+def test_a_folder_with_a_different_world_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="holds another data set"):
         build_world(folder, size="tiny", seed=5, quiet=True)
 
 
-def test_traffic_asks_what_other_splits_ask_of_famous_entities_most_and_leaves_them_alone(
+def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(
     folder: Path, tmp_path: Path
 ) -> None:
     """Pictures that are its own, the words of training or not, and the rest of the world to the byte."""
@@ -181,7 +181,7 @@ def test_a_distractor_is_never_the_answer(relation: str) -> None:
             assert text.count(part) == 1
 
 
-def test_two_hop_questions_for_training_keep_to_what_training_may_show_and_leave_the_rest_alone(
+def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_unchanged(
     folder: Path, tmp_path: Path
 ) -> None:
     build_world(tmp_path, size="tiny", seed=3, two_hop=40, quiet=True)

@@ -109,7 +109,7 @@ def test_unseen_questions_ask_known_entities_for_other_facts(tmp_path: Path, sou
         assert question.meta["phrasing"] == "held_out"
 
 
-def test_training_never_says_what_is_held_out(tmp_path: Path, sources: Collection) -> None:
+def test_training_never_has_held_out_phrasings(tmp_path: Path, sources: Collection) -> None:
     held_out = [subject for both in SUBJECTS.values() for subject in both[1]]
     for question in build(tmp_path / "out", sources).questions("train"):
         assert question.meta["phrasing"] == "seen"

@@ -1,4 +1,4 @@
-"""Captions beside a gallery: what stage 1 learns from shows nothing that the gallery tests, or that is held out."""
+"""Captions of a gallery: training data of stage 1, without its test pictures."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_captions(tmp_path: Path, more: Collection)
     assert one.fingerprint != build(tmp_path / "third", more, Settings(seed=4))[1].fingerprint
 
 
-def test_captions_of_another_gallery_are_refused(tmp_path: Path, more: Collection) -> None:
+def test_captions_of_a_different_gallery_are_refused(tmp_path: Path, more: Collection) -> None:
     gallery, captions = build(tmp_path, more)
     before = captions.fingerprint
     assert build_captions(captions.root, gallery.root, more, SETTINGS, quiet=True)["fingerprint"] == before

@@ -1,4 +1,4 @@
-"""A fact is what an article states; what it doesn't state is asked nowhere."""
+"""Facts are statements of articles; no question asks for anything else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def article(text: str, title: str = "Thing") -> Article:
         ("It stands in Agra, India.", "landmark", "city", ("Agra",)),
     ],
 )
-def test_a_pattern_reads_what_is_told_of_such_a_thing(
+def test_a_pattern_reads_the_facts_of_its_kind_of_thing(
     text: str, category: str, relation: str, answers: tuple[str, ...] | None
 ) -> None:
     known = {fact.relation: fact.answers for fact in text_facts(article(text), category)}
@@ -95,7 +95,7 @@ def test_a_countrys_facts_are_stated_by_its_entry(sources: Collection) -> None:
     ("money", "one"),
     [("euros", "euro"), ("quetzales", "quetzal"), ("US dollars", "US dollar"), ("rupees", "rupee"), ("won", "won")],
 )
-def test_a_currency_is_told_in_the_singular(money: str, one: str) -> None:
+def test_a_currency_is_named_in_the_singular(money: str, one: str) -> None:
     assert singular(money) == one
 
 
@@ -117,7 +117,7 @@ def test_a_fact_that_no_passage_states_has_no_evidence() -> None:
     assert evidence_of(Fact("Thing", "family", ("Felidae",)), entry) == ()
 
 
-def test_another_section_is_evidence_only_if_it_speaks_of_the_relation() -> None:
+def test_a_different_section_is_evidence_only_with_a_word_of_the_relation() -> None:
     fact = Fact("Thing", "capital", ("Paris",), heading="Facts", sentence="The capital is Paris.")
     told = entry_of(article("Its capital is Paris.", "Told"), [fact])
     named = entry_of(article("Its trains go to Paris.", "Named"), [fact])
@@ -125,7 +125,7 @@ def test_another_section_is_evidence_only_if_it_speaks_of_the_relation() -> None
     assert evidence_of(fact, named, "capital") == (Evidence("en:Named", 1),)
 
 
-def test_ranks_are_told_unless_the_summary_gainsays(sources: Collection) -> None:
+def test_ranks_are_facts_unless_the_summary_contradicts(sources: Collection) -> None:
     def ranks(text: str, category: str = "animal") -> dict[str, str]:
         facts = taxonomy_facts(article(text, "Lion"), ("lion",), category, sources.wordnet)
         return {fact.relation: fact.answers[0] for fact in facts}
@@ -141,7 +141,7 @@ def test_ranks_are_told_unless_the_summary_gainsays(sources: Collection) -> None
     assert ranks("It is large.", "food") == {}
 
 
-def test_a_kind_is_told_of_some_things_alone(sources: Collection) -> None:
+def test_only_some_things_have_a_fact_of_their_kind(sources: Collection) -> None:
     violin = sources.articles["Violin"]
     assert [fact.answers for fact in kind_fact(violin, "violin", "instrument", sources.wordnet)] == [
         ("bowed stringed instrument",)

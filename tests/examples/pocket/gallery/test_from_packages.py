@@ -1,4 +1,4 @@
-"""A small gallery out of the real packages, where their registries can be reached."""
+"""A small gallery from the real packages, where their registries can be reached."""
 
 from __future__ import annotations
 

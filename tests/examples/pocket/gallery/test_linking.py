@@ -1,4 +1,4 @@
-"""A picture is linked to the article of what it shows, and to no other."""
+"""A picture is linked to its subject's article, and to no other."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_a_name_is_matched_without_its_article_and_plural(sources: Collection, n
 
 
 @pytest.mark.parametrize("name", ["lioness", "sea lion", "li", "lion king", ""])
-def test_another_name_is_not_matched(sources: Collection, name: str) -> None:
+def test_a_different_name_is_not_matched(sources: Collection, name: str) -> None:
     assert link(sources, name).made == []
 
 
-def test_an_article_of_another_sense_is_refused(sources: Collection) -> None:
+def test_an_article_of_a_different_sense_is_refused(sources: Collection) -> None:
     links = link(sources, "turkey", "bird")
     assert links.made == []
     assert [(title, why) for _, title, why in links.refused] == [

@@ -1,4 +1,4 @@
-"""Each source is read as its package lays it out, and what is bad in it is one clear error."""
+"""Each source is read in its package's layout, and damage is one clear error."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_small_picture_is_unusable(tmp_path: Path) -> None:
         read_picture(picture(tmp_path / "a.png"))
 
 
-def test_a_resource_file_gives_back_what_was_packed(tmp_path: Path) -> None:
+def test_a_resource_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
     files = {"a.webp": b"one", "b.qml": b"two " * 100}
     (tmp_path / "x.rcc").write_bytes(pack_resources(files))
     assert dict(read_resources(tmp_path / "x.rcc")) == {f"folder/{name}": content for name, content in files.items()}
@@ -167,7 +167,7 @@ def test_a_country_is_known_by_its_letters(sources: Collection) -> None:
     assert sources.countries[0].text("Geography", "Nowhere", "at all") == ""
 
 
-def test_emoji_of_another_version_are_named(sources: Collection) -> None:
+def test_emoji_of_a_different_version_are_named(sources: Collection) -> None:
     write(sources.folders["emoji_names"] / emoji_and_flags.NAMES, json.dumps([{"name": "lion"}]))
     with pytest.raises(UserError, match="lacks the field"):
         list(emoji_and_flags.read_emoji(dict(sources.folders)))

