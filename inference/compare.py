@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from reflectune.core.command import command
-from reflectune.inference.comparing.config import CompareConfig
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import one_of, output_of
+from reflectune.inference.scoring.trajectories import COSTS
+
+
+class CompareConfig(Settings):
+    """Compare finished evaluations of several data sets, models or seeds in one table of scores and costs."""
+
+    evaluations: list[str] = setting([], "folders that `evaluate` wrote", needed="folders that `evaluate` wrote")
+    output: Annotated[str, output_of()] = setting(
+        "",
+        "folder for compare.md, compare.svg and compare.json",
+        needed="a folder for compare.md and compare.svg",
+    )
+    cost: Annotated[str, one_of(*COSTS)] = setting("read", "the horizontal axis of the plot")
+    dry_run: bool = setting(False, "say what would be done, and stop")
+
+    @cross_check
+    def evaluation_problems(self) -> list[str]:
+        """Return the evaluations that are not finished, one sentence each."""
+        return [
+            f"`evaluations`: {name} has no metrics.json; is its evaluation finished?"
+            for name in self.evaluations
+            if not Path(name, "metrics.json").is_file()
+        ]
 
 
 @command(CompareConfig, writes="output")
@@ -19,7 +44,7 @@ def compare(config: CompareConfig) -> None:
     if config.dry_run:
         print(f"compare {', '.join(config.evaluations)} in {config.output}: compare.md, compare.svg, compare.json")
         return
-    record = compared(read_metrics(config))
+    record = compared(read_metrics(config.evaluations))
     write_json(Path(config.output, "compare.json"), record)
     if can_draw():
         write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))

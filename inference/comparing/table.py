@@ -8,7 +8,6 @@ from typing import Any
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.inference.comparing.config import CompareConfig
 from reflectune.inference.scoring.evaluation import BEST_BASELINE
 from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
 from reflectune.metrics.reporting.breakdown import OVERALL
@@ -20,9 +19,9 @@ ORACLE = "oracle"
 """Part of the names of pipelines that are given the entry or passage that others have to find."""
 
 
-def read_metrics(config: CompareConfig) -> dict[str, Metrics]:
+def read_metrics(folders: Sequence[str]) -> dict[str, Metrics]:
     """Return the content of each evaluation's metrics.json, by folder."""
-    return {name: read_json(Path(name, "metrics.json"), "the metrics of an evaluation") for name in config.evaluations}
+    return {name: read_json(Path(name, "metrics.json"), "the metrics of an evaluation") for name in folders}
 
 
 def compared(metrics: Mapping[str, Metrics]) -> Record:

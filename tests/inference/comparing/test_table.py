@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.inference.comparing.config import CompareConfig
+from reflectune.inference.compare import CompareConfig
 from reflectune.inference.comparing.table import compared, standing
 from reflectune.inference.scoring.trajectories import COSTS
 
