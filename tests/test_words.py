@@ -21,7 +21,8 @@ PAGES += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md
 FIRST_WORDS = re.compile(r"(What|Whether|How|Which|Where|Who|One|It)\b")
 """Not the first word of a docstring."""
 WORDS = re.compile(
-    r"\b(told|so many|of which|(?<!there )is no|hang(s|ing)?|mend(s|ed|ing)?|anew|beside|foret(ell|old)\w*|another one)\b",
+    r"\b(told|so many|of which|(?<!there )is no|hang(s|ing)?|mend(s|ed|ing)?|anew|beside|foret(ell|old)\w*"
+    r"|another one)\b",
     re.IGNORECASE,
 )
 """Not used in any sentence."""

@@ -1,4 +1,4 @@
-"""The user's cache, which several commands may fill at once: its folder, a lock, and folders that are replaced whole."""
+"""The user's cache, which several commands may fill at once: its folder, a lock, and folders replaced whole."""
 
 from __future__ import annotations
 

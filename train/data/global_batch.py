@@ -66,8 +66,8 @@ class GlobalBatch:
 def why_fixed(model: PreTrainedModel, lora_dropout: float, sharding: str) -> str:
     """Return the reason why a run can't continue with another number of processes; "" if it can.
 
-    The global batch must stay as it is in any case. It may be divided differently unless each process has a state of its
-    own; then only the order in which floats are added changes.
+    The global batch must stay as it is in any case. It may be divided differently unless each process has its own
+    state; then only the order in which floats are added changes.
 
     Args:
         model: The model to train, before it gets adapters.

@@ -63,7 +63,7 @@ def test_one_kind_of_truth_has_no_auroc() -> None:
 
 
 def sweep(folder: Path, text: str) -> str:
-    """The page of a sweep whose model, point and column are called `text`; its plots are written into the same folder."""
+    """Write the page and the charts of a sweep whose model, point and column are called `text`. Return the page."""
     score = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4}
     record = {
         "pipeline": "mr2ag",
