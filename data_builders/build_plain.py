@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from reflectune.core.command import command
-from reflectune.data_builders.plain.config import PlainConfig
+from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 
 
 @command(PlainConfig, writes="output")
 def build_plain(config: PlainConfig) -> None:
     """Build training data without reflection tokens, for the papers' baselines."""
-    from reflectune.data_builders.plain.build import run  # slow to import: after the config is right
+    from reflectune.data_builders.mr2ag.plain import run  # slow to import: after the config is right
 
     run(config)

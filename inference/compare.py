@@ -37,8 +37,8 @@ class CompareConfig(Settings):
 def compare(config: CompareConfig) -> None:
     """Compare finished evaluations in one table of scores and costs."""
     from reflectune.core.durable import write_atomically, write_json  # slow to import: after the config is right
-    from reflectune.inference.comparing.page import page, plot
-    from reflectune.inference.comparing.table import compared, read_metrics
+    from reflectune.inference.report.comparison import compared, read_metrics
+    from reflectune.inference.report.comparison_page import page, plot
     from reflectune.inference.report.drawing import can_draw
 
     if config.dry_run:

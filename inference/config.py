@@ -10,7 +10,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.launching import spreading_problem
 from reflectune.core.values import Device, DeviceMap, Dtype
 from reflectune.models.names import model_name
-from reflectune.models.processing.image_config import ImageKeys
+from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
 
 ModelRole = Literal["model", "plain_model", "base_model"]

@@ -18,14 +18,14 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.weights import UNLOADABLE, FiniteFiles, checking_finite
 from reflectune.models.names import shipped_folder
-from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
-from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
-from reflectune.models.processing.reading import READ_WITH, check_reading, reading_record
+from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSettings
+from reflectune.models.rendering.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
+from reflectune.models.weights.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.weights.spreading import Places, spread
 from reflectune.models.weights.tokens import add_reflection_tokens, known_tokens
 

@@ -1,7 +1,7 @@
 """Train gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
 The training questions are answered by the pipeline itself, without and with retrieval. The gate learns from the
-rewards of both; see `reflectune.train.rewards.gates.policy`. The same command resumes a run that was interrupted.
+rewards of both; see `reflectune.train.gate_rewards.policy`. The same command resumes a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.pipelines.settings import GateSettings
 from reflectune.inference.running.settings import ReflectingPipelines
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.train.rewards.gates.config import GateConfig
+from reflectune.train.gate_rewards.config import GateConfig
 
 
 class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings, ReflectingPipelines):
@@ -69,7 +69,7 @@ def grpo(config: GrpoConfig) -> None:
     from reflectune.inference.running.loading import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.rewards.gates.run import train_gates
+    from reflectune.train.gate_rewards.run import train_gates
 
     recipe = find_recipe(config.scheme)
     require_models([config.model, config.base_model if recipe.models(config).base_answers else ""])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reflectune.core.command import command
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig
 
 
 @command(AnswerGrpoConfig, writes="output_dir")
@@ -20,7 +20,7 @@ def reag_grpo(config: AnswerGrpoConfig) -> None:
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.operators import parsing
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.rewards.answers.run import train_answers
+    from reflectune.train.answer_rewards.run import train_answers
 
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)

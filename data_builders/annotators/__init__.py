@@ -1,1 +1,1 @@
-"""Annotators that label passages as evidence for a question and name the answer: `string`, `gold` and `llm`."""
+"""Annotators that label passages as evidence for a question: `string`, `gold` and `llm`; and a page to proofread."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from reflectune.core.types import Question
+from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
-from reflectune.data_builders.proofreading.page import PageArticle, PageLabel
 from reflectune.models.schemes.mct import write_reply
 
 

@@ -16,6 +16,7 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
+from reflectune.data_builders.annotators.proofreading import write_page
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.labels import LabelSettings, assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
@@ -25,7 +26,6 @@ from reflectune.data_builders.mmkb.statistics import label_statistics, truth_tab
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
-from reflectune.data_builders.proofreading.page import write_page
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import earlier_manifest, write_examples, write_manifest
 from reflectune.metrics.judging.bem import load_bem

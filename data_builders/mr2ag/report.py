@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.types import Question
+from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel
 from reflectune.data_builders.mr2ag.builder import BuiltExamples
-from reflectune.data_builders.proofreading.page import PageArticle, PageLabel
 from reflectune.models.schemes.examples import ReflectionExample
 
 STATISTICS = "statistics.json"

@@ -15,7 +15,7 @@ from reflectune.formats.passages import Lead
 from reflectune.formats.reflection_data import MANIFEST
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
-from reflectune.models.processing.image_config import ImageKeys
+from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 
 SCHEME = "mmkb_rag"

@@ -23,7 +23,7 @@ from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
 from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, Summaries, article_of
-from reflectune.retrieval.web.pages import Pages, SearchTool
+from reflectune.retrieval.retrievers.web import Pages, SearchTool
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever

@@ -29,7 +29,7 @@ from reflectune.inference.pipelines.requirements import (
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.joint import OnFailure, split_budget
-from reflectune.retrieval.web.pages import KnowledgePages, SearchTool
+from reflectune.retrieval.retrievers.web import KnowledgePages, SearchTool
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever

@@ -23,7 +23,7 @@ from reflectune.inference.pipelines.mi_rag import REASON
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.requirements import ENTRY_INDEX, OPTIONAL_TEXTS, PAGES
-from reflectune.retrieval.web.pages import WEB
+from reflectune.retrieval.retrievers.web import WEB
 
 CONDENSE: Final = """\
 Rewrite this query to be a concise question for search engine including main entity and essential point.

@@ -19,7 +19,7 @@ from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.web.pages import SearchTool
+from reflectune.retrieval.retrievers.web import SearchTool
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.engine import PrefixEngine

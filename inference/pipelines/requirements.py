@@ -14,7 +14,7 @@ from reflectune.models.names import model_name
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
-from reflectune.retrieval.web.config import WebConfig
+from reflectune.retrieval.retrievers.web import WebConfig
 
 SERVER: Final = "server"
 """Value of `reader` and `answerer` for the model behind `llm_url`."""

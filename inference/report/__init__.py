@@ -1,1 +1,1 @@
-"""The report page: tables, charts and traces as one HTML file."""
+"""Pages as one HTML file or Markdown: an evaluation's tables, charts and traces, and a comparison of evaluations."""

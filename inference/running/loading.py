@@ -12,7 +12,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
+from reflectune.models.rendering.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
 from reflectune.retrieval.config import RetrieverConfig

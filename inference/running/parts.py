@@ -24,8 +24,7 @@ from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
-from reflectune.retrieval.web.config import WebConfig
-from reflectune.retrieval.web.server import ServedPages
+from reflectune.retrieval.retrievers.web import ServedPages, WebConfig
 
 
 def open_parts(

@@ -18,7 +18,7 @@ from reflectune.models.features.cache import FeatureCache, picture_key
 from reflectune.models.features.config import CacheDtype
 from reflectune.models.features.tower import move_tower, read_features, read_picture, tower_fingerprint
 from reflectune.models.loading import Loaded
-from reflectune.models.processing.image_fitting import images_fingerprint
+from reflectune.models.rendering.image_fitting import images_fingerprint
 from reflectune.models.weights.pretrained import as_dtype
 
 

@@ -1,1 +1,1 @@
-"""Conversations as token ids: turns, and the renderer that writes them in a family's chat template."""
+"""Conversations as token ids and pixels: turns, a renderer for a family's chat template, and image fitting."""

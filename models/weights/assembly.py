@@ -26,9 +26,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
-from reflectune.models.processing.image_config import ImageFit, ImageSettings
-from reflectune.models.processing.image_fitting import fit_images
 from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists
+from reflectune.models.rendering.image_config import ImageFit, ImageSettings
+from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.weights.pretrained import try_image_processor, without_load_report
 from reflectune.models.weights.projector import read_projector, untrained_projector
 

@@ -40,7 +40,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.values import short
 from reflectune.core.weights import UNLOADABLE, check_names
-from reflectune.models.processing.image_fitting import use_pillow_padding
+from reflectune.models.rendering.image_fitting import use_pillow_padding
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

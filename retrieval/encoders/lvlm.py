@@ -27,8 +27,8 @@ from reflectune.core.images import to_rgb
 from reflectune.models.loading import Loaded, load
 from reflectune.models.names import EMBEDDERS
 from reflectune.models.prefix.forward import Forward, find_budget
-from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
-from reflectune.models.processing.image_fitting import fit_images
+from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSettings
+from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.rendering.renderer import Chunks, Rendered
 from reflectune.models.rendering.turns import Slot
 from reflectune.retrieval.encoders.base import Vectors, dtype_name, no_vectors, unit_rows

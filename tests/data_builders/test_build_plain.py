@@ -13,8 +13,8 @@ from reflectune.core.config import find_problems
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
-from reflectune.data_builders.plain import build
-from reflectune.data_builders.plain.config import PlainConfig
+from reflectune.data_builders.mr2ag import plain as build
+from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.reflection_data import (

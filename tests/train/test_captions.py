@@ -14,9 +14,9 @@ from PIL import Image
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
 from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.plain import run as build_plain
+from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.data_builders.mr2ag.run import run as build_mr2ag
-from reflectune.data_builders.plain.build import run as build_plain
-from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.formats.reflection_data import read_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import PromptedExample

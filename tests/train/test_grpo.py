@@ -41,9 +41,9 @@ from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
+from reflectune.train.gate_rewards.run import chosen_questions, train_gates
+from reflectune.train.gate_rewards.trees import Costs, rewards_of
 from reflectune.train.grpo import GrpoConfig, grpo
-from reflectune.train.rewards.gates.run import chosen_questions, train_gates
-from reflectune.train.rewards.gates.trees import Costs, rewards_of
 from reflectune.train.weights.parameters import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}

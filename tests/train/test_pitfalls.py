@@ -26,8 +26,8 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig
 from reflectune.train.data.examples import EncodedExamples
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
@@ -60,7 +60,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     12: ("models/test_loading.py::test_an_old_llava_processor_learns_its_image_tokens",),  # LLaVA's token count
     13: (  # cropped here, padded there
         "train/test_pitfalls.py::test_training_and_inference_see_the_same_pixels",
-        "models/processing/test_image_fitting.py::test_a_picture_is_padded_bit_for_bit_as_llava_does",
+        "models/rendering/test_image_fitting.py::test_a_picture_is_padded_bit_for_bit_as_llava_does",
     ),
     14: ("models/prefix/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding
     15: ("models/test_shared_prefix.py::test_a_batch_of_mixed_image_counts",),  # images of a batch in disorder
@@ -69,7 +69,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     18: ("models/weights/test_tokens.py::test_a_token_that_is_not_one_token_is_refused",),
     19: (  # max_pixels is ignored
         "train/test_pitfalls.py::test_a_pixel_budget_bounds_the_tokens_of_an_image",
-        "models/processing/test_image_fitting.py::test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels",
+        "models/rendering/test_image_fitting.py::test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels",
     ),
     20: ("models/test_rendering.py::test_a_question_without_an_image_is_refused",),  # text-only batches stall
     21: (  # adapters on the vision tower

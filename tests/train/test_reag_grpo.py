@@ -33,18 +33,18 @@ from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.train.reag_grpo import reag_grpo
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
-from reflectune.train.rewards.answers.prompts import PromptProcessor, PromptRenderer, rows_of
-from reflectune.train.rewards.answers.rewards import keeps_format, reward_functions
-from reflectune.train.rewards.answers.run import (
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig
+from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer, rows_of
+from reflectune.train.answer_rewards.rewards import keeps_format, reward_functions
+from reflectune.train.answer_rewards.run import (
     grpo_arguments,
     prompt_processor,
     refuse_too_few,
     steps_of,
     train_answers,
 )
-from reflectune.train.rewards.answers.trainer import AnswerTrainer, PromptOrder
+from reflectune.train.answer_rewards.trainer import AnswerTrainer, PromptOrder
+from reflectune.train.reag_grpo import reag_grpo
 from reflectune.train.runs.arguments import common_arguments
 from reflectune.train.weights.parameters import add_adapters, tower_of
 

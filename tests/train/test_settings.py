@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from reflectune.core.config import find_problems
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig
+from reflectune.train.gate_rewards.config import GateConfig
 from reflectune.train.grpo import GrpoConfig
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
-from reflectune.train.rewards.gates.config import GateConfig
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.sft import SftConfig
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 
 from reflectune.core.durable import read_json
 from reflectune.models.features.tower import refuse_features
-from reflectune.models.processing.image_fitting import refuse_other_family
+from reflectune.models.rendering.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen

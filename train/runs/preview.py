@@ -18,7 +18,7 @@ from reflectune.core.progress import duration
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
-from reflectune.models.processing.image_fitting import images_in_words
+from reflectune.models.rendering.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
 from reflectune.train.estimates.architecture import Architecture

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.models.names import ModelName
-from reflectune.models.processing.image_config import ImageKeys
+from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import all_schemes
 
 TOWERS: Final = ("vision_tower", "projector", "language_model")

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel, set_seed
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info
-from reflectune.models.processing.reading import check_reading
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
+from reflectune.models.weights.reading import check_reading
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.weights.parameters import (

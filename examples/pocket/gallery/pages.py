@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from reflectune.core.durable import write_atomically
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
-from reflectune.data_builders.proofreading.page import PageArticle, PageLabel, write_page
+from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel, write_page
 from reflectune.examples.pocket.gallery.entities import Entity
 from reflectune.examples.pocket.gallery.linking import Links
 from reflectune.examples.pocket.gallery.questions import image_path

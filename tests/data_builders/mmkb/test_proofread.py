@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.data_builders.annotators.proofreading import write_page
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
 from reflectune.data_builders.mmkb.proofread import ProbeArticles
 from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
-from reflectune.data_builders.proofreading.page import write_page
 
 EVIL = "</p><script>alert(1)</script> & \"' {{ 7 * 7 }}"
 

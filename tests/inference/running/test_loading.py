@@ -13,8 +13,8 @@ from reflectune.core.errors import UserError
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.running.loading import open_plain, open_tuned
 from reflectune.models.loading import load, read_info, write_info
-from reflectune.models.processing.image_config import ImageSettings
-from reflectune.models.processing.image_fitting import fit_images
+from reflectune.models.rendering.image_config import ImageSettings
+from reflectune.models.rendering.image_fitting import fit_images
 
 OTHERWISE: dict[str, tuple[ImageSettings, dict[str, Any]]] = {
     "llava": (ImageSettings("pad"), {"image_fit": "pad"}),

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, save_checkpoint
-from reflectune.models.processing.image_config import ImageSettings
+from reflectune.models.rendering.image_config import ImageSettings
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 
 Weights = dict[str, Tensor]

@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.names import encoder_name
-from reflectune.models.processing.image_config import ImageSettings
+from reflectune.models.rendering.image_config import ImageSettings
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of

@@ -14,9 +14,9 @@ from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import ADAPTER_FILE
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig
+from reflectune.train.answer_rewards.run import grpo_arguments
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
-from reflectune.train.rewards.answers.run import grpo_arguments
 from reflectune.train.runs.arguments import common_arguments, global_batch
 from reflectune.train.runs.launch import (
     check_engaged,

@@ -16,7 +16,7 @@ from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.train.rewards.gates.trainer import GateTrainer
+from reflectune.train.gate_rewards.trainer import GateTrainer
 from reflectune.train.runs.checkpointed_trainer import checkpoint_bytes, load_weights
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer, supervised_weight

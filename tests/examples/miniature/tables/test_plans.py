@@ -10,7 +10,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.durable import write_json
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.data_builders.plain.config import PlainConfig
+from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.examples.miniature.build_world import WorldConfig
 from reflectune.examples.miniature.tables import mmkb as tables_mmkb

@@ -15,7 +15,7 @@ from reflectune.train.settings.training import TrainingConfig
 GATES = ("retrieve", "relevance")
 
 PolicyLoss = Literal["expected", "grpo", "regression"]
-"""Objectives of a gate; see `reflectune.train.rewards.gates.policy`."""
+"""Objectives of a gate; see `reflectune.train.gate_rewards.policy`."""
 
 
 class GateConfig(MetricConfig, TrainingConfig):

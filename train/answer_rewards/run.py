@@ -20,12 +20,12 @@ from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.attention.positions import Positions
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import PromptedExample
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig
+from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer, rows_of
+from reflectune.train.answer_rewards.rewards import reward_functions
+from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.rewards.answers.config import AnswerGrpoConfig
-from reflectune.train.rewards.answers.prompts import PromptProcessor, PromptRenderer, rows_of
-from reflectune.train.rewards.answers.rewards import reward_functions
-from reflectune.train.rewards.answers.trainer import AnswerTrainer
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.skeleton import Method, run
 from reflectune.train.weights.parameters import parameter_table

@@ -9,7 +9,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE
-from reflectune.models.processing.image_config import ImageFit, ImageSettings
+from reflectune.models.rendering.image_config import ImageFit, ImageSettings
 
 _QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _DECIDES: Final = (

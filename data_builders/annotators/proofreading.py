@@ -102,13 +102,13 @@ def write_page(
     is_drawn = count is not None and count < len(items)
     shown = random.Random(seed).sample(list(items), count or 0) if is_drawn else items
     page = render(
-        "data_builders/proofreading/templates/proofreading.html",
+        "data_builders/annotators/templates/proofreading.html",
         title=title,
         note=f"{len(shown):,} of {len(items):,} shown" + (f", drawn at random (seed {seed})." if is_drawn else "."),
         articles=[(made, *_image(made.image, roots)) for made in map(article, shown)],
         marked=marked,
-        style=read_asset("data_builders/proofreading/page.css"),
-        script=read_asset("data_builders/proofreading/page.js"),
+        style=read_asset("data_builders/annotators/proofreading.css"),
+        script=read_asset("data_builders/annotators/proofreading.js"),
     )
     write_atomically(path, page)
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.inference.compare import compare
-from reflectune.inference.comparing.page import page, plot, spread_out
-from reflectune.inference.comparing.table import compared
+from reflectune.inference.report.comparison import compared
+from reflectune.inference.report.comparison_page import page, plot, spread_out
 from reflectune.inference.scoring.trajectories import COSTS
 
 

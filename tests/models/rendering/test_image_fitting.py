@@ -17,8 +17,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, save_checkpoint
-from reflectune.models.processing.image_config import ImageKeys, ImageSettings
-from reflectune.models.processing.image_fitting import fit_images
+from reflectune.models.rendering.image_config import ImageKeys, ImageSettings
+from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 
 SIDE = 64

@@ -17,9 +17,9 @@ from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.rewards.gates.config import GateConfig
-from reflectune.train.rewards.gates.trainer import GateTrainer, Objective
-from reflectune.train.rewards.gates.trees import Costs, GateExample, GateExamples, rewards_of
+from reflectune.train.gate_rewards.config import GateConfig
+from reflectune.train.gate_rewards.trainer import GateTrainer, Objective
+from reflectune.train.gate_rewards.trees import Costs, GateExample, GateExamples, rewards_of
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.weights.parameters import parameter_table

@@ -9,7 +9,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.inference.compare import CompareConfig
-from reflectune.inference.comparing.table import compared, standing
+from reflectune.inference.report.comparison import compared, standing
 from reflectune.inference.scoring.trajectories import COSTS
 
 

@@ -12,9 +12,9 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from reflectune.core.errors import UserError
+from reflectune.train.answer_rewards.prompts import PromptProcessor
+from reflectune.train.answer_rewards.rewards import Reward
 from reflectune.train.data.order import FollowEpochs
-from reflectune.train.rewards.answers.prompts import PromptProcessor
-from reflectune.train.rewards.answers.rewards import Reward
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
 from reflectune.train.runs.logs import LogFile
 

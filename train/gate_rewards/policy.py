@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reflectune.train.rewards.gates.config import PolicyLoss
+from reflectune.train.gate_rewards.config import PolicyLoss
 
 EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards, as in TRL's GRPO."""

@@ -12,7 +12,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage
-from reflectune.data_builders.plain.config import EvidenceSettings, PlainConfig
+from reflectune.data_builders.mr2ag.plain_config import EvidenceSettings, PlainConfig
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.formats.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest

@@ -21,9 +21,16 @@ from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.retrieval.retrievers.queries import Query
-from reflectune.retrieval.web.config import WebConfig, search_address
-from reflectune.retrieval.web.pages import MOST_CHARACTERS, KnowledgePages, Page, Pages
-from reflectune.retrieval.web.server import ServedPages, read_pages
+from reflectune.retrieval.retrievers.web import (
+    MOST_CHARACTERS,
+    KnowledgePages,
+    Page,
+    Pages,
+    ServedPages,
+    WebConfig,
+    read_pages,
+    search_address,
+)
 
 KEY = "s3cret-k3y-of-the-search"
 Fault = dict[str, Any]

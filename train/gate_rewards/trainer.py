@@ -15,14 +15,14 @@ from reflectune.models.attention.tree import IGNORE
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.order import TrainingOrder
-from reflectune.train.rewards.gates.config import PolicyLoss
-from reflectune.train.rewards.gates.policy import (
+from reflectune.train.gate_rewards.config import PolicyLoss
+from reflectune.train.gate_rewards.policy import (
     divergence,
     expected_rewards,
     gate_losses,
     outcome_probabilities,
 )
-from reflectune.train.rewards.gates.trees import Costs, GateExamples, Rewards, rewards_of
+from reflectune.train.gate_rewards.trees import Costs, GateExamples, Rewards, rewards_of
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.trainer import ReflectionTrainer
 
@@ -35,7 +35,7 @@ class Objective:
         costs: Costs that reduce rewards.
         beta: Weight of the divergence from the start.
         hold: Weight of the outputs that are held; see `gate_tree`.
-        policy_loss: See `reflectune.train.rewards.gates.policy.gate_losses`.
+        policy_loss: See `reflectune.train.gate_rewards.policy.gate_losses`.
         pairs: The positive and the negative token of the retrieval gate, and of the relevance gate.
     """
 

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Passage
+from reflectune.data_builders.annotators.proofreading import marked, write_page
 from reflectune.data_builders.mr2ag.report import page_article
-from reflectune.data_builders.proofreading.page import marked, write_page
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 ATTACK = "<script>alert(1)</script> & \"'"

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from reflectune.train.rewards.gates.policy import (
+from reflectune.train.gate_rewards.policy import (
     EPSILON,
     PolicyLoss,
     advantages,

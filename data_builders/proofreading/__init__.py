@@ -1,1 +1,0 @@
-"""The page for proof-reading training data."""

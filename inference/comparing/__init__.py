@@ -1,1 +1,0 @@
-"""Comparison of evaluations: one table of scores and costs."""

@@ -1,0 +1,285 @@
+"""A web search tool: queries in, pages out, by default from a local knowledge base without a network."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.hashing import fingerprint
+from reflectune.core.secrets import is_url, shown_url
+from reflectune.core.types import Passage
+from reflectune.core.values import checked_by
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.models.remote.endpoint import Endpoint, key_problem
+from reflectune.models.remote.replies import ReplyFile
+from reflectune.models.remote.transport import Refused, Transport
+from reflectune.retrieval.retrievers.queries import Query
+from reflectune.retrieval.retrievers.two_stage import article_of
+
+
+def search_address(url: str) -> str:
+    """Return a problem if this can't be a search server's address.
+
+    Plain http is for this machine and private networks only: a query holds a user's picture and question.
+    """
+    if not url:
+        return ""
+    if not is_url(url):
+        return "must look like https://HOST/api/web_search, found another form (not shown: it may be a secret)"
+    if urlsplit(url).scheme == "http" and not _is_near(urlsplit(url).hostname or ""):
+        return f"is plain http to another machine (`{shown_url(url)}`); use https"
+    return ""
+
+
+SearchAddress = Annotated[str, checked_by(search_address)]
+
+
+class WebConfig(Settings):
+    """Settings of the web search tool."""
+
+    web_url: SearchAddress = setting(
+        "",
+        "pmsr_web: search server to POST to; default: the text index, no network",
+        secret=True,
+    )
+    web_key_variable: str = setting(
+        "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", secret=True
+    )
+    web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", ge=1)
+    web_timeout: float = setting(30.0, "pmsr_web: seconds to wait for a connection, and for a reply's next bytes", gt=0)
+    web_retries: int = setting(
+        4, "pmsr_web: most retries after a rate limit, a server error or a lost connection", ge=0
+    )
+
+    @property
+    def web_place(self) -> str:
+        """The server's address without its secrets, for fingerprints; "" for the text index."""
+        return shown_url(self.web_url) if self.web_url else ""
+
+    @cross_check
+    def web_problems(self) -> list[str]:
+        """Return the problem of a search server's key, if there is one."""
+        if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.web_key_variable):
+            return ["`web_key_variable` must be the name of an environment variable, not the key itself"]
+        problem = key_problem(self._web_key())
+        return [f"the API key that `web_key_variable` names {problem}; set it again, as one line"] if problem else []
+
+    def web_endpoint(self) -> Endpoint:
+        """Return the server, with the key from the environment."""
+        return Endpoint(
+            url=self.web_url,
+            model="",
+            key=self._web_key(),
+            concurrency=self.web_concurrency,
+            timeout=self.web_timeout,
+            retries=self.web_retries,
+            keys="web",
+        )
+
+    def _web_key(self) -> str:
+        return os.environ.get(self.web_key_variable, "").strip()
+
+
+def _is_near(host: str) -> bool:
+    """Return True if a host is this machine or on a private network."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_private
+    return host == "localhost"
+
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+
+WEB: Final = "web"
+"""The name of a search tool among the knowledge bases that a step searches."""
+MOST_CHARACTERS: Final = 20_000
+"""Longest text of a page, in characters; the rest is cut off."""
+_PASSAGES: Final = 4
+"""Passages that the local tool looks at for a page: an article may be found by several of its own."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Page that a search found. It is untrusted text and is tokenized as plain text.
+
+    Attributes:
+        id: Address, or the id of a knowledge base's entry.
+        title: Title.
+        text: Text without markup, at most `MOST_CHARACTERS`.
+    """
+
+    id: str
+    title: str
+    text: str
+
+
+class SearchTool(Protocol):
+    """Finds pages for queries."""
+
+    def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
+        """For each query, in order, at most `top` pages, best first."""
+        ...
+
+
+class KnowledgePages:
+    """The local tool: the articles of a knowledge base, each by its passage that is nearest to the query.
+
+    Args:
+        retriever: Over the knowledge base's passages.
+        knowledge: The knowledge base.
+    """
+
+    def __init__(self, retriever: TextRetriever, knowledge: KnowledgeBase) -> None:
+        self._retriever, self._knowledge = retriever, knowledge
+
+    def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
+        """For each query the articles of its best passages, best first."""
+        hits_by_query = self._retriever.search(queries, _PASSAGES * top)
+        entries = [list(dict.fromkeys(hit.passage.entry_id for hit in hits))[:top] for hits in hits_by_query]
+        return [[self._page(entry_id) for entry_id in row] for row in entries]
+
+    def _page(self, entry_id: str) -> Page:
+        entry = self._knowledge.get(entry_id)
+        article = article_of(entry)
+        return Page(entry.id, entry.title, article.text[:MOST_CHARACTERS] if article is not None else "")
+
+
+class Pages:
+    """A search tool as one of several knowledge bases; a query without text finds nothing.
+
+    Args:
+        tool: Finds pages.
+    """
+
+    name = WEB
+
+    def __init__(self, tool: SearchTool) -> None:
+        self._tool = tool
+
+    def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
+        """For each query its pages, each as one passage without a heading; the best has the highest score."""
+        answers = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
+        pages = [next(answers) if query.has_text else [] for query in queries]
+        return [
+            [PassageHit(_passage(page), 1.0 / rank, rank, WEB) for rank, page in enumerate(row, start=1)]
+            for row in pages
+        ]
+
+
+def _passage(page: Page) -> Passage:
+    return Passage(page.id, 0, 0, page.title, "", "", page.text)
+
+
+class ServedPages:
+    """Client of a search server: posts `{"query": …, "max_results": k}`, reads `{"results": [{"title", "url",
+    "content"}]}`.
+
+    That is the protocol of Ollama's web search; others are easily adapted. A page's own address is shown and never
+    fetched: its content comes with the search. Certificates are checked, redirects are errors, a reply is bounded in
+    size and time. Transient failures are retried with backoff; a query that the server refuses finds nothing. Each
+    reply is written to the disk, under a hash of address and request, before the next request, and is never asked for
+    again.
+
+    Args:
+        endpoint: The server.
+        cache: File of replies.
+
+    Example:
+        >>> with ServedPages(Endpoint("https://search.example/api/web_search", ""), "pages.jsonl") as tool:
+        ...     tool.pages(["Forth Bridge engineer"], top=3)
+    """
+
+    def __init__(self, endpoint: Endpoint, cache: str | Path) -> None:
+        self.endpoint = endpoint
+        self._replies = ReplyFile(cache)
+
+    def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
+        """Return at most `top` pages for each query, in the server's order, each address once.
+
+        Raises:
+            UserError: The server can't be used, or kept failing. Finished replies are stored.
+        """
+        bodies = [{"query": query, "max_results": top} for query in queries]
+        keys = [fingerprint([self.endpoint.shown_url, body]) for body in bodies]
+        missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._replies}
+        refused = self._send(missing)
+        return [[] if key in refused else [Page(**page) for page in self._replies.get(key)["pages"]] for key in keys]
+
+    def close(self) -> None:
+        """Close the file of replies."""
+        self._replies.close()
+
+    def __enter__(self) -> ServedPages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, bodies: Mapping[str, dict[str, Any]]) -> set[str]:
+        """Send the missing queries; return the keys of those that the server refuses."""
+        if not bodies:
+            return set()
+        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)), thread_name_prefix="web-search")
+        with closing(Transport(self.endpoint, path="")) as transport, pool:
+            try:
+                answered = pool.map(lambda item: self._ask(transport, *item), bodies.items())
+                return {key for key, is_refused in zip(bodies, answered, strict=True) if is_refused}
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> bool:
+        """Send one query and store its reply; return True if it was refused."""
+        try:
+            pages = transport.post(body, lambda value: read_pages(value, body["max_results"]))
+        except Refused:
+            return True
+        rows = [{"id": page.id, "title": page.title, "text": page.text} for page in pages]
+        self._replies.put(key, {"pages": rows, "prompt_tokens": 0, "completion_tokens": 0})
+        return False
+
+
+def read_pages(value: Any, top: int) -> list[Page]:
+    """Return the first `top` results of a reply that have an address, each once.
+
+    Raises:
+        KeyError, TypeError: The reply is not a list of results, or a result lacks texts; it is asked for again.
+    """
+    pages: dict[str, Page] = {}
+    for result in value["results"]:
+        if not isinstance(result, dict):
+            raise TypeError(f"a result is {type(result).__name__}")
+        fields = [result.get(name) or "" for name in ("url", "title", "content")]
+        if not all(isinstance(field, str) for field in fields):
+            raise TypeError("a result's url, title or content is not a string")
+        url, title, content = (_plain(field) for field in fields)
+        if url:
+            pages.setdefault(url, Page(url, title[:MOST_CHARACTERS], content[:MOST_CHARACTERS]))
+    return list(pages.values())[:top]
+
+
+def _plain(text: str) -> str:
+    """A text that JSON and UTF-8 can hold, in lines without control characters, with plain spaces alone."""
+    storable = "\n".join(text.encode("utf-8", errors="replace").decode().splitlines())
+    return "".join(map(_printable, storable)).strip()
+
+
+def _printable(letter: str) -> str:
+    """A letter as it is, a plain space for a space of another width, nothing for a control character."""
+    if letter in "\n\t" or letter.isprintable():
+        return letter
+    return " " if letter.isspace() else ""
