@@ -48,7 +48,7 @@ class GalleryConfig(Settings):
 @command(GalleryConfig, writes=("output", "captions"))
 def build_gallery(config: GalleryConfig) -> None:
     """Build pocket's gallery data set."""
-    from reflectune.examples.pocket.gallery.build import Settings, build_gallery
+    from reflectune.examples.pocket.gallery.build import GallerySettings, build_gallery
     from reflectune.examples.pocket.gallery.caption_set import build_captions
     from reflectune.examples.pocket.gallery.collecting import collect_sources
     from reflectune.examples.pocket.gallery.questions import Amounts
@@ -62,7 +62,7 @@ def build_gallery(config: GalleryConfig) -> None:
         return
     amounts = Amounts(config.facts, config.repeats, config.visual, config.two_hop)
     sources = collect_sources(config.sources, cache)
-    settings = Settings(config.seed, amounts, config.limit)
+    settings = GallerySettings(config.seed, amounts, config.limit)
     manifest = build_gallery(Path(config.output), sources, settings)
     entities = ", ".join(f"{count} {role}" for role, count in manifest["entities"].items())
     print(f"{manifest['name']} in {config.output}: {manifest['entries']:,} entries, entities: {entities}; questions:")

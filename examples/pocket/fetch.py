@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from reflectune.core.entry_point import entry_point
-from reflectune.examples.pocket.models.parts import PARTS, Part, fetch, is_fetched, read_part
+from reflectune.examples.pocket.models.parts import PARTS, PocketPart, fetch, is_fetched, read_part
 
 
 @entry_point
@@ -28,7 +28,7 @@ def main() -> None:
             print(f"{_fetched(name)}; {folder} ({_mib(folder)} MiB, {time.monotonic() - start:.1f} s)", flush=True)
 
 
-def _listed(part: Part) -> str:
+def _listed(part: PocketPart) -> str:
     state = "fetched" if is_fetched(part.name) else "not fetched yet"
     return (
         f"pocket/{part.name}: {part.title} ({part.licence}), {state}; "

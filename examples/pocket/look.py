@@ -38,7 +38,7 @@ _MAX_NEW_TOKENS = 24
 
 
 @dataclass(frozen=True)
-class Choice:
+class CaptionChoice:
     """Caption losses under one held-out picture, in nats a token.
 
     Attributes:
@@ -63,7 +63,7 @@ class Examiner:
     def __init__(self, engine: PrefixEngine, dataset: Dataset) -> None:
         self._engine, self._dataset = engine, dataset
 
-    def choices(self, captions: Sequence[Question], seed: int) -> list[Choice]:
+    def choices(self, captions: Sequence[Question], seed: int) -> list[CaptionChoice]:
         """Compute the losses under each caption's picture; the other captions are of different things.
 
         Args:
@@ -80,10 +80,10 @@ class Examiner:
             following = [other.answers[0] for other in (*captions[number:], *captions[:number])]
             strange = next(sentence for sentence in following if sentence in others)
             lists.append([question.answers[0], *rng.sample(others, min(CHOICES - 1, len(others))), strange])
-        made: list[Choice] = []
+        made: list[CaptionChoice] = []
         for start in range(0, len(captions), BATCH):
             losses = self.losses(captions[start : start + BATCH], lists[start : start + BATCH])
-            made += [Choice(row[0], tuple(row[1:-1]), row[-1]) for row in losses]
+            made += [CaptionChoice(row[0], tuple(row[1:-1]), row[-1]) for row in losses]
         return made
 
     def losses(self, questions: Sequence[Question], answers: Sequence[Sequence[str]]) -> list[list[float]]:
@@ -114,7 +114,7 @@ class Examiner:
         return self._engine.branch(prefixes, prompts)
 
 
-def caption_lines(choices: Sequence[Choice], things: int, seed: int) -> list[str]:
+def caption_lines(choices: Sequence[CaptionChoice], things: int, seed: int) -> list[str]:
     """Return the table of the caption choice."""
     count = len(choices[0].others) + 1
     right = sum(choice.right for choice in choices) / len(choices)

@@ -20,7 +20,7 @@ _TEXT = -1
 
 
 @dataclass(frozen=True)
-class Turn:
+class LessonTurn:
     """A continuation of a lesson's prefix: the user's text, the assistant's answer, and its weight.
 
     `text_weight` is the loss weight of the user's own words: a description that fits the picture is worth predicting.
@@ -41,7 +41,7 @@ class Lesson:
 
     picture: int | None
     question: str
-    turns: tuple[Turn, ...]
+    turns: tuple[LessonTurn, ...]
 
     def characters(self) -> int:
         """Number of characters that a model reads."""
@@ -85,7 +85,7 @@ class LessonEncoder:
         head = self._heads[lesson.picture is not None]
         return self.ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
 
-    def turn(self, lesson: Lesson, turn: Turn) -> EncodedTurn:
+    def turn(self, lesson: Lesson, turn: LessonTurn) -> EncodedTurn:
         """Return the ids of one continuation."""
         text = f" {turn.text}" if lesson.question else turn.text
         encoded = self._tokenizer.backend_tokenizer.encode(text)

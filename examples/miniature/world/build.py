@@ -21,8 +21,14 @@ from reflectune.core.types import Entry, Question
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.examples.miniature.world.facts import RELATIONS
-from reflectune.examples.miniature.world.population import NEIGHBOURS, SIZES, Article, constructed_look_alike, populate
-from reflectune.examples.miniature.world.questions import TRAFFIC_PICTURES, Interviewer
+from reflectune.examples.miniature.world.population import (
+    NEIGHBOURS,
+    SIZES,
+    EntityArticle,
+    constructed_look_alike,
+    populate,
+)
+from reflectune.examples.miniature.world.questions import TRAFFIC_PICTURES, WorldInterviewer
 from reflectune.formats.dataset import MANIFEST, PROBES, built_manifest, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.passages import split_passages
@@ -73,14 +79,14 @@ def build_world(
         return built
     articles = populate(SIZES[size], _rng(seed, "population"), neighbours)
     painter = _Painter(folder, seed, quiet)
-    splits = Interviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
+    splits = WorldInterviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
     if traffic:
-        users = Interviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_PICTURES)
+        users = WorldInterviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_PICTURES)
         unseen = [*splits["val_unseen_question"], *splits["val_unseen_entity"]]
         splits["traffic"] = users.traffic(splits["train"], traffic, "traffic")
         splits["traffic_val"] = users.traffic(unseen, math.ceil(traffic / 10), "traffic_val")
     if two_hop:
-        splits["two_hop_train"] = Interviewer(articles, _rng(seed, "two hops"), painter.photograph).two_hop(
+        splits["two_hop_train"] = WorldInterviewer(articles, _rng(seed, "two hops"), painter.photograph).two_hop(
             two_hop, "two_hop_train"
         )
     entries = list(_entries(articles, painter, seed))
@@ -119,7 +125,7 @@ class _Painter:
         self._folder, self._seed = folder, seed
         self._progress = progress_bar(desc="drawing", unit="picture", disable=quiet, mininterval=1.0)
 
-    def photograph(self, article: Article, balloons: int, number: int) -> str:
+    def photograph(self, article: EntityArticle, balloons: int, number: int) -> str:
         """Draw an entity's picture, and return its path in the data set; `number` 0 is the encyclopedia's own."""
         name = f"images/{article.entity.id}/{number}.jpg"
         path = self._folder / name
@@ -132,7 +138,7 @@ class _Painter:
         self._progress.close()
 
 
-def _entries(articles: Sequence[Article], painter: _Painter, seed: int) -> Iterator[Entry]:
+def _entries(articles: Sequence[EntityArticle], painter: _Painter, seed: int) -> Iterator[Entry]:
     for article in articles:
         # a famous entity's article is the same in every world
         rng = _rng("famous" if article.role == "famous" else seed, "article", article.entity.id)
@@ -140,7 +146,9 @@ def _entries(articles: Sequence[Article], painter: _Painter, seed: int) -> Itera
         yield article.entry(rng, (image,))
 
 
-def _write_probes(folder: Path, articles: Sequence[Article], splits: dict[str, list[Question]], seed: int) -> None:
+def _write_probes(
+    folder: Path, articles: Sequence[EntityArticle], splits: dict[str, list[Question]], seed: int
+) -> None:
     """Write, for each knowledge-based question of val and test, passages of entities that differ in one attribute."""
     by_id = {article.entity.id: article.entity for article in articles}
     lines = []
@@ -154,14 +162,14 @@ def _write_probes(folder: Path, articles: Sequence[Article], splits: dict[str, l
             for attribute in ATTRIBUTES:
                 relation = question.meta["relation"]
                 alike = constructed_look_alike(by_id[question.entity_ids[0]], attribute, relation, rng)
-                entry = Article(alike, "bystander", [relation]).entry(rng, ())
+                entry = EntityArticle(alike, "bystander", [relation]).entry(rng, ())
                 (passage,) = split_passages(entry, lead="first_sentence")
                 row = {"question_id": question.id, "attribute": attribute, "passage": dataclasses.asdict(passage)}
                 lines.append(json.dumps(row) + "\n")
     write_atomically(folder / PROBES, "".join(lines))
 
 
-def _write_contact_sheet(folder: Path, articles: Sequence[Article], seed: int) -> None:
+def _write_contact_sheet(folder: Path, articles: Sequence[EntityArticle], seed: int) -> None:
     """Draw eight rows of ten pictures, one column for each kind."""
     rng = _rng(seed, "contact sheet")
     side, kinds = 96, sorted({article.entity.looks.kind for article in articles})

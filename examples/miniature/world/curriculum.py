@@ -29,7 +29,7 @@ from reflectune.examples.miniature.world.entities import (
     famous_entities,
     random_looks,
 )
-from reflectune.examples.miniature.world.lessons import Picture, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher, corpus
 
 PICTURES_PER_LOOKS = 6
 PICTURES_PER_FAMOUS = 24
@@ -44,7 +44,9 @@ Pixels = list[dict[str, Tensor]]
 """Vision inputs of each picture, as the processor returns them, in half precision."""
 
 
-def draw_pool(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[list[Picture], Pixels, list[Entity]]:
+def draw_pool(
+    image_processor: BaseImageProcessor, rng: random.Random
+) -> tuple[list[DrawnPicture], Pixels, list[Entity]]:
     """Draw the pictures of the lessons, with looks that training may use; famous entities have more of them.
 
     Returns:
@@ -73,8 +75,8 @@ def draw_exam(
 
 def _draw(
     all_looks: Sequence[Looks], image_processor: BaseImageProcessor, rng: random.Random
-) -> tuple[list[Picture], Pixels]:
-    shown = [Picture(looks, rng.choice(BALLOONS)) for looks in all_looks]
+) -> tuple[list[DrawnPicture], Pixels]:
+    shown = [DrawnPicture(looks, rng.choice(BALLOONS)) for looks in all_looks]
     pixels = []
     for picture in shown:
         vision = dict(image_processor(images=[draw(picture.looks, picture.balloons, rng)], return_tensors="pt"))
@@ -82,7 +84,7 @@ def _draw(
     return shown, pixels
 
 
-def _vision_stage(shown: Sequence[Picture], family: Family, scale: float) -> VisionStage:
+def _vision_stage(shown: Sequence[DrawnPicture], family: Family, scale: float) -> VisionStage:
     """Return the stage of naming every attribute's value and the number of balloons."""
     labels = [
         [*(VALUES[name].index(getattr(picture.looks, name)) for name in ATTRIBUTES), BALLOONS.index(picture.balloons)]

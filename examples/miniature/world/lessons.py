@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reflectune.core.types import AnswerStyle, Passage
-from reflectune.examples.miniature.models.batches import Lesson, Turn
+from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
 from reflectune.examples.miniature.world.entities import (
     ATTRIBUTES,
     VALUES,
@@ -36,7 +36,7 @@ CAPTION_QUESTION = "What is in the picture?"
 
 
 @dataclass(frozen=True)
-class Picture:
+class DrawnPicture:
     """Content of a drawn picture."""
 
     looks: Looks
@@ -52,7 +52,7 @@ class Teacher:
         rng: Generator of everything else.
     """
 
-    def __init__(self, pictures: Sequence[Picture], famous: Sequence[Entity], rng: random.Random) -> None:
+    def __init__(self, pictures: Sequence[DrawnPicture], famous: Sequence[Entity], rng: random.Random) -> None:
         self.pictures, self._famous, self._rng = pictures, famous, rng
         self._by_looks: dict[Looks, list[int]] = {}
         for index, picture in enumerate(pictures):
@@ -61,7 +61,7 @@ class Teacher:
     def look(self) -> Lesson:
         """Draw a caption and every visual question about one picture."""
         index, picture = self._any_picture()
-        caption = Turn(CAPTION_QUESTION, describe(picture.looks, self._rng), "caption")
+        caption = LessonTurn(CAPTION_QUESTION, describe(picture.looks, self._rng), "caption")
         return Lesson(index, "", (caption, *(self._visual(picture, a) for a in (*ATTRIBUTES, "count"))))
 
     def match(self, turns: int = 12) -> Lesson:
@@ -79,11 +79,11 @@ class Teacher:
         relation, other = rng.sample(list(entity.facts), 2)
         question = ask(relation, looks.category, rng)
 
-        def evidence(source: Entity, stated: str, skill: str) -> Turn:
+        def evidence(source: Entity, stated: str, skill: str) -> LessonTurn:
             text = f"{passage_text(self._passages(source)[stated])} {EVIDENCE_QUESTION}"
             words = _shown_words(text, source.looks, looks) if with_picture else ()
             answer = _yes(source.looks == looks and stated == relation)
-            return Turn(text, answer, skill, evidence_weight, shown=words)
+            return LessonTurn(text, answer, skill, evidence_weight, shown=words)
 
         turns = [
             self._reading(passage_text(self._passages(entity)[relation]), entity.facts[relation], relation, "read"),
@@ -117,7 +117,7 @@ class Teacher:
         article_turns = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(turns))
         return Lesson(index if with_picture else None, question, article_turns)
 
-    def _article_turn(self, looks: Looks, relation: str, articles: int) -> Turn:
+    def _article_turn(self, looks: Looks, relation: str, articles: int) -> LessonTurn:
         rng = self._rng
         others = rng.sample([name for name in RELATIONS if name != relation], rng.randint(1, 5))
         relations = [relation, *others]
@@ -169,32 +169,32 @@ class Teacher:
         index = self._rng.choice(self._by_looks[entity.looks])
         category = entity.looks.category
         facts = tuple(
-            Turn(f"{ask(r, category, self._rng)} {_instruction(r)}", v, "recall") for r, v in entity.facts.items()
+            LessonTurn(f"{ask(r, category, self._rng)} {_instruction(r)}", v, "recall") for r, v in entity.facts.items()
         )
         return Lesson(index, "", facts)
 
-    def _any_picture(self) -> tuple[int, Picture]:
+    def _any_picture(self) -> tuple[int, DrawnPicture]:
         index = self._rng.randrange(len(self.pictures))
         return index, self.pictures[index]
 
-    def _visual(self, picture: Picture, attribute: str) -> Turn:
+    def _visual(self, picture: DrawnPicture, attribute: str) -> LessonTurn:
         answer = str(picture.balloons) if attribute == "count" else getattr(picture.looks, attribute)
         question = ask_visual(attribute, picture.looks.category, self._rng)
-        return Turn(f"{question} {answer_prompt('short', documents=False)}", answer, f"visual_{attribute}")
+        return LessonTurn(f"{question} {answer_prompt('short', documents=False)}", answer, f"visual_{attribute}")
 
-    def _match_turn(self, looks: Looks) -> Turn:
+    def _match_turn(self, looks: Looks) -> LessonTurn:
         is_it = self._rng.random() < 0.5
         shown = looks if is_it else self._look_alike(looks)
         text = f"{make_entity('', shown, self._rng, []).title}: {describe(shown, self._rng)} {MATCH_QUESTION}"
-        return Turn(text, _yes(is_it), "match", 2.0, 0.1 * is_it, _shown_words(text, shown, looks))
+        return LessonTurn(text, _yes(is_it), "match", 2.0, 0.1 * is_it, _shown_words(text, shown, looks))
 
-    def _copy_turn(self) -> Turn:
+    def _copy_turn(self) -> LessonTurn:
         rng = self._rng
         relations = rng.choices(list(RELATIONS.values()), k=rng.randint(3, 8))
         words = [relation.wording("building").value(rng).replace(" && ", " ") for relation in relations]
         rng.shuffle(words)
         text = " ".join(words)
-        return Turn(f"{text}.", text, "copy")
+        return LessonTurn(f"{text}.", text, "copy")
 
     def _look_alike(self, looks: Looks) -> Looks:
         """Draw looks for training that differ in one or two attributes; a new kind mostly keeps the noun."""
@@ -212,11 +212,11 @@ class Teacher:
         passages = split_passages(article(entity, self._rng), lead="first_sentence")
         return dict(zip(entity.facts, passages, strict=True))
 
-    def _reading(self, context: str, answer: str, relation: str, skill: str) -> Turn:
+    def _reading(self, context: str, answer: str, relation: str, skill: str) -> LessonTurn:
         prompt = answer_prompt(_style(relation), documents=True)
-        return Turn(prompt.format(passage=context), answer, skill)
+        return LessonTurn(prompt.format(passage=context), answer, skill)
 
-    def _other_reading(self, relation: str, looks: Looks) -> Turn:
+    def _other_reading(self, relation: str, looks: Looks) -> LessonTurn:
         """Draw a reading of the same relation from a different entity of the same category."""
         entity = make_entity("", looks, self._rng, [relation])
         return self._reading(

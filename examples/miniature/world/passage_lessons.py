@@ -23,7 +23,7 @@ _PAIRS = 8
 
 
 @dataclass(frozen=True)
-class _Article:
+class _TopicArticle:
     """An entity's passages, and the topic of each: a relation, `outdated`, or `neighbour`."""
 
     entity: Entity
@@ -66,7 +66,9 @@ class Librarian:
         choice = [self._article(page, "first_sentence") for page in entities]
         return self._questions(choice, [(choice[0], self._rng.choice(list(original.facts)))])
 
-    def _questions(self, articles: Sequence[_Article], article_facts: Sequence[tuple[_Article, str]]) -> PassageLesson:
+    def _questions(
+        self, articles: Sequence[_TopicArticle], article_facts: Sequence[tuple[_TopicArticle, str]]
+    ) -> PassageLesson:
         owners = [(page, relation) for page in articles for relation in page.relations]
         questions, gold, neutral = [], [], []
         for page, fact in article_facts:
@@ -83,7 +85,7 @@ class Librarian:
         passages = [passage_text(passage) for page in articles for passage in page.passages]
         return PassageLesson(questions, passages, gold, neutral)
 
-    def _article(self, entity: Entity, lead: Lead) -> _Article:
+    def _article(self, entity: Entity, lead: Lead) -> _TopicArticle:
         """Write an entity's article, with the extra sections of a world's articles more often than there."""
         rng, relations, more = self._rng, list(entity.facts), []
         category = entity.looks.category
@@ -100,7 +102,7 @@ class Librarian:
             more.append(("neighbour", Section("Neighbours", f"Beside it stands the {neighbour.title}.")))
         entry = article(entity, rng, more=[section for _, section in more])
         passages = split_passages(entry, lead=lead)
-        return _Article(entity, passages, [*relations, *(relation for relation, _ in more)])
+        return _TopicArticle(entity, passages, [*relations, *(relation for relation, _ in more)])
 
     def _any_looks(self) -> Looks:
         return random_looks(self._rng, held_out=self._held_out)

@@ -52,7 +52,7 @@ SIZES: dict[str, WorldSize] = {
 
 
 @dataclass
-class Article:
+class EntityArticle:
     """An entity's entry: the relation of each of its sections, and the sections that are not the facts' own.
 
     `relations` holds, for each section, a relation's name, or `outdated` or `neighbour` for the extra ones.
@@ -81,7 +81,7 @@ NEIGHBOURS = 1 / 7
 """Share of the articles that name a neighbour of their entity."""
 
 
-def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS) -> list[Article]:
+def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS) -> list[EntityArticle]:
     """Invent all entities of a world, and the extra sections of its articles.
 
     Args:
@@ -113,8 +113,8 @@ def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS
     return articles
 
 
-def _article(entity: Entity, role: Role) -> Article:
-    return Article(entity, role, list(entity.facts))
+def _article(entity: Entity, role: Role) -> EntityArticle:
+    return EntityArticle(entity, role, list(entity.facts))
 
 
 class _FreeLooks:
@@ -148,7 +148,7 @@ class _FreeLooks:
         return looks
 
 
-def _repeat_facts(articles: Sequence[Article], rng: random.Random) -> None:
+def _repeat_facts(articles: Sequence[EntityArticle], rng: random.Random) -> None:
     """Add to one article of seven a second section that states a fact in other words."""
     for page in articles:
         if page.role != "famous" and rng.random() < 1 / 7:
@@ -157,7 +157,7 @@ def _repeat_facts(articles: Sequence[Article], rng: random.Random) -> None:
             page.add(relation, Section("Chronicle", text))
 
 
-def _add_outdated(articles: Sequence[Article], rng: random.Random) -> None:
+def _add_outdated(articles: Sequence[EntityArticle], rng: random.Random) -> None:
     """Add to one article of ten an outdated guide to a different entity, with a wrong value of a fact of its."""
     for page in articles:
         if rng.random() >= 0.1:
@@ -174,7 +174,7 @@ def _add_outdated(articles: Sequence[Article], rng: random.Random) -> None:
         page.add("outdated", Section("Errors", text))
 
 
-def _add_neighbours(articles: Sequence[Article], share: float, rng: random.Random) -> None:
+def _add_neighbours(articles: Sequence[EntityArticle], share: float, rng: random.Random) -> None:
     """Add to some articles a neighbour of their entity: the first hop of a two-hop question."""
     for page in articles:
         if page.role in ("train", "val", "test") and rng.random() < share:

@@ -10,12 +10,12 @@ from reflectune.core.types import Evidence, Question
 from reflectune.examples.miniature.world.entities import ATTRIBUTES
 from reflectune.examples.miniature.world.facts import RELATIONS, ask
 from reflectune.examples.miniature.world.phrasings import Phrasing, ask_visual
-from reflectune.examples.miniature.world.population import Article, Role
+from reflectune.examples.miniature.world.population import EntityArticle, Role
 
 TOLERANCE = 0.1
 """Tolerance of a number, relative to the value, as in most of InfoSeek's ranges."""
 
-Photograph = Callable[[Article, int, int], str]
+Photograph = Callable[[EntityArticle, int, int], str]
 """Function of (article, number of balloons, number of the picture) that returns the image's path."""
 
 SPLITS: Final = (
@@ -42,7 +42,7 @@ TRAFFIC_VISUAL = 1 / 6
 """Share of traffic questions that the picture answers."""
 
 
-class Interviewer:
+class WorldInterviewer:
     """Asks the questions of a world.
 
     Args:
@@ -53,7 +53,7 @@ class Interviewer:
     """
 
     def __init__(
-        self, articles: Sequence[Article], rng: random.Random, photograph: Photograph, pictures: range = PICTURES
+        self, articles: Sequence[EntityArticle], rng: random.Random, photograph: Photograph, pictures: range = PICTURES
     ) -> None:
         self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, pictures
         self._pictures: dict[tuple[str, int], tuple[str, int]] = {}
@@ -120,7 +120,7 @@ class Interviewer:
                 questions.append(self.knowledge(article, model.meta["relation"], split))
         return questions
 
-    def knowledge(self, article: Article, relation: str, split: str) -> Question:
+    def knowledge(self, article: EntityArticle, relation: str, split: str) -> Question:
         """Draw a question whose answer is in the entity's article."""
         phrasing = _phrasing(split)
         value = article.entity.facts[relation]
@@ -145,7 +145,7 @@ class Interviewer:
             },
         )
 
-    def visual(self, article: Article, split: str, count: int) -> Iterator[Question]:
+    def visual(self, article: EntityArticle, split: str, count: int) -> Iterator[Question]:
         """Draw questions that the picture answers, about `count` different attributes."""
         phrasing = _phrasing(split)
         for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
@@ -162,14 +162,16 @@ class Interviewer:
                 meta={"attribute": attribute, "phrasing": "seen" if phrasing == "train" else "held_out"},
             )
 
-    def _neighbours(self, role: Role) -> Iterator[tuple[Article, Article]]:
+    def _neighbours(self, role: Role) -> Iterator[tuple[EntityArticle, EntityArticle]]:
         """Return the articles of a role that name a neighbour, each with the neighbour's article."""
         for article in self._articles:
             if article.role == role and "neighbour" in article.relations:
                 text = article.extra[article.relations.index("neighbour") - len(article.entity.facts)].text
                 yield article, self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
 
-    def _two_hop(self, article: Article, other: Article, split: str, phrasing: Phrasing = "held_out") -> Question:
+    def _two_hop(
+        self, article: EntityArticle, other: EntityArticle, split: str, phrasing: Phrasing = "held_out"
+    ) -> Question:
         """Draw a question about the entity that an article names as a neighbour of the pictured one."""
         relation = self._rng.choice(list(other.entity.facts))
         question_text = ask(relation, other.entity.looks.category, self._rng, phrasing)
@@ -201,7 +203,7 @@ class Interviewer:
             },
         )
 
-    def _picture(self, article: Article) -> tuple[str, int]:
+    def _picture(self, article: EntityArticle) -> tuple[str, int]:
         """Draw one of the entity's pictures and its number of balloons."""
         key = (article.entity.id, self._rng.choice(self._numbers))
         if key not in self._pictures:

@@ -21,13 +21,13 @@ from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
 from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
-from reflectune.examples.pocket.gallery.entities import Entity, Look, make_entities
+from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
 from reflectune.examples.pocket.gallery.facts import entry_of
 from reflectune.examples.pocket.gallery.linking import Links, link_pictures, read_reviewed
 from reflectune.examples.pocket.gallery.pages import write_contact_sheet, write_link_page
-from reflectune.examples.pocket.gallery.questions import Amounts, Interviewer, image_path
+from reflectune.examples.pocket.gallery.questions import Amounts, GalleryInterviewer, image_path
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import Picture, Unusable, read_picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, Unusable, read_picture
 from reflectune.examples.pocket.gallery.two_hop import Chains
 from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, names_of, repeated, visuals
 from reflectune.formats.dataset import LOOK_ALIKES, MANIFEST, built_manifest, write_questions
@@ -40,7 +40,7 @@ LINK_PAGE, CARD, PICTURES = "links.html", "README.md", "pictures.jsonl"
 
 
 @dataclass(frozen=True)
-class Settings:
+class GallerySettings:
     """Settings that determine a gallery together with its sources.
 
     Attributes:
@@ -54,7 +54,7 @@ class Settings:
     limit: int = 0
 
 
-def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: bool = False) -> dict[str, Any]:
+def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, quiet: bool = False) -> dict[str, Any]:
     """Build a gallery, or return the manifest of one that is built already.
 
     Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
@@ -94,11 +94,11 @@ class LinkedEntities:
 
     links: Links
     looks: dict[str, Look]
-    entities: Sequence[Entity]
+    entities: Sequence[GalleryEntity]
     unusable: int
 
 
-def make_linked_entities(folder: Path, sources: Collection, settings: Settings, quiet: bool) -> LinkedEntities:
+def make_linked_entities(folder: Path, sources: Collection, settings: GallerySettings, quiet: bool) -> LinkedEntities:
     """Link the pictures, write those that aren't in the folder yet, and make entities of them."""
     reviewed = read_reviewed()
     links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
@@ -107,7 +107,9 @@ def make_linked_entities(folder: Path, sources: Collection, settings: Settings, 
     return LinkedEntities(links, looks, entities, len(unusable))
 
 
-def _write(folder: Path, key: str, sources: Collection, settings: Settings, linked: LinkedEntities) -> dict[str, Any]:
+def _write(
+    folder: Path, key: str, sources: Collection, settings: GallerySettings, linked: LinkedEntities
+) -> dict[str, Any]:
     reviewed, links, entities = read_reviewed(), linked.links, linked.entities
     facts = collect_facts(entities, sources, reviewed)
     shown = {entity.article.title: (image_path(entity.shown),) for entity in entities}
@@ -120,7 +122,7 @@ def _write(folder: Path, key: str, sources: Collection, settings: Settings, link
     two_hop = {
         entity.article.title: chains.of(entity.article.title, CATEGORIES[entity.category].noun) for entity in entities
     }
-    interviewer = Interviewer(entities, facts, entries, visual, two_hop, settings.amounts, settings.seed)
+    interviewer = GalleryInterviewer(entities, facts, entries, visual, two_hop, settings.amounts, settings.seed)
     splits = interviewer.ask_all()
     for split, questions in splits.items():
         write_questions(folder, split, questions)
@@ -152,7 +154,7 @@ def _write(folder: Path, key: str, sources: Collection, settings: Settings, link
     return manifest
 
 
-def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tuple[dict[str, Look], list[str]]:
+def read_pictures(folder: Path, pictures: Sequence[SourcePicture], quiet: bool) -> tuple[dict[str, Look], list[str]]:
     """Write every picture that isn't in the folder yet.
 
     Returns:
@@ -174,7 +176,7 @@ def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tup
     return usable, left_out
 
 
-def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
+def _visuals(folder: Path, entity: GalleryEntity, seed: int) -> Iterator[Visual]:
     """Return the visual questions of an entity; for each attribute those of one picture."""
     if entity.role == "shown":
         return
@@ -196,11 +198,11 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
         yield visual
 
 
-def _write_pictures(folder: Path, entities: Sequence[Entity]) -> None:
+def _write_pictures(folder: Path, entities: Sequence[GalleryEntity]) -> None:
     """Write one line a picture: its entity, source and use."""
     lines = []
     for entity in entities:
-        uses: list[tuple[Picture, str]] = [(entity.shown, "knowledge base")]
+        uses: list[tuple[SourcePicture, str]] = [(entity.shown, "knowledge base")]
         uses += [(picture, entity.role) for picture in entity.asked]
         for picture, use in uses:
             row = {

@@ -15,7 +15,7 @@ from reflectune.core.durable import write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image, save_jpeg
 from reflectune.core.types import Question
-from reflectune.examples.pocket.gallery.build import Settings, make_linked_entities, read_pictures
+from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_pictures
 from reflectune.examples.pocket.gallery.captions import (
     FLAG_PROMPTS,
     SENTENCE_PROMPTS,
@@ -27,7 +27,7 @@ from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.entities import Look
 from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.questions import SPLITS, image_path
-from reflectune.examples.pocket.gallery.sources.pictures import Picture, read_picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, read_picture
 from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, repeated, visuals
 from reflectune.formats.dataset import MANIFEST, Dataset, built_manifest, load_manifest, write_questions
 
@@ -46,7 +46,7 @@ TRAINED: Final = ("train", "two_hop_train")
 
 
 def build_captions(
-    folder: Path, gallery: Path, sources: Collection, settings: Settings, quiet: bool = False
+    folder: Path, gallery: Path, sources: Collection, settings: GallerySettings, quiet: bool = False
 ) -> dict[str, Any]:
     """Write a gallery's data set of captions, or return the manifest of one that is written already.
 
@@ -89,7 +89,7 @@ def build_captions(
     return manifest
 
 
-def _ask(gallery: Path, sources: Collection, settings: Settings, quiet: bool) -> dict[str, list[Question]]:
+def _ask(gallery: Path, sources: Collection, settings: GallerySettings, quiet: bool) -> dict[str, list[Question]]:
     linked = make_linked_entities(gallery, sources, settings, quiet)
     captions = list(read_captions(sources.pictures, linked.links, linked.entities, sources.countries, read_reviewed()))
     captions = [caption for caption in captions if caption.entity is None or caption.entity.role not in ("val", "test")]
@@ -179,7 +179,7 @@ class _Splits:
         if counted := self._counted(kind, picture, rng):
             yield from self._visual(caption, counted, rng)
 
-    def _counted(self, kind: str, picture: Picture, rng: random.Random) -> Visual | None:
+    def _counted(self, kind: str, picture: SourcePicture, rng: random.Random) -> Visual | None:
         """Return a question for the number of copies in a composed picture, if no test has it."""
         counted = count_question(kind, [picture], rng)
         if counted is None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.linking import Links, Reviewed, plain_name
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.examples.pocket.gallery.sources.reference_works import Country
 
 SENTENCE_PROMPTS: Final = (
@@ -59,17 +59,17 @@ class Caption:
         sentence: The caption as a sentence, e.g. `A lion.`
     """
 
-    picture: Picture
+    picture: SourcePicture
     thing: str
-    entity: Entity | None
+    entity: GalleryEntity | None
     names: tuple[str, ...]
     sentence: str
 
 
 def read_captions(
-    pictures: Sequence[Picture],
+    pictures: Sequence[SourcePicture],
     links: Links,
-    entities: Sequence[Entity],
+    entities: Sequence[GalleryEntity],
     countries: Sequence[Country],
     reviewed: Reviewed,
 ) -> Iterator[Caption]:
@@ -102,27 +102,27 @@ def read_captions(
         yield Caption(picture, thing, entity, names, _sentence(picture, name, entity))
 
 
-def _name_of(picture: Picture) -> str:
+def _name_of(picture: SourcePicture) -> str:
     """Return the picture's name in small letters; `sun with face` keeps its face, `lion face` doesn't."""
     name = plain_name(picture.name).split(":")[0]
     return f"{name} face" if name.endswith(" with") else name
 
 
-def _is_refused(picture: Picture, name: str, reviewed: Reviewed) -> bool:
+def _is_refused(picture: SourcePicture, name: str, reviewed: Reviewed) -> bool:
     """Return True if a picture without a link shows no thing clearly, or a variant of a different picture."""
     if picture.id in reviewed.denied or name in reviewed.denied or _VARIANT.match(name):
         return True
     return picture.category == "word" and name in _NO_THING
 
 
-def _of_flag(picture: Picture, entity: Entity | None, countries: Mapping[str, str]) -> Iterator[Caption]:
+def _of_flag(picture: SourcePicture, entity: GalleryEntity | None, countries: Mapping[str, str]) -> Iterator[Caption]:
     name = entity.names[0] if entity else countries.get(picture.name, "")
     if name := name.split(" (")[0]:
         shown = f"the {name}" if re.search(r"s$|Islands|Republic|Kingdom|Emirates|United", name) else name
         yield Caption(picture, entity.article.title if entity else name, entity, (name,), f"The flag of {shown}.")
 
 
-def _sentence(picture: Picture, name: str, entity: Entity | None) -> str:
+def _sentence(picture: SourcePicture, name: str, entity: GalleryEntity | None) -> str:
     """Return the source's own sentence if it is short, else the name with its article."""
     if picture.source == "tuxpaint":
         lines = picture.file.with_suffix(".txt").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 
 
-def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence[Entity]) -> str:
+def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence[GalleryEntity]) -> str:
     """Return the text of README.md, with its YAML front matter.
 
     Args:

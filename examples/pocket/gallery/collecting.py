@@ -9,13 +9,13 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.gallery.country_facts import country_facts
-from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.facts import Fact, by_title, without_doubles
 from reflectune.examples.pocket.gallery.linking import Reviewed
 from reflectune.examples.pocket.gallery.sources.emoji_and_flags import read_emoji, read_flags
 from reflectune.examples.pocket.gallery.sources.gcompris import read_activities
 from reflectune.examples.pocket.gallery.sources.packages import NEEDED, SOURCES, fetch_sources
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country, read_articles, read_countries
 from reflectune.examples.pocket.gallery.sources.stamps import read_stamps
 from reflectune.examples.pocket.gallery.sources.wordnet import WordNet
@@ -60,7 +60,7 @@ class Collection:
         return list(read_countries(self.folders["factbook"])) if "factbook" in self.folders else []
 
     @cached_property
-    def pictures(self) -> list[Picture]:
+    def pictures(self) -> list[SourcePicture]:
         """Pictures of all sources, in a fixed order.
 
         Raises:
@@ -87,7 +87,7 @@ def collect_sources(names: Sequence[str], cache: Path, download: Download | None
     return Collection(fetch_sources(list(dict.fromkeys([*NEEDED, *names])), cache, download))
 
 
-def collect_facts(entities: Sequence[Entity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
+def collect_facts(entities: Sequence[GalleryEntity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
     """Return the facts of each article that has any, by title: of countries, and of all pictured entities.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reflectune.examples.pocket.gallery.linking import Link, Reviewed, category_of
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.examples.pocket.gallery.sources.reference_works import Article
 
 Role = Literal["train", "val", "test", "shown"]
@@ -38,7 +38,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Entity:
+class GalleryEntity:
     """An article whose subject is pictured.
 
     Attributes:
@@ -53,8 +53,8 @@ class Entity:
     article: Article
     category: str
     names: tuple[str, ...]
-    shown: Picture
-    asked: tuple[Picture, ...]
+    shown: SourcePicture
+    asked: tuple[SourcePicture, ...]
     role: Role
 
     @property
@@ -70,7 +70,7 @@ def make_entities(
     usable: Mapping[str, Look],
     seed: int,
     limit: int = 0,
-) -> list[Entity]:
+) -> list[GalleryEntity]:
     """Group links by article, and draw each entity's picture for the knowledge base, and its role.
 
     Args:
@@ -84,7 +84,7 @@ def make_entities(
     Returns:
         The entities, by title.
     """
-    grouped: dict[str, list[Picture]] = {}
+    grouped: dict[str, list[SourcePicture]] = {}
     seen = set[str]()
     for link in links:
         look = usable.get(link.picture.id)
@@ -92,7 +92,7 @@ def make_entities(
             seen.add(look.pixels)
             grouped.setdefault(link.title, []).append(link.picture)
     drawn = [_draw(articles[title], pictures, reviewed, usable, seed) for title, pictures in sorted(grouped.items())]
-    kinds: dict[str, list[Entity]] = {}
+    kinds: dict[str, list[GalleryEntity]] = {}
     for entity in drawn:
         kinds.setdefault(entity.category, []).append(entity)
     return sorted(
@@ -102,8 +102,8 @@ def make_entities(
 
 
 def _draw(
-    article: Article, pictures: Sequence[Picture], reviewed: Reviewed, usable: Mapping[str, Look], seed: int
-) -> Entity:
+    article: Article, pictures: Sequence[SourcePicture], reviewed: Reviewed, usable: Mapping[str, Look], seed: int
+) -> GalleryEntity:
     rng = random.Random(f"{seed}/picture/{article.title}")
     shown = rng.choice([rng.choice(of_hand) for of_hand in _by_hand(pictures)])
     asked = tuple(
@@ -115,17 +115,17 @@ def _draw(
     category = reviewed.categories.get(article.title) or category_of(pictures)
     spoken = [] if category == "flag" else [picture.name.lower().split(",")[0] for picture in pictures]
     names = tuple(dict.fromkeys([article.title.split(" (")[0], *(name.removesuffix(" face") for name in spoken)]))
-    return Entity(article, category, names, shown, asked, "shown")
+    return GalleryEntity(article, category, names, shown, asked, "shown")
 
 
-def _by_hand(pictures: Sequence[Picture]) -> list[list[Picture]]:
-    hands: dict[str, list[Picture]] = {}
+def _by_hand(pictures: Sequence[SourcePicture]) -> list[list[SourcePicture]]:
+    hands: dict[str, list[SourcePicture]] = {}
     for picture in pictures:
         hands.setdefault(picture.hand, []).append(picture)
     return list(hands.values())
 
 
-def _with_roles(kind: str, entities: Sequence[Entity], seed: int, limit: int) -> Iterable[Entity]:
+def _with_roles(kind: str, entities: Sequence[GalleryEntity], seed: int, limit: int) -> Iterable[GalleryEntity]:
     """Draw the roles of the entities of one kind; those without a picture for questions keep theirs."""
     several = [entity for entity in entities if entity.asked]
     random.Random(f"{seed}/roles/{kind}").shuffle(several)
@@ -141,4 +141,4 @@ def _with_roles(kind: str, entities: Sequence[Entity], seed: int, limit: int) ->
     for entity in entities:
         title = entity.article.title
         role = roles.get(title, "train") if title in chosen else "shown"
-        yield Entity(entity.article, entity.category, entity.names, entity.shown, entity.asked, role)
+        yield GalleryEntity(entity.article, entity.category, entity.names, entity.shown, entity.asked, role)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES, PREFERRED
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country
 from reflectune.examples.pocket.gallery.sources.wordnet import ANIMAL, ARTIFACT, FOOD, PLANT, Sense, WordNet, singulars
 
@@ -58,7 +58,7 @@ class Reviewed:
 class Link:
     """A picture and the article of its subject; `rule` is the rule that linked them."""
 
-    picture: Picture
+    picture: SourcePicture
     title: str
     rule: str
 
@@ -68,7 +68,7 @@ class Links:
     """All links, and the pictures without one, each with the reason."""
 
     made: list[Link] = field(default_factory=list)
-    refused: list[tuple[Picture, str, str]] = field(default_factory=list)
+    refused: list[tuple[SourcePicture, str, str]] = field(default_factory=list)
 
 
 @cache
@@ -95,7 +95,7 @@ def read_reviewed(path: Path | None = None) -> Reviewed:
 
 
 def link_pictures(
-    pictures: Iterable[Picture],
+    pictures: Iterable[SourcePicture],
     articles: Mapping[str, Article],
     wordnet: WordNet,
     countries: Iterable[Country],
@@ -185,7 +185,7 @@ def first_definition(summary: str) -> str:
     return match[1] if match else ""
 
 
-def category_of(pictures: Sequence[Picture]) -> str:
+def category_of(pictures: Sequence[SourcePicture]) -> str:
     """Return an entity's kind of thing, from its pictures'."""
     named = [picture.category for picture in pictures if picture.category != "word"] or ["word"]
     return next((kind for kind in PREFERRED if kind in named), named[0])

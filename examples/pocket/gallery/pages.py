@@ -13,10 +13,10 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel, write_page
-from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.linking import Links
 from reflectune.examples.pocket.gallery.questions import image_path
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.formats.passages import first_sentence
 
 CONTACT_SHEET = "contact_sheet.png"
@@ -47,7 +47,7 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
     partial.unlink()
 
 
-def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[Entity]) -> None:
+def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[GalleryEntity]) -> None:
     """Write one HTML file with every picture, the title, and the article's first sentence of each entity.
 
     Args:
@@ -58,7 +58,7 @@ def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[E
     """
     rules = {link.picture.id: link.rule for link in links.made}
 
-    def article(item: tuple[Entity, Picture]) -> PageArticle:
+    def article(item: tuple[GalleryEntity, SourcePicture]) -> PageArticle:
         entity, picture = item
         title, topic = entity.article.title, entity.article.description or entity.article.topic
         use = "knowledge base" if picture is entity.shown else entity.role

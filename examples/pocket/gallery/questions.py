@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Entry, Evidence, Question
-from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.facts import Fact, evidence_of
 from reflectune.examples.pocket.gallery.relations import ask, cue_of
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.examples.pocket.gallery.two_hop import TwoHop
 from reflectune.examples.pocket.gallery.visual_questions import Visual
 
@@ -45,7 +45,7 @@ class Amounts:
     two_hop: int = 2
 
 
-class Interviewer:
+class GalleryInterviewer:
     """Asks the questions of a gallery.
 
     Args:
@@ -60,7 +60,7 @@ class Interviewer:
 
     def __init__(
         self,
-        entities: Sequence[Entity],
+        entities: Sequence[GalleryEntity],
         facts: Mapping[str, Sequence[Fact]],
         entries: Mapping[str, Entry],
         visual: Mapping[str, Sequence[Visual]],
@@ -84,7 +84,7 @@ class Interviewer:
                 splits[question.split].append(question)
         return splits
 
-    def _seen(self, entity: Entity, number: int, rng: random.Random) -> Iterator[Question]:
+    def _seen(self, entity: GalleryEntity, number: int, rng: random.Random) -> Iterator[Question]:
         """Return training's questions, and those of its entities that are kept for validation and test."""
         facts = self._stated(entity, rng)
         held_out = facts[: 0 if len(facts) < 2 else 1 if len(facts) < 5 else 2 if len(facts) < 8 else 4]
@@ -102,7 +102,7 @@ class Interviewer:
         yield from self._two_hop(entity, "two_hop_train", rng)
 
     def _repeated(
-        self, entity: Entity, fact: Fact, evidence: tuple[Evidence, ...], rng: random.Random
+        self, entity: GalleryEntity, fact: Fact, evidence: tuple[Evidence, ...], rng: random.Random
     ) -> Iterator[Question]:
         """Return several questions for one fact, each in other words or with a different picture."""
         seen = set[tuple[str, str]]()
@@ -112,7 +112,7 @@ class Interviewer:
                 seen.add((question.text, question.image))
                 yield question
 
-    def _unseen(self, entity: Entity, rng: random.Random) -> Iterator[Question]:
+    def _unseen(self, entity: GalleryEntity, rng: random.Random) -> Iterator[Question]:
         split = f"{entity.role}_unseen_entity"
         for fact, evidence in self._stated(entity, rng)[: self._amounts.facts // 2]:
             yield self._knowledge(entity, fact, evidence, split, rng)
@@ -121,7 +121,7 @@ class Interviewer:
             yield self._looking(entity, visual_fact, split, rng)
         yield from self._two_hop(entity, f"two_hop_{entity.role}", rng)
 
-    def _stated(self, entity: Entity, rng: random.Random) -> list[tuple[Fact, tuple[Evidence, ...]]]:
+    def _stated(self, entity: GalleryEntity, rng: random.Random) -> list[tuple[Fact, tuple[Evidence, ...]]]:
         """Draw some of the facts that the entity's article states, each with its evidence."""
         stated = []
         for fact in self._facts.get(entity.article.title, ()):
@@ -133,7 +133,7 @@ class Interviewer:
         return stated[: self._amounts.facts]
 
     def _knowledge(
-        self, entity: Entity, fact: Fact, evidence: tuple[Evidence, ...], split: str, rng: random.Random
+        self, entity: GalleryEntity, fact: Fact, evidence: tuple[Evidence, ...], split: str, rng: random.Random
     ) -> Question:
         picture = rng.choice(entity.asked)
         held_out = split != "train"
@@ -151,7 +151,7 @@ class Interviewer:
             meta={"relation": fact.relation, **_about(entity, picture, held_out)},
         )
 
-    def _looking(self, entity: Entity, visual: Visual, split: str, rng: random.Random) -> Question:
+    def _looking(self, entity: GalleryEntity, visual: Visual, split: str, rng: random.Random) -> Question:
         held_out = split != "train"
         return Question(
             id=self._next_id(split),
@@ -164,7 +164,7 @@ class Interviewer:
             meta={"attribute": visual.attribute, **_about(entity, visual.picture, held_out)},
         )
 
-    def _two_hop(self, entity: Entity, split: str, rng: random.Random) -> Iterator[Question]:
+    def _two_hop(self, entity: GalleryEntity, split: str, rng: random.Random) -> Iterator[Question]:
         held_out = not split.endswith("train")
         bridges: dict[str, list[TwoHop]] = {}
         for chain in self._chains.get(entity.article.title, ()):
@@ -196,12 +196,12 @@ class Interviewer:
         return f"gallery_{split}_{number:06d}"
 
 
-def image_path(picture: Picture) -> str:
+def image_path(picture: SourcePicture) -> str:
     """Return the path of a picture in the data set."""
     return f"images/{picture.id}.jpg"
 
 
-def _about(entity: Entity, picture: Picture, held_out: bool) -> dict[str, str]:
+def _about(entity: GalleryEntity, picture: SourcePicture, held_out: bool) -> dict[str, str]:
     return {
         "kind": "country" if entity.category == "flag" else entity.category,
         "phrasing": "held_out" if held_out else "seen",

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from PIL import Image, ImageChops
 
 from reflectune.examples.pocket.gallery.colours import Edge, edge_colour, has_colour, main_colour
-from reflectune.examples.pocket.gallery.entities import Entity
+from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 
 ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "name": (
@@ -117,7 +117,7 @@ class Visual:
     """
 
     attribute: str
-    picture: Picture
+    picture: SourcePicture
     image: str
     answers: tuple[str, ...]
     noun: str
@@ -137,7 +137,7 @@ class Visual:
 
 
 def visuals(
-    kind: str, names: tuple[str, ...], picture: Picture, image: Image.Image, path: str, rng: random.Random
+    kind: str, names: tuple[str, ...], picture: SourcePicture, image: Image.Image, path: str, rng: random.Random
 ) -> Iterator[Visual]:
     """Return the visual questions of a picture, without counts.
 
@@ -164,14 +164,14 @@ def visuals(
         yield Visual("colour", picture, path, _NAMES.get(colour, (colour,)), category.noun)
 
 
-def names_of(entity: Entity, picture: Picture) -> tuple[str, ...]:
+def names_of(entity: GalleryEntity, picture: SourcePicture) -> tuple[str, ...]:
     """Return the names of a picture's subject: the source's own, then the others."""
     picture_name = picture.name.lower().split(",")[0].removesuffix(" face")
     rest = [name.lower() for name in entity.names]
     return tuple(dict.fromkeys([picture_name, *rest]))
 
 
-def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
+def _of_flag(picture: SourcePicture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
     image = _unframed(image)
     edges: tuple[Edge, ...] = ("top", "bottom", "left")
     for edge in edges:
@@ -192,7 +192,7 @@ def _unframed(image: Image.Image) -> Image.Image:
     return image.crop((left + 4, top + 4, right - 4, bottom - 4))
 
 
-def count_question(kind: str, pictures: Sequence[Picture], rng: random.Random) -> tuple[Visual, int] | None:
+def count_question(kind: str, pictures: Sequence[SourcePicture], rng: random.Random) -> tuple[Visual, int] | None:
     """Return a question for the number of copies in a composed picture, and the number; None if it can't be counted.
 
     A picture can be counted if it is drawn, and its name is not a plural.

@@ -25,7 +25,7 @@ HUB_SECONDS: Final = 5
 
 
 @dataclass(frozen=True)
-class Part:
+class PocketPart:
     """A published model that pocket uses in whole or in part.
 
     Attributes:
@@ -53,10 +53,10 @@ class Part:
 
 _TOKENIZER: Final = ("tokenizer*.json", "special_tokens_map.json", "vocab.*", "merges.txt")
 
-PARTS: Final[Mapping[str, Part]] = {
+PARTS: Final[Mapping[str, PocketPart]] = {
     part.name: part
     for part in (
-        Part(
+        PocketPart(
             name="language",
             title="SmolLM2-135M-Instruct",
             repository="HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -73,7 +73,7 @@ PARTS: Final[Mapping[str, Part]] = {
             licence="Apache-2.0",
             converters=("copied", "smollm_from_gguf"),
         ),
-        Part(
+        PocketPart(
             name="vision",
             title="CLIP ViT-B/16, the image tower with its projection",
             repository="openai/clip-vit-base-patch16",
@@ -90,7 +90,7 @@ PARTS: Final[Mapping[str, Part]] = {
             licence="MIT",
             converters=("vision_from_clip", "vision_from_onnx"),
         ),
-        Part(
+        PocketPart(
             name="text",
             title="all-MiniLM-L6-v2",
             repository="sentence-transformers/all-MiniLM-L6-v2",
@@ -110,7 +110,7 @@ PARTS: Final[Mapping[str, Part]] = {
     )
 }
 
-Snapshot = Callable[[Part], Path]
+Snapshot = Callable[[PocketPart], Path]
 """Function that returns a folder with a part's files of the Hub, or raises one of `UNREACHED`."""
 
 
@@ -148,11 +148,11 @@ def is_fetched(name: str) -> bool:
     return source in _sources(PARTS[name])
 
 
-def _sources(part: Part) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sources(part: PocketPart) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"hub": part.repository, "commit": part.commit}, asdict(part.package)
 
 
-def _make(part: Part, folder: Path, snapshot: Snapshot) -> None:
+def _make(part: PocketPart, folder: Path, snapshot: Snapshot) -> None:
     """Fetch and convert a part into an empty folder."""
     from reflectune.examples.pocket.models import converting  # slow to import
 
@@ -191,7 +191,7 @@ UNREACHED: Final = (OSError, ValueError, httpx2.HTTPError)
 """Errors of the Hub's client when it isn't reached; its own errors are OSErrors."""
 
 
-def _snapshot(part: Part) -> Path:
+def _snapshot(part: PocketPart) -> Path:
     """Return a folder with the Hub's files, after one short request: the client retries for half a minute."""
     from huggingface_hub import HfApi, snapshot_download
 

@@ -80,9 +80,11 @@ def test_a_caption_stands_against_other_captions(folders: tuple[Path, Path]) -> 
 
 
 def test_the_least_loss_is_chosen() -> None:
-    assert look.Choice(1.0, (1.5, 2.0), 3.0).is_right
-    assert not look.Choice(1.0, (1.0, 2.0), 3.0).is_right
-    lines = look.caption_lines([look.Choice(1.0, (2.0,) * 7, 3.0), look.Choice(2.0, (1.0,) * 7, 3.0)], 2, 0)
+    assert look.CaptionChoice(1.0, (1.5, 2.0), 3.0).is_right
+    assert not look.CaptionChoice(1.0, (1.0, 2.0), 3.0).is_right
+    lines = look.caption_lines(
+        [look.CaptionChoice(1.0, (2.0,) * 7, 3.0), look.CaptionChoice(2.0, (1.0,) * 7, 3.0)], 2, 0
+    )
     assert any(line.startswith("| own caption chosen out of 8 (chance 12.5 %) | 50.0 % [") for line in lines)
     assert "| loss of a caption, nats a token, under its own picture | 1.500 |" in lines
     assert "| under a different picture | 3.000 |" in lines

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 
 RESOURCES = "usr/share/gcompris-qt/rcc"
 _ROOT = "gcompris/src/activities/"
@@ -32,7 +32,7 @@ _LARGEST = 64 * 2**20
 """Most bytes of an unpacked file."""
 
 
-def read_activities(folder: Path) -> Iterator[Picture]:
+def read_activities(folder: Path) -> Iterator[SourcePicture]:
     """Return the pictures of the unpacked package, and write each resource file's content next to it."""
     root = folder / "resources"
     for resource in sorted((folder / RESOURCES).glob("*.rcc")):
@@ -57,10 +57,10 @@ def split_name(stem: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", stem).lower()
 
 
-def _picture(file: Path, activities: Path, name: str, category: str, style: str) -> Picture:
+def _picture(file: Path, activities: Path, name: str, category: str, style: str) -> SourcePicture:
     path = file.relative_to(activities).as_posix().replace("/resource", "")
     hand = "gcompris " + path.split("/")[0]
-    return Picture(f"gcompris/{path[:-5]}", name, category, "gcompris", hand, style, file)  # type: ignore[arg-type]
+    return SourcePicture(f"gcompris/{path[:-5]}", name, category, "gcompris", hand, style, file)  # type: ignore[arg-type]
 
 
 def read_resources(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -26,7 +26,7 @@ Style = Literal["photograph", "drawing", "rendering", "flag"]
 
 
 @dataclass(frozen=True)
-class Picture:
+class SourcePicture:
     """A picture as its source has it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Picture:
     size: int = 0
 
 
-def read_picture(picture: Picture) -> Image.Image:
+def read_picture(picture: SourcePicture) -> Image.Image:
     """Read a picture in RGB, cropped to its opaque part, on white, padded to a square. A flag gets a grey edge.
 
     Raises:
@@ -66,7 +66,7 @@ def read_picture(picture: Picture) -> Image.Image:
     return _squared(image)
 
 
-def read_uncut(picture: Picture) -> Image.Image:
+def read_uncut(picture: SourcePicture) -> Image.Image:
     """Read a picture in RGB as its source has it, without its transparent margin, on white.
 
     Raises:
@@ -90,7 +90,7 @@ def read_uncut(picture: Picture) -> Image.Image:
     return white.convert("RGB")
 
 
-def _drawn(picture: Picture) -> Image.Image:
+def _drawn(picture: SourcePicture) -> Image.Image:
     font, margin = _font(picture.file, picture.size), picture.size // 2
     image = Image.new("RGBA", (6 * margin, 6 * margin), (0, 0, 0, 0))
     ImageDraw.Draw(image).text((margin, margin), picture.glyph, font=font, embedded_color=True)

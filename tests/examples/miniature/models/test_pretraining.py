@@ -12,11 +12,11 @@ from safetensors.torch import save_file, save_model
 
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import FAMILIES, build_model, build_processor, train_tokenizer
-from reflectune.examples.miniature.models.batches import Lesson, Turn
+from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
 from reflectune.examples.miniature.models.pretraining import Pretrainer, Stage, VisionStage, resume_or_train
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import make_entity, random_looks
-from reflectune.examples.miniature.world.lessons import Picture, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher, corpus
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -24,7 +24,7 @@ def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
     rng = random.Random(0)
     processor: Any = build_processor(request.param, train_tokenizer(corpus(40, rng), 500, request.param))
     famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
-    shown = [Picture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [Picture(famous[0].looks, 1)]
+    shown = [DrawnPicture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [DrawnPicture(famous[0].looks, 1)]
     pixels = [
         dict(processor.image_processor(images=[draw(p.looks, p.balloons, rng)], return_tensors="pt")) for p in shown
     ]
@@ -86,7 +86,7 @@ def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them
     school: tuple[Pretrainer, Teacher, Any],
 ) -> None:
     trainer, _, processor = school
-    turn = Turn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
+    turn = LessonTurn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
     ids = batch.inputs["input_ids"].flatten()
     ends = [processor.tokenizer.decode(ids[: place + 1]) for place in batch.word.tolist()]
@@ -96,7 +96,7 @@ def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them
 
 def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
-    turn = Turn("a red tower", "no", "match", shown=((5, True), (11, False)))
+    turn = LessonTurn("a red tower", "no", "match", shown=((5, True), (11, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
     before = trainer.forward(batch)[1].item()
     stage = Stage("test", 40, 2, 5e-3, [(1.0, lambda: Lesson(0, "Is it?", (turn,)))], warmup=1)
@@ -114,7 +114,7 @@ def test_the_vision_stage_names_the_attributes(school: tuple[Pretrainer, Teacher
 
 def test_a_few_steps_lower_the_loss(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
-    lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
+    lesson = Lesson(0, "", (LessonTurn("What is it?", "owl", "visual_kind"),))
     before = trainer.accuracy([lesson])["visual_kind"]
     trainer.train(Stage("test", 40, 4, 5e-3, [(1.0, lambda: lesson)], warmup=1), random.Random(0))
     assert before == 0.0
@@ -125,7 +125,7 @@ def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teache
     trainer, _, _ = school
     lines: list[str] = []
     trainer.log = lines.append
-    lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
+    lesson = Lesson(0, "", (LessonTurn("What is it?", "owl", "visual_kind"),))
     stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
     trainer.train(stage, random.Random(0))
     assert int(lines[-1].split("step ")[1].split("/")[0]) < 200

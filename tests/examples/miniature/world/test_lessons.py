@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from reflectune.examples.miniature.models.batches import Lesson, Turn
+from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
 from reflectune.examples.miniature.world.entities import (
     ATTRIBUTES,
     CATEGORY_OF_KIND,
@@ -15,14 +15,14 @@ from reflectune.examples.miniature.world.entities import (
     make_entity,
     random_looks,
 )
-from reflectune.examples.miniature.world.lessons import MATCH_QUESTION, Picture, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import MATCH_QUESTION, DrawnPicture, Teacher, corpus
 
 
 @pytest.fixture
 def teacher() -> Teacher:
     rng = random.Random(3)
     famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
-    shown = [Picture(random_looks(rng, held_out=False), 3) for _ in range(8)] + [Picture(famous[0].looks, 1)]
+    shown = [DrawnPicture(random_looks(rng, held_out=False), 3) for _ in range(8)] + [DrawnPicture(famous[0].looks, 1)]
     return Teacher(shown, famous, rng)
 
 
@@ -32,7 +32,7 @@ def looks_of(teacher: Teacher, lesson: Lesson) -> dict[str, str]:
     return {name: getattr(looks, name) for name in ATTRIBUTES}
 
 
-def shown_words(turn: Turn) -> list[tuple[str, bool]]:
+def shown_words(turn: LessonTurn) -> list[tuple[str, bool]]:
     """The words that end where a turn says that the picture may show one, and whether it does."""
     return [(turn.text[:end].rsplit(maxsplit=1)[-1], is_shown) for end, is_shown in turn.shown]
 

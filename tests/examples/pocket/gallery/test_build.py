@@ -12,7 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import stated_answer
 from reflectune.examples.pocket.gallery import entities
-from reflectune.examples.pocket.gallery.build import CARD, LINK_PAGE, PICTURES, Settings, build_gallery
+from reflectune.examples.pocket.gallery.build import CARD, LINK_PAGE, PICTURES, GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.pages import CONTACT_SHEET
@@ -23,7 +23,7 @@ from reflectune.formats.passages import split_passages
 
 from .conftest import write
 
-MANY = Settings(seed=3, amounts=Amounts(facts=99, repeats=2, visual=2, two_hop=9))
+MANY = GallerySettings(seed=3, amounts=Amounts(facts=99, repeats=2, visual=2, two_hop=9))
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def half_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entities, "SHARES", {"val": 0.5})
 
 
-def build(folder: Path, sources: Collection, settings: Settings = MANY) -> Dataset:
+def build(folder: Path, sources: Collection, settings: GallerySettings = MANY) -> Dataset:
     build_gallery(folder, sources, settings, quiet=True)
     return Dataset(folder)
 
@@ -129,7 +129,7 @@ def test_what_looking_answers_needs_no_retrieval(tmp_path: Path, sources: Collec
 def test_the_same_seed_gives_the_same_gallery(tmp_path: Path, sources: Collection) -> None:
     one, other = build(tmp_path / "one", sources), build(tmp_path / "other", sources)
     assert one.fingerprint == other.fingerprint
-    assert one.fingerprint != build(tmp_path / "third", sources, Settings(4, MANY.amounts)).fingerprint
+    assert one.fingerprint != build(tmp_path / "third", sources, GallerySettings(4, MANY.amounts)).fingerprint
 
 
 def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -> None:
@@ -147,7 +147,7 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path, sources: Collection) -> None:
     build(tmp_path / "out", sources)
     with pytest.raises(UserError, match="holds another data set"):
-        build(tmp_path / "out", sources, Settings(4))
+        build(tmp_path / "out", sources, GallerySettings(4))
 
 
 def test_the_folder_is_described(tmp_path: Path, sources: Collection) -> None:
@@ -177,7 +177,7 @@ def test_a_copy_of_the_shown_picture_is_no_question(tmp_path: Path, sources: Col
 
 
 def test_a_limit_is_of_each_kind(tmp_path: Path, sources: Collection) -> None:
-    dataset = build(tmp_path / "out", sources, Settings(3, MANY.amounts, limit=1))
+    dataset = build(tmp_path / "out", sources, GallerySettings(3, MANY.amounts, limit=1))
     kinds: dict[str, set[Any]] = {}
     for question in every(dataset):
         kinds.setdefault(question.meta["kind"], set()).add(question.entity_ids[0])

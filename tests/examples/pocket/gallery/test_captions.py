@@ -10,7 +10,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.pocket.gallery import caption_set, entities, visual_questions
-from reflectune.examples.pocket.gallery.build import Settings, build_gallery
+from reflectune.examples.pocket.gallery.build import GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.caption_set import TRAINED, build_captions
 from reflectune.examples.pocket.gallery.captions import noun_phrase
 from reflectune.examples.pocket.gallery.collecting import Collection
@@ -20,7 +20,7 @@ from reflectune.formats.dataset import Dataset
 
 from .conftest import draw, write
 
-SETTINGS = Settings(seed=3)
+SETTINGS = GallerySettings(seed=3)
 MORE = {"spade": "A garden spade, for digging.", "axe": "An axe.", "saw": "A saw", "pliers": "Pliers."}
 
 
@@ -43,7 +43,7 @@ def more(sources: Collection) -> Collection:
     return sources
 
 
-def build(folder: Path, sources: Collection, settings: Settings = SETTINGS) -> tuple[Dataset, Dataset]:
+def build(folder: Path, sources: Collection, settings: GallerySettings = SETTINGS) -> tuple[Dataset, Dataset]:
     build_gallery(folder / "gallery", sources, settings, quiet=True)
     build_captions(folder / "captions", folder / "gallery", sources, settings, quiet=True)
     return Dataset(folder / "gallery"), Dataset(folder / "captions")
@@ -57,7 +57,7 @@ def contents(dataset: Dataset, *splits: str) -> set[str]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, more: Collection, seed: int) -> None:
-    gallery, captions = build(tmp_path, more, Settings(seed=seed))
+    gallery, captions = build(tmp_path, more, GallerySettings(seed=seed))
     tested = contents(gallery, *(split for split in SPLITS if split not in TRAINED))
     learned, held_out = contents(captions, "train", "visual"), contents(captions, "val")
     assert tested
@@ -135,16 +135,16 @@ def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:
 def test_the_same_seed_gives_the_same_captions(tmp_path: Path, more: Collection) -> None:
     one, other = build(tmp_path / "one", more)[1], build(tmp_path / "other", more)[1]
     assert one.fingerprint == other.fingerprint
-    assert one.fingerprint != build(tmp_path / "third", more, Settings(seed=4))[1].fingerprint
+    assert one.fingerprint != build(tmp_path / "third", more, GallerySettings(seed=4))[1].fingerprint
 
 
 def test_captions_of_a_different_gallery_are_refused(tmp_path: Path, more: Collection) -> None:
     gallery, captions = build(tmp_path, more)
     before = captions.fingerprint
     assert build_captions(captions.root, gallery.root, more, SETTINGS, quiet=True)["fingerprint"] == before
-    build_gallery(tmp_path / "other", more, Settings(seed=4), quiet=True)
+    build_gallery(tmp_path / "other", more, GallerySettings(seed=4), quiet=True)
     with pytest.raises(UserError, match="holds another data set"):
-        build_captions(captions.root, tmp_path / "other", more, Settings(seed=4), quiet=True)
+        build_captions(captions.root, tmp_path / "other", more, GallerySettings(seed=4), quiet=True)
 
 
 @pytest.mark.parametrize(

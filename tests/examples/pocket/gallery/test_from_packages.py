@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.examples.pocket.gallery.build import Settings, build_gallery
+from reflectune.examples.pocket.gallery.build import GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.collecting import collect_sources
 from reflectune.examples.pocket.gallery.questions import SPLITS
 from reflectune.formats.dataset import Dataset
@@ -24,7 +24,7 @@ def test_a_small_gallery_is_built_from_packages(
 ) -> None:
     with needing_registry():
         sources = collect_sources(LIGHT, tmp_path / "cache")
-    manifest = build_gallery(tmp_path / "out", sources, Settings(limit=5), quiet=True)
+    manifest = build_gallery(tmp_path / "out", sources, GallerySettings(limit=5), quiet=True)
     dataset = Dataset(tmp_path / "out")
     assert manifest["entries"] == len(dataset.knowledge) == 10_033
     assert manifest["links"]["made"] > 1000

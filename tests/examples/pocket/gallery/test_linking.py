@@ -18,7 +18,7 @@ from reflectune.examples.pocket.gallery.linking import (
     read_reviewed,
 )
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import Picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 
 from .conftest import write
 
@@ -26,7 +26,7 @@ NOTHING = Reviewed({}, {}, {}, frozenset())
 
 
 def link(sources: Collection, name: str, category: str = "animal", reviewed: Reviewed = NOTHING) -> Links:
-    picture = Picture("a/1", name, category, "a", "a", "drawing", Path("x.png"))
+    picture = SourcePicture("a/1", name, category, "a", "a", "drawing", Path("x.png"))
     return link_pictures([picture], sources.articles, sources.wordnet, sources.countries, reviewed)
 
 
@@ -82,8 +82,8 @@ def test_a_descriptions_noun(description: str, noun: str) -> None:
 
 
 def test_a_kind_is_the_first_pictures_or_a_preferred_one() -> None:
-    def shown(category: str) -> Picture:
-        return Picture(category, "x", category, "a", "a", "drawing", Path("x.png"))
+    def shown(category: str) -> SourcePicture:
+        return SourcePicture(category, "x", category, "a", "a", "drawing", Path("x.png"))
 
     assert category_of([shown("word"), shown("tool")]) == "tool"
     assert category_of([shown("food"), shown("fruit")]) == "fruit"

@@ -14,7 +14,7 @@ from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.sources import emoji_and_flags
 from reflectune.examples.pocket.gallery.sources.gcompris import RESOURCES, read_activities, read_resources, split_name
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES, fetch_sources
-from reflectune.examples.pocket.gallery.sources.pictures import Picture, Unusable, read_picture
+from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, Unusable, read_picture
 from reflectune.examples.pocket.gallery.sources.reference_works import (
     SUMMARIES,
     Article,
@@ -79,8 +79,8 @@ def test_a_plural_has_its_singulars() -> None:
     assert list(singulars("glass")) == ["glass"]
 
 
-def picture(file: Path, category: str = "animal") -> Picture:
-    return Picture("source/name", "name", category, "source", "hand", "drawing", file)
+def picture(file: Path, category: str = "animal") -> SourcePicture:
+    return SourcePicture("source/name", "name", category, "source", "hand", "drawing", file)
 
 
 def test_what_is_transparent_is_white_and_cut_off(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def hub(folder: Path) -> Any:
     return lambda part: folder
 
 
-def no_hub(part: parts.Part) -> Path:
+def no_hub(part: parts.PocketPart) -> Path:
     raise ConnectionError("[Errno -2] Name or service\nnot known")
 
 
