@@ -21,9 +21,8 @@ from reflectune.core.errors import UserError
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.md"))
-PATH = re.compile(
-    r"`((?:core|formats|examples|models|metrics|retrieval|data_builders|train|inference|tests|benchmarks)/[\w/]+\.\w+)`"
-)
+FOLDERS = "core|formats|models|metrics|retrieval|data_builders|inference|train|examples|tests|benchmarks|scripts"
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w/]+(?:\.\w+|/))`")
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 EXTRAS = re.findall(
     r"^(\w+) = \[", PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
@@ -74,7 +73,7 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_of_modules_are_right(page: Path) -> None:
     paths = [path for path in PATH.findall(page.read_text(encoding="utf-8")) if "NAME" not in path]
-    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_every_page_is_in_the_sites_contents() -> None:
