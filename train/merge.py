@@ -39,6 +39,6 @@ def _merge_adapter(config: MergeConfig) -> str:
 def _assemble(config: MergeConfig) -> str:
     if config.dry_run:
         return f"{config.language}, {config.vision} and a projector would be joined into {config.output}"
-    from reflectune.train.weights.assembly import assemble  # slow to import
+    from reflectune.train.weights.merging import assemble  # slow to import
 
     return assemble(config, config.output, config.dtype)

@@ -21,7 +21,7 @@ from reflectune.data_builders.conversion.knowledge import KnowledgeRun, Knowledg
 from reflectune.data_builders.conversion.questions import QuestionRun, QuestionTotals
 from reflectune.data_builders.conversion.sources import check_unchanged, list_files, stat_files, with_fingerprints
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.evqa_lens import RANKED, write_lens
+from reflectune.data_builders.readers.evqa import RANKED, write_lens
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.formats.dataset import MANIFEST, stream_questions
 

@@ -14,9 +14,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.rows import from_row, to_row
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
-from reflectune.data_builders.exporting.images import ImagePlacer
 from reflectune.data_builders.exporting.layouts import ImageMode, companions, find_layout, parquet_schema, record
-from reflectune.data_builders.exporting.source import BadRows, data_file, scheme_and_images
+from reflectune.data_builders.exporting.source import BadRows, ImagePlacer, data_file, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
 from reflectune.formats.reflection_data import stream_examples
 from reflectune.models.schemes.base import Scheme

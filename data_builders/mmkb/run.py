@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,14 +16,14 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
-from reflectune.data_builders.annotators.proofreading import write_page
+from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel, write_page
+from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.labels import LabelSettings, assemble, derive, take
+from reflectune.data_builders.mmkb.labels import Labels, LabelSettings, assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
-from reflectune.data_builders.mmkb.proofread import ProbeArticles
 from reflectune.data_builders.mmkb.rescoring import answers_of, rescore, score_by_judge, score_by_metric
 from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
-from reflectune.data_builders.probing.records import Probe
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.formats.dataset import Dataset
@@ -33,6 +33,7 @@ from reflectune.metrics.judging.judges import PROTOCOLS, Judging
 from reflectune.metrics.scoring.registry import Metric
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.schemes.examples import PromptedExample
+from reflectune.models.schemes.mct import write_reply
 
 SCHEME = "mmkb_rag"
 STATISTICS = "statistics.json"
@@ -158,3 +159,64 @@ def _questions(dataset: Dataset, split: str, ids: set[str]) -> dict[str, Questio
     if missing := sorted(ids - set(questions)):
         raise UserError(f"{dataset.root}: split {split} has no question {missing[0]}, which was probed; build it again")
     return questions
+
+
+class ProbeArticles:
+    """A function that makes a probe's article.
+
+    Args:
+        labels: All derived labels.
+        questions: The questions by id.
+    """
+
+    def __init__(self, labels: Labels, questions: Mapping[str, Question]) -> None:
+        self._questions = questions
+        self._ret = {label.question_id: label for label in labels.ret}
+        self._srt = {(label.question_id, label.document.passage.id): label.relevant for label in labels.srt}
+        self._mct = {label.question_id: label for label in labels.mct}
+
+    def __call__(self, probe: Probe) -> PageArticle:
+        """Return the article of a question that could be asked."""
+        question = self._questions[probe.question_id]
+        accepted = canonical_answer(question) or " / ".join(map(str, question.range or ()))
+        return PageArticle(
+            question.id,
+            question.image,
+            question.text,
+            [f"accepted: {accepted}"],
+            [*self._labels(probe)],
+            question.answers,
+        )
+
+    def _labels(self, probe: Probe) -> Iterator[PageLabel]:
+        ret = self._ret.get(probe.question_id)
+        token = "no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]"
+        yield PageLabel(token, answer=_answer(probe.replies), details=["alone", *_facts(probe)])
+        for document in probe.documents:
+            relevant = self._srt.get((probe.question_id, document.passage.id))
+            yield PageLabel(
+                "no label" if relevant is None else "[Rel]" if relevant else "[NoRel]",
+                "relevant" if relevant else "irrelevant",
+                _answer(document.replies),
+                [*_facts(document), f"{document.rank}. S_ret {document.score:.2f}", "cut" if document.cut else ""],
+                document.passage,
+                is_judged=relevant is not None,
+            )
+        if mct := self._mct.get(probe.question_id):
+            listed = ", ".join(passage.id for passage in mct.documents)
+            yield PageLabel("MCT", answer=write_reply(mct.keep, mct.summary), details=[f"of {listed}"])
+
+
+def _answer(replies: Sequence[ProbedAnswer]) -> str:
+    return (replies[0].text if replies else "") or "nothing"
+
+
+def _facts(probed: Probe | DocumentProbe) -> Iterator[str]:
+    """Yield the correctness of the greedy answer and of the drawn ones, and the accepted answer's log-probability."""
+    if probed.replies:
+        first, *drawn = probed.replies
+        yield f"{first.correctness:g} right" + (", broken" if first.log_prob is None else "")
+        if drawn:
+            yield f"{sum(reply.correctness for reply in drawn):g} of {len(drawn)} drawn right"
+    if probed.gold_log_prob is not None:
+        yield f"log p(accepted) {probed.gold_log_prob:.1f}"

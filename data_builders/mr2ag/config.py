@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.secrets import shown_options, shown_url
 from reflectune.core.values import Device, one_of, output_of
-from reflectune.data_builders.annotators.choice import NAMES
+from reflectune.data_builders.annotators.llm import LlmAnnotator
+from reflectune.data_builders.annotators.protocol import Annotator
+from reflectune.data_builders.annotators.string import by_gold, by_string
 from reflectune.data_builders.mr2ag.builder import ExampleSettings
 from reflectune.data_builders.mr2ag.selection import QuestionSettings
+from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
+
+NAMES = ("string", "gold", "llm")
+
+
+@contextmanager
+def opened(name: str, config: RemoteConfig, cache: Path) -> Iterator[Annotator]:
+    """Open the annotator of this name; `llm` keeps its file of replies open in this block.
+
+    Args:
+        name: One of `NAMES`.
+        config: Settings of the model for `llm`.
+        cache: Its file of replies, unless the config names one.
+    """
+    if name != "llm":
+        yield {"string": by_string, "gold": by_gold}[name]
+        return
+    with RemoteModel(config.endpoint(), config.llm_cache or cache) as model:
+        yield LlmAnnotator(model)
+
 
 _DECISIVE: Final = {
     *ExampleSettings.model_fields,

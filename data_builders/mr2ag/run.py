@@ -17,13 +17,12 @@ from reflectune.core.launching import ALONE, Processes, join_launch
 from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
-from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
 from reflectune.data_builders.annotators.proofreading import write_page
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
-from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.config import BuildConfig, opened
 from reflectune.data_builders.mr2ag.cost import estimate
 from reflectune.data_builders.mr2ag.report import STATISTICS, page_article, statistics, summary
 from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roots, select_questions

@@ -12,7 +12,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
-from reflectune.data_builders.exporting.images import ImagePlacer
+from reflectune.data_builders.exporting.source import ImagePlacer
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.store import MANIFEST as PROBES
 from reflectune.data_builders.probing.store import stream_probes

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from PIL import Image
@@ -19,11 +19,10 @@ from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.formats.reflection_data import bad_rows, image_roots, read_examples, read_manifest
 from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.tree import Segment, Tree, independent_rows
-from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.rendering.renderer import Renderer, common_prefix
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.data.answer_weight import weigh_answers
 from reflectune.train.data.mixture import DataSource
 
 
@@ -235,3 +234,37 @@ def _naming(sample_ids: Sequence[str]) -> Iterator[None]:
         raise
     except Exception as error:
         raise RuntimeError(f"{error} (on the training examples {', '.join(sample_ids)})") from error
+
+
+ANSWER_MARK: Final = "<answer>"
+"""The tag that begins a reply's answer, after its thoughts. ReAG's prompt asks for it."""
+
+
+def weigh_answers(tree: Tree, replies: Sequence[str], renderer: Renderer, answer_weight: float) -> Tree:
+    """Return a tree in which a reply's loss is α · (mean over its answer) + (1 - α) · (mean over its thoughts).
+
+    A reply's weights still add up to the number of its tokens. The answer is everything from `<answer>` on, with the
+    end of the turn. A reply without answer or without thoughts keeps its weights.
+
+    Args:
+        tree: An encoded example, whose branches end with their replies.
+        replies: The text of each branch's reply; "" for a reflection token.
+        renderer: The renderer that encoded it.
+        answer_weight: α, in [0, 1].
+    """
+    branches = [
+        _weighed(segment, reply, renderer, answer_weight) if ANSWER_MARK in reply else segment
+        for segment, reply in zip(tree.branches, replies, strict=True)
+    ]
+    return replace(tree, branches=tuple(branches))
+
+
+def _weighed(segment: Segment, reply: str, renderer: Renderer, answer_weight: float) -> Segment:
+    thoughts = reply[: reply.index(ANSWER_MARK)]
+    if not thoughts.strip():
+        return segment
+    ids = renderer.reply_ids(reply)
+    border = len(common_prefix([ids, renderer.reply_ids(thoughts)]))  # a token across it is the answer's
+    count, answer = len(ids), len(ids) - border
+    weights = [(1 - answer_weight) * count / border] * border + [answer_weight * count / answer] * answer
+    return replace(segment, weights=(*segment.weights[:-count], *weights))

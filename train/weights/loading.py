@@ -33,7 +33,7 @@ class Sharding:
 
     Attributes:
         kind: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for DDP or a lone process.
-        from_file: True if each process reads its own shard from the weights' file (see `reflectune.train.runs.fsdp`).
+        from_file: True if each process reads its own shard from the weights' file (see `train/runs/skeleton.py`).
     """
 
     kind: str = ""

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
-from reflectune.models.weights.new_rows import read_beside
+from reflectune.models.weights.adapters import read_beside
 
 _TOWERS = (
     # First match wins: Qwen2-VL's merger lies inside of its vision tower.

@@ -10,7 +10,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.proofreading import write_page
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
-from reflectune.data_builders.mmkb.proofread import ProbeArticles
+from reflectune.data_builders.mmkb.run import ProbeArticles
 from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 

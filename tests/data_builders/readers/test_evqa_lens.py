@@ -14,7 +14,7 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Entry
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
-from reflectune.data_builders.readers.evqa_lens import write_lens
+from reflectune.data_builders.readers.evqa import write_lens
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.ranked_retriever import Ranking, open_ranked, read_rankings

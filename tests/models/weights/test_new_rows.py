@@ -11,7 +11,7 @@ from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from reflectune.examples.miniature.models.architecture import Family, build_model, train_tokenizer
-from reflectune.models.weights.new_rows import NewRows, read_beside
+from reflectune.models.weights.adapters import NewRows, read_beside
 
 NEW = [300, 301, 303]
 IDS = torch.tensor([[20, 300, 21, 301, 303, 22, 303, 23]])

@@ -15,8 +15,7 @@ from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.train.data.answer_weight import ANSWER_MARK, weigh_answers
-from reflectune.train.data.examples import EncodedExamples
+from reflectune.train.data.examples import ANSWER_MARK, EncodedExamples, weigh_answers
 
 THOUGHTS, ANSWERED = "<think>It is a tower on a rock.</think>", "<answer>1603</answer>"
 

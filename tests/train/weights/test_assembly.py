@@ -28,7 +28,7 @@ from reflectune.models.loading import load
 from reflectune.models.weights.projector import PROJECTOR
 from reflectune.train.merge import merge
 from reflectune.train.settings.merge import MergeConfig
-from reflectune.train.weights.assembly import assemble
+from reflectune.train.weights.merging import assemble
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
 
