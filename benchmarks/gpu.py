@@ -5,6 +5,7 @@
 
 Each section is a process of its own with a limit in seconds. Figures are written after each measurement, so that a
 section that is cut off keeps those it has; a measurement that fails is recorded with its error. Weights are random.
+Trees need the transformers of pyproject.toml (5.23): earlier ones take no mask as `logits_to_keep`.
 """
 
 from __future__ import annotations
@@ -164,26 +165,25 @@ def training(arguments: argparse.Namespace, figures: Figures) -> None:
     """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
     import torch
     import workload as w
-    from peft import LoraConfig, get_peft_model
 
     from reflectune.models.attention.collation import TreeCollator, loss_terms
 
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
-    weights = w.language_parameters(base)
-    targets = r".*language_model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-    rank = 128 if arguments.size == "7b" else 4
-    model: Any = get_peft_model(
-        base, LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
-    )
-    model.enable_input_require_grads()
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()
+    weights, layers = w.language_parameters(base), base.model.language_model.layers
+    model = _with_lora(base, 128 if arguments.size == "7b" else 4)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
     optimizer = torch.optim.AdamW(trainable, lr=2e-4, fused=device == "cuda")
     tree = w.tree_of(base, BRANCHES, BRANCH_TOKENS)
-    flat = {name: torch.cat([value] * TREES) for name, value in w.flat_rows(base, tree).items()}
-    layers = base.model.language_model.layers
+    rows = {name: torch.cat([value] * TREES) for name, value in w.flat_rows(base, tree).items()}
+
+    def flat_loss() -> Any:
+        return model(**rows).loss
+
+    def tree_loss() -> Any:
+        loss, weight = loss_terms(model, batch)
+        return loss / weight
 
     def step(loss_of: Callable[[], Any]) -> float:
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
@@ -193,36 +193,40 @@ def training(arguments: argparse.Namespace, figures: Figures) -> None:
         optimizer.zero_grad()
         return loss.item()
 
-    def tree_loss() -> Any:
-        loss, weight = loss_terms(model, batch)
-        return loss / weight
-
-    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, compiled: bool) -> None:
+    def measure(name: str, tokens: int, loss_of: Callable[[], Any]) -> None:
+        for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
+            for layer in layers:
+                layer._compiled_call_impl = None
+                if suffix:
+                    layer.compile(dynamic=False)
+            if figures.time("step", name + suffix, lambda: step(loss_of)) is not None:
+                seconds = figures.values["step"][name + suffix]
+                figures.put("tokens", name + suffix, tokens)
+                figures.put("tokens/s", name + suffix, round(tokens / seconds))
+                figures.put("TFLOP/s", name + suffix, round(6 * weights * tokens / seconds / 1e12, 1))
         for layer in layers:
             layer._compiled_call_impl = None
-            if compiled:
-                layer.compile(dynamic=False)
-        if figures.time("step", name, lambda: step(loss_of)) is not None:
-            seconds = figures.values["step"][name]
-            figures.put("tokens", name, tokens)
-            figures.put("tokens/s", name, round(tokens / seconds))
-            figures.put("TFLOP/s", name, round(6 * weights * tokens / seconds / 1e12, 1))
 
-    figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
-    measure("flat rows", flat["input_ids"].numel(), lambda: model(**flat).loss, compiled=False)
-    if device == "cuda":
-        measure("flat rows, layers compiled", flat["input_ids"].numel(), lambda: model(**flat).loss, compiled=True)
-    for layer in layers:
-        layer._compiled_call_impl = None
+    measure("flat rows", rows["input_ids"].numel(), flat_loss)
     collated = TreeCollator(base)([tree] * TREES)  # from here on the model's attention reads trees
     batch = {name: value.to(device) for name, value in collated.items()}
-    measure("trees", TREES * tree.length, tree_loss, compiled=False)
-    if device == "cuda":
-        measure("trees, layers compiled", TREES * tree.length, tree_loss, compiled=True)
+    measure("trees", TREES * tree.length, tree_loss)
     model.eval()  # without dropout both sides have one loss
     with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
-        figures.put("loss", "flat rows", model(**flat).loss.item())
+        figures.put("loss", "flat rows", flat_loss().item())
         figures.put("loss", "trees", tree_loss().item())
+
+
+def _with_lora(base: Any, rank: int) -> Any:
+    """Add the recipe's adapters, with recomputation, and set the model to training."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = r".*language_model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
+    model: Any = get_peft_model(base, lora)
+    model.enable_input_require_grads()
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
 
 
 def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[str, Any]:
