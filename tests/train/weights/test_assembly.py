@@ -218,9 +218,9 @@ def test_a_file_with_code_in_it_is_not_run(
 @pytest.mark.parametrize(
     ("held", "message"),
     [
-        (b"not a pickle", "no file of weights alone"),
-        (b"", "no file of weights alone"),
-        (pickle.dumps([1, 2], protocol=2), "no file of weights alone|should hold"),
+        (b"not a pickle", "is not a file of weights only"),
+        (b"", "is not a file of weights only"),
+        (pickle.dumps([1, 2], protocol=2), "is not a file of weights only|should hold"),
         ({"model.mm_projector.weight": torch.ones(2, 2)}, r"should hold model.mm_projector.0.weight.*found model.mm_p"),
         ([1, 2], "found list"),
         (dict.fromkeys(PROJECTOR, torch.tensor(float("nan"))), "finite numbers"),
