@@ -18,7 +18,7 @@ autodoc_member_order = "bysource"
 myst_heading_anchors = 3
 
 OUTSIDE = re.compile(r"\[([^\]]*)\]\(\.\./([^)#\s]+)[^)\s]*\)")
-"""A link to a file of the repository that is no page of the site: its text and its path."""
+"""A link to a file of the repository outside the site: its text and its path."""
 
 
 def name_files_outside(_app: Any, _docname: str, source: list[str]) -> None:

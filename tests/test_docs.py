@@ -117,7 +117,7 @@ def test_tables_have_a_head(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
 def test_every_fence_is_read_here(page: Path) -> None:
-    """One that is indented, or of another language, would be left out of what follows."""
+    """A fence that is indented, or of another language, would escape the tests below."""
     text = page.read_text(encoding="utf-8")
     fences = FENCE.findall(text)
     assert {language for language, _ in fences} <= LANGUAGES
