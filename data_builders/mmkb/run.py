@@ -15,22 +15,21 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel, write_page
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.labels import Labels, LabelSettings, assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
-from reflectune.data_builders.mmkb.rescoring import answers_of, rescore, score_by_judge, score_by_metric
 from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import earlier_manifest, write_examples, write_manifest
-from reflectune.metrics.judging.bem import load_bem
-from reflectune.metrics.judging.judges import PROTOCOLS, Judging
-from reflectune.metrics.scoring.registry import Metric
+from reflectune.metrics.judging.bem import Bem, load_bem
+from reflectune.metrics.judging.judges import PROTOCOLS, Judging, answer_to
+from reflectune.metrics.scoring.scoring import Answered, score_answers
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.mct import write_reply
@@ -220,3 +219,63 @@ def _facts(probed: Probe | DocumentProbe) -> Iterator[str]:
             yield f"{sum(reply.correctness for reply in drawn):g} of {len(drawn)} drawn right"
     if probed.gold_log_prob is not None:
         yield f"log p(accepted) {probed.gold_log_prob:.1f}"
+
+
+QuestionAnswer = tuple[str, str]
+"""A question's id and an answer to it."""
+
+
+def rescore(probes: Sequence[Probe], scores: Mapping[QuestionAnswer, float]) -> list[Probe]:
+    """Return the probes with new scores. An answer without a word scores 0."""
+
+    def rescored(question_id: str, replies: tuple[ProbedAnswer, ...]) -> tuple[ProbedAnswer, ...]:
+        return tuple(
+            dataclasses.replace(reply, correctness=scores[question_id, reply.text] if reply.text.strip() else 0.0)
+            for reply in replies
+        )
+
+    return [
+        dataclasses.replace(
+            probe,
+            replies=rescored(probe.question_id, probe.replies),
+            documents=tuple(
+                dataclasses.replace(document, replies=rescored(probe.question_id, document.replies))
+                for document in probe.documents
+            ),
+        )
+        for probe in probes
+    ]
+
+
+def answers_of(probes: Sequence[Probe]) -> list[QuestionAnswer]:
+    """Return each different pair of question and answer once, in order, without answers that have no word."""
+    return list(
+        dict.fromkeys(
+            (probe.question_id, reply.text)
+            for probe in probes
+            for replies in (probe.replies, *(document.replies for document in probe.documents))
+            for reply in replies
+            if reply.text.strip()
+        )
+    )
+
+
+def score_by_metric(
+    answers: Sequence[QuestionAnswer], questions: Mapping[str, Question], metric: Metric, bem: Bem | None = None
+) -> dict[QuestionAnswer, float]:
+    """Return the official scores of answers, in [0, 1]. An answer too long for BEM is wrong.
+
+    Raises:
+        UserError: A question lacks the reference that the metric needs, or `evqa` lacks `bem`.
+    """
+    answered = [Answered(questions[name], text, f"probe of {name}") for name, text in answers]
+    values, _ = score_answers(answered, metric, "official", bem, too_long="wrong")
+    return dict(zip(answers, values.tolist(), strict=True))
+
+
+def score_by_judge(
+    answers: Sequence[QuestionAnswer], questions: Mapping[str, Question], judging: Judging
+) -> dict[QuestionAnswer, float]:
+    """Return a judge's verdicts as 1 or 0. A reply that is neither verdict counts as incorrect."""
+    judged = judging.judged([answer_to(questions[name], text) for name, text in answers])
+    return {answer: float(verdict == "correct") for answer, verdict in zip(answers, judged.verdicts, strict=True)}

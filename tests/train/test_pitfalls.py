@@ -1,7 +1,4 @@
-"""Pitfalls of other trainers (a list of 26), and bad input: each has a test, here or elsewhere.
-
-`COVERED` is the table. Tests that are here are those that no other file has.
-"""
+"""Pitfalls of other trainers, and bad input in the middle of a training."""
 
 import ast
 import json
@@ -34,98 +31,6 @@ from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 from reflectune.train.weights.loading import prepare_model
 
 ROOT = Path(__file__).parents[2]
-
-COVERED: dict[int | str, tuple[str, ...]] = {
-    # New tokens and adapters.
-    1: (
-        "train/weights/test_lora.py::test_the_new_rows_of_both_matrices_move_and_no_others",
-    ),  # output rows stay frozen
-    2: (
-        "train/test_pitfalls.py::test_of_trl_no_trainer_is_used_but_that_of_grpo",
-    ),  # its fused head needs a bias that peft hides
-    3: ("train/test_pitfalls.py::test_adapters_copy_no_whole_module",),  # modules_to_save next to token rows
-    4: ("train/weights/test_merging.py::test_merged_is_the_adapter_is_the_reloaded",),  # a tied head drifts apart
-    5: ("train/weights/test_lora.py::test_adapter_reloaded_and_merged_compute_the_same",),  # new rows aren't saved
-    6: ("train/test_sharding.py::test_divided_among_processes_it_trains_as_ddp_does_and_resumes",),  # ZeRO-3 resize
-    7: ("train/runs/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # empty tensors
-    8: ("train/runs/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, rows
-    9: ("train/runs/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, dtypes
-    10: ("models/weights/test_tokens.py::test_new_rows_differ_and_follow_the_seed",),  # two tokens begin as one
-    11: (  # small updates are rounded away in bf16
-        "train/runs/test_fine_tune.py::test_in_half_precision_small_updates_still_reach_the_weights",
-        "train/test_qlora.py::test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32",
-        "train/weights/test_parameters.py::test_weights_that_train_are_kept_in_fp32",
-    ),
-    # What a model reads.
-    12: ("models/test_loading.py::test_an_old_llava_processor_learns_its_image_tokens",),  # LLaVA's token count
-    13: (  # cropped here, padded there
-        "train/test_pitfalls.py::test_training_and_inference_see_the_same_pixels",
-        "models/rendering/test_image_fitting.py::test_a_picture_is_padded_bit_for_bit_as_llava_does",
-    ),
-    14: ("models/prefix/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding
-    15: ("models/test_shared_prefix.py::test_a_batch_of_mixed_image_counts",),  # images of a batch in disorder
-    16: ("models/weights/test_tokens.py::test_a_token_is_one_id_everywhere",),  # spaces around special tokens
-    17: ("models/prefix/test_engine.py::test_reflection_tokens_stay_in_the_text",),  # skip_special_tokens
-    18: ("models/weights/test_tokens.py::test_a_token_that_is_not_one_token_is_refused",),
-    19: (  # max_pixels is ignored
-        "train/test_pitfalls.py::test_a_pixel_budget_bounds_the_tokens_of_an_image",
-        "models/rendering/test_image_fitting.py::test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels",
-    ),
-    20: ("models/test_rendering.py::test_a_question_without_an_image_is_refused",),  # text-only batches stall
-    21: (  # adapters on the vision tower
-        "train/weights/test_lora.py::test_everything_that_trains_is_in_fp32_and_in_the_language_model",
-        "train/weights/test_lora.py::test_targets_beyond_the_language_model_are_refused",
-    ),
-    22: ("models/attention/test_positions.py::test_mrope_positions_are_those_of_the_model",),  # no token types
-    23: ("train/data/test_collator.py::test_a_packed_batch_has_the_loss_of_its_examples",),  # packing and M-RoPE
-    24: ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),  # silently masked
-    25: ("train/runs/test_logs.py::test_offline_runs_of_wandb_are_read_back",),  # off by default
-    26: ("models/weights/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing
-    # Running on CPUs and resuming.
-    "resuming a full fine-tune loads nothing": (
-        "train/weights/test_features.py::test_an_interrupted_run_ends_with_the_straight_runs_weights",
-        "train/test_grpo.py::test_a_killed_process_resumes_to_the_same_weights",
-    ),
-    "another number of processes pads an epoch otherwise": (
-        "train/test_process_counts.py::test_one_process_then_two_then_one_train_what_one_does",
-    ),
-    "a launch of N processes starts one": (
-        "train/runs/test_launch.py::test_a_launch_of_one_process_instead_of_several_is_refused",
-        "train/runs/test_launch.py::test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused",
-    ),
-    "bitsandbytes loses gradients after an evaluation": (
-        "models/weights/test_quantization.py::test_an_evaluation_takes_no_gradient_away",
-    ),
-    "telemetry": ("train/runs/test_logs.py::test_nothing_is_sent_unless_it_is_asked_for",),
-    # Bad input.
-    "zero supervised tokens": ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),
-    "image count mismatch": (
-        "train/test_pitfalls.py::test_a_processor_that_disagrees_with_the_model_is_named_or_the_example_is",
-        "models/test_rendering.py::test_no_question_can_forge_a_token",
-    ),
-    "an over-long sample": ("train/data/test_examples.py::test_an_example_that_is_too_long_is_named",),
-    "a corrupt image in the middle of an epoch": (
-        "train/test_pitfalls.py::test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed",
-    ),
-    "a NaN loss": ("train/runs/test_fine_tune.py::test_a_loss_that_is_not_finite_names_step_and_examples",),
-    "a full disk at checkpoint time": (
-        "train/runs/test_fine_tune.py::test_a_full_disk_is_noticed_before_anything_is_written",
-        "train/test_pitfalls.py::test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before",
-    ),
-    "a half-written last checkpoint": ("train/runs/test_fine_tune.py::test_a_half_written_checkpoint_is_passed_over",),
-    "a checkpoint of another scheme": ("train/test_pitfalls.py::test_a_run_of_another_scheme_is_not_continued",),
-    "a checkpoint of another base": ("train/test_pitfalls.py::test_a_run_of_another_base_is_not_continued",),
-    "a checkpoint of another tokenizer": ("train/test_pitfalls.py::test_a_run_of_another_tokenizer_is_not_continued",),
-}
-
-
-def test_the_table_is_whole_and_every_test_in_it_exists() -> None:
-    assert [number for number in COVERED if isinstance(number, int)] == list(range(1, 27))
-    for names in COVERED.values():
-        for name in names:
-            file, test = name.split("::")
-            tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
-            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
 
 
 def test_of_trl_no_trainer_is_used_but_that_of_grpo() -> None:

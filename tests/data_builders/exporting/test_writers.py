@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reflectune.data_builders.exporting.writers import ROW_GROUP, open_writer
+from reflectune.data_builders.exporting.run import ROW_GROUP, open_writer
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -12,7 +12,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.rescoring import answers_of, rescore, score_by_judge, score_by_metric
+from reflectune.data_builders.mmkb.run import answers_of, rescore, score_by_judge, score_by_metric
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.metrics.judging.judges import PROTOCOLS, Judging
 

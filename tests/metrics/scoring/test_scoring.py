@@ -7,7 +7,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.mmkb.rescoring import score_by_metric
+from reflectune.data_builders.mmkb.run import score_by_metric
 from reflectune.metrics.judging.bem import TooLongError
 from reflectune.metrics.official import evqa, infoseek
 from reflectune.metrics.scoring.predictions import Prediction

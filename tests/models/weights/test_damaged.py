@@ -174,21 +174,18 @@ DAMAGES = list(damages(len(TINY).to_bytes(8, "little") + TINY + bytes(4)))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_safetensors_are_one_error(base: Path, tmp_path: Path, damage: str) -> None:
-    shutil.copytree(base, tmp_path / "copy")
-    file = tmp_path / "copy/model.safetensors"
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [("base", "model", "the model "), ("adapter", "adapter_model", "")],
+    ids=["base", "adapter"],
+)
+def test_damaged_safetensors_are_one_error(
+    kind: str, name: str, says: str, damage: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    shutil.copytree(request.getfixturevalue(kind), tmp_path / "copy")
+    file = tmp_path / f"copy/{name}.safetensors"
     file.write_bytes(damages(file.read_bytes())[damage])
-    with pytest.raises(UserError, match=rf"the model {tmp_path}/copy") as caught:
-        load(str(tmp_path / "copy"))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_adapter_is_one_error(adapter: Path, tmp_path: Path, damage: str) -> None:
-    shutil.copytree(adapter, tmp_path / "copy")
-    file = tmp_path / "copy/adapter_model.safetensors"
-    file.write_bytes(damages(file.read_bytes())[damage])
-    with pytest.raises(UserError, match=rf"{tmp_path}/copy") as caught:
+    with pytest.raises(UserError, match=rf"{says}{tmp_path}/copy") as caught:
         load(str(tmp_path / "copy"))
     assert "\n" not in str(caught.value)
 
