@@ -14,6 +14,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+from reflectune.examples.scores import equal_depth
 from reflectune.examples.staging import cores, launch, module, run_stages
 
 RECIPES = "examples/miniature"
@@ -23,14 +24,6 @@ EQUAL_DEPTH_CAPTION = (
     "InfoSeek score of mR²AG and of baselines at equal depth without reflection, in per cent: the same retrieval and\n"
     "instruction; tuned on the same questions, with as many tokens."
 )
-_BASELINES = {
-    "closed book": "closed_book",
-    "naive RAG, 1 entry": "naive_rag_article",
-    "naive RAG, 5 entries": "naive_rag_articles",
-    "filter: best 5 passages of 5 entries": "naive_rag_passages",
-    "oracle: gold entry among 5": "oracle_articles",
-    "oracle: gold entry alone": "oracle_article",
-}
 
 
 def stages(
@@ -110,27 +103,6 @@ def summary(metrics: dict[str, dict]) -> list[str]:
         for name, scores in metrics.get(group, {}).items():
             nested = scores if "value" not in scores else {"": scores}
             lines += [f"{f'{group} {name} {part}'.strip():38} {show(value)}" for part, value in nested.items()]
-    return lines
-
-
-def equal_depth(metrics: dict[str, Any]) -> list[str]:
-    """Return baselines at one entry and at as many as mR²AG reads, untuned and tuned, as lines of a table."""
-
-    def cell(name: str) -> str:
-        score = (metrics["pipelines"].get(name) or {}).get("overall")
-        return f"{100 * score['value']:.1f}" if score else "–"
-
-    lines = [f"{'':38}{'untuned':>9}{'tuned':>9}"]
-    lines += [f"{title:38}{cell(name):>9}{cell(f'{name}_tuned'):>9}" for title, name in _BASELINES.items()]
-    lines += [f"{'mR²AG, 5 entries':38}{'':>9}{cell('mr2ag'):>9}"]
-    lines += [f"{'mR²AG, oracle entry':38}{'':>9}{cell('mr2ag_oracle'):>9}"]
-    lead = metrics["comparisons"].get("mr2ag - best_baseline")
-    if lead:
-        low, high = 100 * lead["low"], 100 * lead["high"]
-        lines.append(
-            f"lead over the best of them ({metrics['best_baseline']}): {100 * lead['value']:+.1f} "
-            f"({low:+.1f} to {high:+.1f})"
-        )
     return lines
 
 

@@ -11,8 +11,8 @@ from typing import Annotated
 from reflectune.core.command import command
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import OutputFolder, Seed, output_of
-from reflectune.examples.pocket.cache import user_cache
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
+from reflectune.examples.pocket.models.cache import user_cache
 
 
 class GalleryConfig(Settings):

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reflectune.examples.miniature.quickstart import equal_depth
-from reflectune.examples.scores import at, in_per_cent
+from reflectune.examples.scores import at, equal_depth, in_per_cent
 
 Metrics = Mapping[str, Any]
 """Content of a metrics.json."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
-from reflectune.examples.pocket.cache import locked, replacing
+from reflectune.examples.pocket.models.cache import locked, replacing
 from reflectune.examples.pocket.models.parts import PARTS, cache_folder, fetch, is_fetched, read_part
 
 TRAINED: Final = Path(__file__).parent / "trained"

@@ -20,7 +20,7 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import sha256_of
 from reflectune.core.paths import is_occupied
-from reflectune.examples.pocket.cache import locked, replacing
+from reflectune.examples.pocket.models.cache import locked, replacing
 
 RECORD = ".package.json"
 """File of an unpacked folder with the package and the names of its members."""

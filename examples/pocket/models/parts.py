@@ -15,7 +15,7 @@ import httpx2
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.hashing import sha256_of
-from reflectune.examples.pocket.cache import locked, replacing, user_cache
+from reflectune.examples.pocket.models.cache import locked, replacing, user_cache
 from reflectune.examples.pocket.models.packages import Package, unpack
 
 PART_FILE = "part.json"

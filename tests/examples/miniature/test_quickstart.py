@@ -6,7 +6,8 @@ import importlib.util
 import typing
 from pathlib import Path
 
-from reflectune.examples.miniature.quickstart import equal_depth, stages, summary
+from reflectune.examples.miniature.quickstart import stages, summary
+from reflectune.examples.scores import equal_depth
 from reflectune.train.settings.sft import SftConfig
 
 DEVICES = typing.get_args(typing.get_type_hints(SftConfig)["device"])

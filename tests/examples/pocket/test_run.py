@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from reflectune.examples.pocket import run
-from reflectune.examples.pocket.cache import user_cache
 from reflectune.examples.pocket.gallery.sources.packages import fetch_sources
 from reflectune.examples.pocket.marks import marks
+from reflectune.examples.pocket.models.cache import user_cache
 from reflectune.formats.dataset import LOOK_ALIKES, Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.locking import is_held, lock_path
-from reflectune.examples.pocket.cache import locked, replacing
+from reflectune.examples.pocket.models.cache import locked, replacing
 
 
 def write(folder: Path, content: str) -> None:
@@ -36,7 +36,7 @@ def test_after_an_error_the_old_folder_is_there_and_nothing_else(tmp_path: Path)
 
 def test_leftovers_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     kill = (
-        "import os, signal, sys\nfrom reflectune.examples.pocket.cache import replacing\n"
+        "import os, signal, sys\nfrom reflectune.examples.pocket.models.cache import replacing\n"
         "with replacing(sys.argv[1]) as partial:\n"
         "    (partial / 'file').write_text('half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -57,7 +57,7 @@ def test_a_kill_between_the_two_renamings_loses_nothing(tmp_path: Path) -> None:
 def test_two_processes_take_turns(tmp_path: Path) -> None:
     """Each adds a letter to a file that it reads: without the lock some are lost."""
     add = (
-        "import sys, time, pathlib\nfrom reflectune.examples.pocket.cache import locked\n"
+        "import sys, time, pathlib\nfrom reflectune.examples.pocket.models.cache import locked\n"
         "path = pathlib.Path(sys.argv[1]) / 'log'\n"
         "for _ in range(5):\n    with locked(sys.argv[1]):\n"
         "        lines = path.read_text() if path.exists() else ''\n        time.sleep(0.01)\n"
