@@ -11,7 +11,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 
 Roots = str | Path | Sequence[str | Path]
-"""One folder or several. Relative paths start at the first; a path may lead into any of them."""
+"""Folders that a path may lie in; relative paths start at the first."""
 
 
 class OutsideRoot(UserError):

@@ -55,14 +55,14 @@ def test_a_docstring_begins_with_a_verb(path: Path) -> None:
     assert not [f"line {line}: {text[:60]}" for line, text in found if FIRST_WORDS.match(text)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
+@pytest.mark.parametrize("path", [path for path in MODULES if "examples" not in path.parts], ids=name)
 def test_a_sentence_uses_the_fields_words(path: Path) -> None:
     found = sentences(path.read_text(encoding="utf-8"))
     assert not [f"line {line}: {match[0]}" for line, text in found for match in [WORDS.search(text)] if match]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name)
-def test_the_tests_use_the_fields_words(path: Path) -> None:
+@pytest.mark.parametrize("path", [*TESTS, *sorted((ROOT / "examples").rglob("*.py"))], ids=name)
+def test_docstrings_of_tests_and_examples_use_the_fields_words(path: Path) -> None:
     found = docstrings(ast.parse(path.read_text(encoding="utf-8")))
     assert not [f"line {line}: {match[0]}" for line, text in found for match in [WORDS.search(text)] if match]
 

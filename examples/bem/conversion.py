@@ -84,7 +84,7 @@ _NOT_WEIGHTS = re.compile(r"(?i)adam|optimizer|global_step|learning_rate|save_co
 
 
 _BAD_ARCHIVE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error)
-"""What NumPy, zipfile and zlib raise for a damaged .npz: a changed bit may ask for a method that zipfile hasn't."""
+"""Errors of NumPy, zipfile and zlib for a damaged .npz."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class LoggedTriple:
 
     @property
     def triple(self) -> tuple[str, str, str]:
-        """What is compared."""
+        """Texts that are compared."""
         return self.candidate, self.reference, self.question
 
 
 @dataclass(frozen=True)
 class Check:
-    """How near the converted model comes to the original on the example triples."""
+    """Differences of the converted model from the original on the example triples."""
 
     activation: str
     mask_padding: bool
@@ -167,7 +167,7 @@ def convert(
 
 
 def published_right(bem_logits: BemLogits) -> int:
-    """How many of E-VQA's published examples get the score that is stated (both do with the real BEM).
+    """Return the number of E-VQA's published examples that get their stated score (both do with the real BEM).
 
     Args:
         bem_logits: A `Bem`, or another function that gives its logits.
@@ -258,7 +258,7 @@ def _torch_name(name: str) -> str | None:
 
 
 def _as_torch(name: str, target: str, array: np.ndarray) -> np.ndarray:
-    """One array in PyTorch's layout: kernels transposed, heads (768, 12, 64) or (12, 64, 768) as one dimension."""
+    """Return an array in PyTorch's layout: kernels transposed, heads (768, 12, 64) or (12, 64, 768) as one dimension."""
     if target.endswith(".bias"):
         return array.reshape(-1)
     if not name.endswith("kernel"):

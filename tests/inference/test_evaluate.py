@@ -172,7 +172,7 @@ def test_models_whose_layers_lie_on_two_devices_answer_the_same(
 
 
 def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, checkpoints, tmp_path) -> None:
-    """One of its own, beside the data set's; another index of it begins the traces anew."""
+    """An index of its own, next to the data set's; a different index starts the traces again."""
     texts = [Entry("t0", "Diets", summary="Owls eat mice. Cats eat fish."), Entry("t1", "Homes", summary="In an oak.")]
     kb = write_knowledge_base(tmp_path / "texts", texts, name="texts")
     reading = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")

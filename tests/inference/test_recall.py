@@ -127,7 +127,7 @@ def test_ranked_entities_are_measured_in_place_of_an_index(
 def test_recall_of_texts_is_that_of_a_search_by_hand(
     folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two questions about one picture, one of which names its entry."""
+    """Two questions about one picture, one of them names its entry."""
     for split, text in (("val_unseen_question", "What is it?"), ("val_unseen_entity", "Is it a {} thing?")):
         asked = [
             Question(f"{split} {n}", f"asked{n}.png", text.format(colour), split=split, entity_ids=(f"e{n}",))

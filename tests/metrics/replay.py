@@ -1,7 +1,7 @@
 """Replays what the official programs printed: `python tests/metrics/replay.py CASES.json [--bem FOLDER]`.
 
 A case is `{"metric", "inputs", "expected", "note"?}`; `expected` is `{"error", "message"}` where the official code
-raises. A `.jsonl` file, such as `official_pairs.jsonl` beside this script, has one pair a line: `{"metric", "given",
+raises. A `.jsonl` file, such as `official_pairs.jsonl` next to this script, has one pair a line: `{"metric", "given",
 "printed", "quirk"?}`. Names every failure and every case that can't be run here, and closes with `N passed, N failed`.
 """
 

@@ -1,5 +1,5 @@
 """Replays what the official programs printed: a small set of pairs that is part of the repository, on every clone, and
-the large file of cases where it lies beside the repository."""
+the large file of cases where it is next to the repository."""
 
 from __future__ import annotations
 

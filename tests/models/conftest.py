@@ -141,7 +141,7 @@ def passage(text: str = "It was built in 1874 by Ada Byron.", **more: str) -> Pa
 
 
 def example(branches: int = 3, **more: Any) -> ReflectionExample:
-    """A question with passages of different lengths, of which every other one is evidence."""
+    """A question with passages of different lengths, every other one of them evidence."""
     made = tuple(
         Branch(
             passage(f"Built in {1800 + k}." + " It is made of oak." * k),

@@ -93,7 +93,7 @@ class Asked:
 
 
 def ask(loaded: Loaded, plain: SimpleNamespace, new_tokens: int) -> Asked:
-    """Read every row by itself, before the model's attention is replaced, and answer in so many tokens."""
+    """Read every row by itself, before the model's attention is replaced, and answer in as many tokens."""
     assert attention_of(loaded.model.config.get_text_config()) == "sdpa"
     renderer, scheme, made = loaded.renderer, PassageScheme.of(loaded.renderer), examples()
     prefixes = [renderer.prefix(example.question, tower()) for example in made]
@@ -207,7 +207,7 @@ def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[
 
 
 def adapted(loaded: Loaded) -> Any:
-    """The model with adapters that have been trained a little, and a projector that trains beside them."""
+    """The model with adapters that have been trained a little, and a projector that trains with them."""
     torch.manual_seed(0)
     model = add_adapters(
         loaded.model,

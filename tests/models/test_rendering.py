@@ -175,7 +175,7 @@ def test_no_text_can_forge_a_token_where_an_answer_is_asked_for(prompted, image,
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
 def safe(request, make):
-    """A tokenizer of secret names, beside the tokenizer itself."""
+    """A tokenizer of secret names, and the tokenizer itself."""
     tokenizer = make.renderer(request.param, None).tokenizer
     return SafeTokenizer(tokenizer, owned=[make.renderer(request.param, None).processor.image_token]), tokenizer
 

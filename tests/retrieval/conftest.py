@@ -55,7 +55,7 @@ def picture() -> Callable[[int], Image.Image]:
 
 @pytest.fixture
 def entries(tmp_path: Path) -> list[Entry]:
-    """Ten entries with 0, 1 or 2 images each, which lie beside the knowledge base's folder."""
+    """Ten entries with 0, 1 or 2 images each, next to the knowledge base's folder."""
     (tmp_path / "images").mkdir()
     made, number = [], 0
     for place in range(10):

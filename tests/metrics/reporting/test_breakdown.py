@@ -1,4 +1,4 @@
-"""What each metric's table has beside its overall score, with values worked out by hand."""
+"""Columns of each metric's table next to its overall score, with values worked out by hand."""
 
 from __future__ import annotations
 

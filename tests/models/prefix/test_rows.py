@@ -13,7 +13,7 @@ def level(rows: int, tokens: int, real: list[int] | None = None) -> Level:
 
 
 def chain() -> Rows:
-    """Two questions of 3 and 2 tokens; branches of 2, 1 and 2 tokens, of which the first two are the second one's."""
+    """Two questions of 3 and 2 tokens; branches of 2, 1 and 2 tokens, the first two of them the second one's."""
     first, second = level(2, 3, [3, 2]), level(3, 2, [2, 1, 2])
     where = (torch.tensor([1, 1, 0]), torch.arange(3))
     return Rows((first, second), where, torch.tensor([4, 3, 5]), torch.arange(12.0).view(3, 4))

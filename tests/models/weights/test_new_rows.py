@@ -1,4 +1,4 @@
-"""New tokens' rows are read beside their matrix: PEFT's numbers, without its copy of the matrix."""
+"""New tokens' rows are read next to their matrix: PEFT's numbers, without its copy of the matrix."""
 
 import copy
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def loaded(request: pytest.FixtureRequest, make: SimpleNamespace) -> Loaded:
 
 
 def said(loaded: Loaded, model: Any, make: SimpleNamespace, questions: list[str]) -> list[Any]:
-    """All that the engine says of four questions, of which two are about the same picture, and of their passages."""
+    """All that the engine says of four questions, two of them about the same picture, and of their passages."""
     engine = PrefixEngine(SimpleNamespace(**{**vars(loaded), "model": model}), token_budget=600, keep_images=2)
     renderer = loaded.renderer
     pictures = [make.image(seed, size) for seed, size in ((0, (80, 60)), (1, (64, 64)), (1, (64, 64)), (2, (30, 120)))]

@@ -455,7 +455,7 @@ def test_a_damaged_index_is_refused(kb, encoder, tmp_path, name) -> None:
 
 @pytest.fixture
 def twins(entries, encoder, tmp_path) -> tuple[Path, KnowledgeBase]:
-    """An index, beside it another of the same shapes, and the first one's knowledge base."""
+    """An index, a different one of the same shapes, and the first one's knowledge base."""
     kb = write_knowledge_base(tmp_path / "owls/kb", entries, name="owls", image_root="../..")
     other = [dataclasses.replace(entry, title=f"{entry.title} again") for entry in entries]
     other_kb = write_knowledge_base(tmp_path / "again/kb", other, name="again", image_root="../..")
@@ -531,7 +531,7 @@ def test_an_approximate_store_is_tried_with_pictures_alone(kb, encoder, tmp_path
 
 
 def grown(entries, tmp_path, count: int, name: str) -> KnowledgeBase:
-    """The knowledge base of the first so many entries, in shards of another size."""
+    """The knowledge base of the first entries, in shards of another size."""
     return write_knowledge_base(tmp_path / name, entries[:count], name="owls", image_root="..", shard_size=3)
 
 

@@ -261,7 +261,7 @@ def test_problems_are_told_together(kb) -> None:
 
 @pytest.mark.parametrize("questions", [(), ("What does the owl eat?", "What does the fox eat?")], ids=["none", "given"])
 def test_an_approximate_search_is_set_by_questions_or_sentences(kb, encoder, tmp_path, monkeypatch, questions) -> None:
-    """Not by whole passages, each of which finds itself in the first cell."""
+    """Not by whole passages, which find themselves in the first cell."""
     queries = []
     calibrate = FaissStore.calibrate
     monkeypatch.setattr(FaissStore, "calibrate", lambda store, query: queries.append(query) or calibrate(store, query))

@@ -32,7 +32,7 @@ State = dict[str, Tensor]
 
 
 def lavis_state(words: int) -> State:
-    """Random weights under LAVIS's names, with what its checkpoints hold beside what is used."""
+    """Random weights under LAVIS's names, with the unused tensors of its checkpoints."""
     torch.manual_seed(3)
     state: State = {}
 
@@ -259,7 +259,7 @@ def test_a_passage_is_written_as_a_section_of_echosight() -> None:
     ids=["square", "nearly", "wide", "tall"],
 )
 def test_a_long_picture_is_padded_and_its_middle_taken(size: tuple[int, int], black: int) -> None:
-    """100 x 40 becomes 100 x 80, of which the middle 80 x 80 is seen: a quarter above and below is padding."""
+    """100 x 40 becomes 100 x 80; its middle 80 x 80 is seen: a quarter above and below is padding."""
     pixels = pixel_values(Image.new("RGB", size, "white"), 80)
     assert pixels.shape == (1, 3, 80, 80)
     bright = pixels[0, 0] > 0

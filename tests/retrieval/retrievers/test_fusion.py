@@ -32,7 +32,7 @@ def unit(key: str) -> np.ndarray:
 
 
 class OneSpace:
-    """An encoder of one space: an image is told by its first pixel."""
+    """An encoder of one space: an image is known by its first pixel."""
 
     name, revision, dimensions, fingerprint = "one-space", "", DIMENSIONS, "f"
 

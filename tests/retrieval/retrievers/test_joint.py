@@ -246,7 +246,7 @@ def test_a_budget_that_is_none_is_refused(top: int, parts: int) -> None:
 
 
 class Meeting(Fixed):
-    """A knowledge base that answers when so many calls are under way at the same time, and fails else."""
+    """A knowledge base that answers when enough calls are under way at the same time, and fails else."""
 
     def __init__(self, name: str, barrier: threading.Barrier) -> None:
         super().__init__(name)

@@ -30,7 +30,7 @@ def exact(key: str) -> np.ndarray:
 
 
 class Exact:
-    """An encoder of one space without rounding: an image is told by its first pixel."""
+    """An encoder of one space without rounding: an image is known by its first pixel."""
 
     name, revision, dimensions, fingerprint = "exact", "", DIMENSIONS, "f"
 
@@ -125,7 +125,7 @@ def test_a_batch_finds_what_its_queries_find_alone(index: Index, batch: list[Que
 
 
 def test_an_image_alone_is_searched_for_as_ever(kb, encoder, tmp_path: Path) -> None:
-    """The bits of scores and parts are those of the image's own search, whatever stands beside it in the batch."""
+    """The bits of scores and parts are those of the image's own search, whatever else is in the batch."""
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder, title_weight=0.3)
     images = [Image.new("RGB", (32, 32), colour) for colour in ("red", "teal", "navy")]
     plain = retriever.search(images, 6)
