@@ -139,7 +139,7 @@ def test_the_instructions_are_those_of_mr2ag():
 @pytest.mark.parametrize("scheme", all_schemes().values(), ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("style", ["short", "list", "free"])
 def test_an_answer_is_asked_for_alike_with_documents_and_without(scheme, style):
-    """What is asked of a reader of documents is what is asked without: no score and no gate may depend on its wording."""
+    """What is asked of a reader of documents is what is asked without: no score and no gate may depend on it."""
     wanted = {"short": "a single word or phrase", "list": "as briefly as possible, using '&&'", "free": ""}
     prompts = [answer_prompt(style, documents=documents, prompts=scheme.prompts) for documents in (False, True)]
     others = [words for name, words in wanted.items() if name != style and words]
