@@ -258,7 +258,7 @@ def _torch_name(name: str) -> str | None:
 
 
 def _as_torch(name: str, target: str, array: np.ndarray) -> np.ndarray:
-    """Return an array in PyTorch's layout: kernels transposed, (768, 12, 64) or (12, 64, 768) heads as one dimension."""
+    """Return it in PyTorch's layout: transposed kernels; (768, 12, 64) or (12, 64, 768) heads as one dimension."""
     if target.endswith(".bias"):
         return array.reshape(-1)
     if not name.endswith("kernel"):
