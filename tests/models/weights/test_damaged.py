@@ -173,21 +173,23 @@ TINY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 DAMAGES = list(damages(len(TINY).to_bytes(8, "little") + TINY + bytes(4)))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    ("kind", "name", "says"),
-    [("base", "model", "the model "), ("adapter", "adapter_model", "")],
-    ids=["base", "adapter"],
-)
-def test_damaged_safetensors_are_one_error(
-    kind: str, name: str, says: str, damage: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    shutil.copytree(request.getfixturevalue(kind), tmp_path / "copy")
-    file = tmp_path / f"copy/{name}.safetensors"
+def check_damage(folder: Path, name: str, damage: str, copy: Path) -> None:
+    shutil.copytree(folder, copy)
+    file = copy / f"{name}.safetensors"
     file.write_bytes(damages(file.read_bytes())[damage])
-    with pytest.raises(UserError, match=rf"{says}{tmp_path}/copy") as caught:
-        load(str(tmp_path / "copy"))
+    with pytest.raises(UserError, match=f"{copy}") as caught:
+        load(str(copy))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_one_error(base: Path, damage: str, tmp_path: Path) -> None:
+    check_damage(base, "model", damage, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_adapter_is_one_error(adapter: Path, damage: str, tmp_path: Path) -> None:
+    check_damage(adapter, "adapter_model", damage, tmp_path / "copy")
 
 
 ADAPTER_CHANGES = {

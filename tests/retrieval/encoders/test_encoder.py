@@ -173,7 +173,7 @@ def test_weights_that_are_more_of_another_shape_or_not_finite_are_named(clip_fol
         r"has 1 weights that its class doesn't know, e\.g\. vision_model\.encoder\.layers\.7": {
             name.replace("layers.0", "layers.7"): whole[name].clone()
         },
-        r"has 1 weights of another shape .*fc1\.weight \(": {name: whole[name][:-1]},
+        r"has 1 weights of a different shape .*fc1\.weight \(": {name: whole[name][:-1]},
         r"NaN or infinite values in 1 of its weights, e\.g\. \S*fc1\.weight": {name: whole[name] / 0},
     }
     for number, (message, change) in enumerate(changes.items()):
