@@ -53,7 +53,7 @@ _Parts = Mapping[str, npt.NDArray[np.float32]]
 
 
 class Retriever(Protocol):
-    """Whatever finds entries for images."""
+    """A retriever of entries for images."""
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         """For each image at most `top_n` entries, each once, best first."""
@@ -61,7 +61,7 @@ class Retriever(Protocol):
 
 
 class QueryRetriever(Protocol):
-    """Whatever finds entries for queries of images and texts."""
+    """A retriever of entries for queries of images and texts."""
 
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
