@@ -277,9 +277,9 @@ class PrefixEngine:
         if not places:
             return torch.empty(0, len(token_ids))
         chunks = [self._log_probabilities(chunk)[:, list(token_ids)].exp().cpu() for chunk in hidden]
-        told = torch.stack([chunks[chunk][row] for chunk, row in places])
-        self.check_numbers(told.sum().item())
-        return told
+        probabilities = torch.stack([chunks[chunk][row] for chunk, row in places])
+        self.check_numbers(probabilities.sum().item())
+        return probabilities
 
     def check_numbers(self, *values: float) -> None:
         """Refuse probabilities or scores that are NaN.
