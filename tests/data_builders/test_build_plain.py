@@ -17,13 +17,7 @@ from reflectune.data_builders.mr2ag import plain as build
 from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.formats.reflection_data import (
-    Manifest,
-    read_examples,
-    read_manifest,
-    write_examples,
-    write_manifest,
-)
+from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_examples, write_manifest
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import Branch, PromptedExample, ReflectionExample
 from reflectune.retrieval.build_index import IndexConfig, build_index

@@ -107,12 +107,7 @@ def test_a_question_has_the_branches_of_all_three_tasks(config: Callable[..., De
     assert {
         key: [prompt_and_reply(branch)[0] for branch in question_branches]
         for key, question_branches in by_question.items()
-    } == {
-        "alone": ["ret"],
-        "known": ["ret", "srt"],
-        "looked_up": ["ret", "srt", "srt", "mct"],
-        "lost": ["ret"],
-    }
+    } == {"alone": ["ret"], "known": ["ret", "srt"], "looked_up": ["ret", "srt", "srt", "mct"], "lost": ["ret"]}
     assert prompt_and_reply(by_question["known"][0]) == ("ret", "no_retrieve")
     assert prompt_and_reply(by_question["known"][1]) == ("srt", "irrelevant")
     assert prompt_and_reply(by_question["looked_up"][0]) == ("ret", "retrieve")

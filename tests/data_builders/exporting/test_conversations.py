@@ -29,12 +29,7 @@ def turns_of(example: ReflectionExample | PromptedExample, masking: Masking) -> 
 def test_a_passage_is_a_conversation_as_in_the_paper() -> None:
     first, second = turns_of(KNOWLEDGE, "none")
 
-    assert [text for text, _ in first] == [
-        "When?",
-        "[Retrieval]",
-        f"Tower: Founded in 1872. {READ}",
-        "[Relevant] 1872",
-    ]
+    assert [text for text, _ in first] == ["When?", "[Retrieval]", f"Tower: Founded in 1872. {READ}", "[Relevant] 1872"]
     assert second[3] == ("[Irrelevant]", True)
 
 

@@ -336,11 +336,7 @@ def test_a_question_without_an_image_can_get_a_black_one(config: Callable[..., B
     (example,) = (example for example in examples if example.id == "k0")
     with Image.open(read_manifest(run.output).image_root / example.image) as image:
         assert image.getextrema() == ((0, 0),) * 3
-    assert {branch.source for branch in example.branches} == {
-        "gold",
-        "same_article",
-        "random",
-    }
+    assert {branch.source for branch in example.branches} == {"gold", "same_article", "random"}
 
 
 def test_examples_are_counted_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:

@@ -175,11 +175,7 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_runs_end_as_one_that_was_not(
-    straight: Path,
-    config: Make,
-    processes: int,
-    start_program: Callable[..., Any],
-    start_launch: Callable[..., Any],
+    straight: Path, config: Make, processes: int, start_program: Callable[..., Any], start_launch: Callable[..., Any]
 ) -> None:
     """Kill twice as soon as rows appear. With two processes, the second start has one, the last has two again."""
 

@@ -27,10 +27,7 @@ BUS = {
 DETAIL = {
     "id": "000000033471",
     "image": "coco/train2017/000000033471.jpg",
-    "conversations": [
-        {"from": "human", "value": "Describe the image.\n<image>"},
-        {"from": "gpt", "value": "A bus."},
-    ],
+    "conversations": [{"from": "human", "value": "Describe the image.\n<image>"}, {"from": "gpt", "value": "A bus."}],
 }
 SHARED = {
     "id": "wgfCQLB_0",

@@ -49,10 +49,7 @@ VISION_8B = {
 }
 PUBLISHED = {
     "architectures": ["EvaCLIPModel"],
-    "auto_map": {
-        "AutoConfig": "configuration_evaclip.EvaCLIPConfig",
-        "AutoModel": "modeling_evaclip.EvaCLIPModel",
-    },
+    "auto_map": {"AutoConfig": "configuration_evaclip.EvaCLIPConfig", "AutoModel": "modeling_evaclip.EvaCLIPModel"},
     "logit_scale_init_value": 2.659260036932778,
     "model_type": "clip",
     "projection_dim": 1280,

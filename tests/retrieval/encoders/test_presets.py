@@ -174,13 +174,7 @@ def test_a_model_that_reads_less_than_its_card_says_is_not_asked_for_more(qwen3:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("pooling", "cls"),
-        ("similarity", "dot"),
-        ("query_prefix", ""),
-        ("passage_prefix", "text: "),
-        ("max_length", 64),
-    ],
+    [("pooling", "cls"), ("similarity", "dot"), ("query_prefix", ""), ("passage_prefix", "text: "), ("max_length", 64)],
     ids=lambda one: str(one) or "none",
 )
 def test_what_a_user_sets_wins(key: str, value: object) -> None:
