@@ -385,7 +385,6 @@ class Second(Search):
 
 def test_a_union_has_the_keys_and_checks_of_all() -> None:
     both = union("Both", Search, First, Second)
-
     assert list(both.model_fields) == ["top_n", "crop", "saturation"]
     assert find_problems(both, {"crop": 2, "saturation": 0, "top_n": 6}) == [
         "`crop` must be between 0 and 1, found 2",

@@ -78,7 +78,6 @@ def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_pat
         with pytest.raises(UserError, match="another run is writing"):
             RowLog(path, "f")
         other.kill()
-
     with RowLog(path, "f") as log:
         assert log.done == {"a"}
 

@@ -60,9 +60,7 @@ def test_a_tracebacks_text_shows_no_password(capsys: pytest.CaptureFixture[str])
     error = ValueError("bad reply of http://me:hid@den@host/v1")
     with pytest.raises(ValueError):
         run(error)
-
     sys.excepthook(type(error), error, error.__traceback__)
-
     printed = capsys.readouterr().err
     assert "Traceback" in printed
     assert "ValueError: bad reply of http://***@host/v1" in printed
@@ -103,9 +101,7 @@ def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(
     """A thread that waits for Python's lock when the interpreter begins to end would abort the process."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
-
     program = start_program([str(script), *filter(None, [ending])])
-
     assert program.wait() == status, program.stderr[-2000:]
     assert program.stdout == "unflushed, called at the end\n"
 

@@ -28,7 +28,6 @@ class Everything(Bounded):
 
 def test_help_names_every_key_below_the_class_that_declares_it() -> None:
     text = help_text(Everything, "reflectune everything", "Do everything.\n\n    At once.")
-
     assert text.startswith("usage: reflectune everything [--config FILE.yaml] [--key value ...]\n\nDo everything.\n\n")
     assert "hidden" not in text
     assert "More about them" not in text

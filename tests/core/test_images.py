@@ -43,11 +43,9 @@ def test_a_transparent_palette_gives_the_same_pixels_without_a_warning(tmp_path:
     image.save(tmp_path / "p.png", transparency=bytes(draw.randrange(256) for _ in range(colors)))
     with pytest.warns(UserWarning, match="Palette images with Transparency"):
         before = Image.open(tmp_path / "p.png").convert("RGB")
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         after = load_image("p.png", root=tmp_path)
-
     assert after.mode == "RGB"
     assert after.tobytes() == before.tobytes()
 

@@ -70,14 +70,12 @@ def test_damage_that_shows_when_rows_are_read_is_the_same_error(whole: bytes, tm
 )
 def test_missing_columns_are_named(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
     write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([ROWS[0] | change]))
-
     with pytest.raises(UserError, match=f"it has {problem}; build it again"):
         rows_of(tmp_path / "rows.parquet")
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([{"id": "1"}]))
-
     with pytest.raises(UserError, match="it has no column `text`, no column `evidence`"):
         rows_of(tmp_path / "rows.parquet")
 
@@ -85,7 +83,6 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_an_empty_list_has_no_fields_to_miss(tmp_path: Path) -> None:
     row = {"id": "1", "text": "", "evidence": []}
     write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([row]))
-
     assert rows_of(tmp_path / "rows.parquet") == [row]
 
 

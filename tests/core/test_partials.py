@@ -53,9 +53,7 @@ def test_leftovers_in_and_next_to_an_output_are_removed(tmp_path: Path) -> None:
     kept = [leave(tmp_path / "other"), leave(tmp_path / "out.other"), out / "notes.partial", out / ".file.old"]
     for path in kept[2:]:
         path.write_text("the user's")
-
     remove_partials(out)
-
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
 
 
@@ -67,7 +65,6 @@ def test_partial_files_of_another_process_stay(tmp_path: Path) -> None:
     remove_partials(tmp_path / "out")
     assert partial.exists()
     assert within.exists()
-
     remove(lock)
     remove_partials(tmp_path / "out")
     assert names(inner) == []

@@ -31,7 +31,6 @@ def test_a_path_below_its_root_is_resolved(tree: Path, path: str) -> None:
 
 def test_an_absolute_path_counts_by_where_it_leads(tree: Path) -> None:
     inside = tree / "root" / "inner" / "a.txt"
-
     assert resolve_below(inside, tree / "root") == inside
     with pytest.raises(OutsideRoot, match="leads out of"):
         resolve_below(tree / "secret.txt", tree / "root")
@@ -40,7 +39,6 @@ def test_an_absolute_path_counts_by_where_it_leads(tree: Path) -> None:
 @pytest.mark.parametrize("path", ["../secret.txt", "inner/../../secret.txt", "/etc/passwd", "..", "../root2/a"])
 def test_a_path_that_leads_out_is_refused(tree: Path, path: str) -> None:
     (tree / "root2").mkdir()
-
     with pytest.raises(OutsideRoot, match="below"):
         resolve_below(path, tree / "root")
 
@@ -62,7 +60,6 @@ def test_a_link_that_leads_out_is_refused_and_one_that_stays_is_followed(tree: P
     (tree / "root" / "link.txt").symlink_to(tree / "secret.txt")
     (tree / "root" / "folder").symlink_to(tree)
     (tree / "root" / "stays.txt").symlink_to("inner/a.txt")
-
     assert resolve_below("stays.txt", tree / "root") == tree / "root" / "inner" / "a.txt"
     with pytest.raises(OutsideRoot, match=r"passes a link that leads out of .*; put the files there"):
         resolve_below(link, tree / "root")
@@ -70,13 +67,11 @@ def test_a_link_that_leads_out_is_refused_and_one_that_stays_is_followed(tree: P
 
 def test_a_root_may_be_a_link_itself(tree: Path) -> None:
     (tree / "linked").symlink_to(tree / "root")
-
     assert resolve_below("inner/a.txt", tree / "linked") == tree / "root" / "inner" / "a.txt"
 
 
 def test_a_path_may_lead_into_any_of_several_roots_and_starts_at_the_first(tree: Path) -> None:
     roots = (tree / "root" / "inner", tree / "other")
-
     assert resolve_below("../../other/b.txt", roots) == tree / "other" / "b.txt"
     assert resolve_below("a.txt", roots) == tree / "root" / "inner" / "a.txt"
     with pytest.raises(OutsideRoot, match=r"inner or .*other"):
@@ -92,7 +87,6 @@ def test_the_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     (snapshot / "a.jpg").symlink_to("../../blobs/9c1e")
     (snapshot / "b.jpg").symlink_to("../../../secret.txt")
-
     assert resolve_below("a.jpg", snapshot).read_text() == "a picture"
     with pytest.raises(OutsideRoot):
         resolve_below("b.jpg", snapshot)
@@ -102,7 +96,6 @@ def test_an_image_outside_of_its_root_is_not_opened(tmp_path: Path) -> None:
     Image.new("RGB", (2, 2)).save(tmp_path / "private.png")
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "link.png").symlink_to(tmp_path / "private.png")
-
     for path in ("../private.png", str(tmp_path / "private.png"), "link.png"):
         with pytest.raises(UserError, match=r"image refused \(needed by question 7\): .*leads out of"):
             load_image(path, root=tmp_path / "root", needed_by="question 7")
@@ -112,7 +105,6 @@ def test_an_image_outside_of_its_root_is_not_opened(tmp_path: Path) -> None:
 def test_a_file_that_a_manifest_lists_is_one_of_its_folder(tree: Path) -> None:
     root = tree / "root"
     (root / "link.txt").symlink_to(tree / "secret.txt")
-
     assert listed_file(root, "inner/a.txt", "manifest.json") == root / "inner" / "a.txt"
     for name in ("../secret.txt", "/etc/passwd", "link.txt", "", None, 3, ["inner/a.txt"]):
         with pytest.raises(OutsideRoot, match=r"manifest\.json lists .*build it again"):

@@ -32,7 +32,6 @@ def test_a_bar_in_a_log_is_updated_at_intervals(interval: float) -> None:
             bar.update()
             bar.set_postfix_str("5 tokens/s")
             bar.write("a row", file=io.StringIO())
-
     updates = log.getvalue().split("\r")[1:]
     assert 3 <= len(updates) < 50
     assert updates[0].startswith("training:")
@@ -53,7 +52,6 @@ def test_a_disabled_bar_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress_bar(total=10, file=log, disable=True) as bar:
         bar.update()
         bar.set_postfix_str("5 tokens/s")
-
     assert log.getvalue() == ""
 
 
@@ -61,7 +59,6 @@ def test_a_terminal_has_the_usual_bar() -> None:
     terminal = Terminal()
     with progress_bar(total=2, desc="probing", file=terminal, mininterval=0) as bar:
         bar.update(2)
-
     assert terminal.getvalue().startswith("\rprobing:   0%")
     assert terminal.getvalue().count("\r") >= 3
 
@@ -70,7 +67,6 @@ def test_no_part_of_the_tree_draws_a_bar_of_its_own() -> None:
     root = Path(progress.__file__).resolve().parents[1]
     folders = ("core", "models", "metrics", "retrieval", "data_builders", "inference", "train")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]
-
     assert len(files) > 100
     importing = {str(path.relative_to(root)) for path in files if "from tqdm" in path.read_text(encoding="utf-8")}
     assert importing == {"core/progress.py", "data_builders/conversion/sources.py"}  # the latter for a type
@@ -92,7 +88,6 @@ main()
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ}
     )
-
     assert done.stderr == ""
 
 

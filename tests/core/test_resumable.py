@@ -56,7 +56,6 @@ def test_processes_and_interruptions_leave_the_same_file(
     for process in reversed(range(1, last)):
         run_batches(batches, company, logs(other), logs(other).places(), processes=Processes(process, last))
     run_to_file(other / "rows.jsonl", ITEMS, company, "f", 3, Processes(0, last))
-
     assert (other / "rows.jsonl").read_bytes() == (straight / "rows.jsonl").read_bytes()
     assert [path.name for path in other.iterdir()] == ["rows.jsonl"]
 
@@ -87,7 +86,6 @@ def test_every_process_has_every_nth_batch(tmp_path: Path) -> None:
         return company(batch)
 
     run_batches(batches, work, logs(tmp_path), {"q3"}, processes=Processes(1, 2))
-
     assert processed_ids == ["q1", "q5", "q7"]
     assert [row["id"] for row in logs(tmp_path).rows(["q7", "q1"])] == ["q7", "q1"]
 
@@ -97,7 +95,6 @@ def test_more_items_join_a_finished_file_and_fewer_read_it(tmp_path: Path) -> No
     assert run_to_file(path, ITEMS[:3], company, "f", 3)[1] == 3
     rows, made = run_to_file(path, ITEMS, company, "f", 3)
     assert (list(rows), made) == ([item.id for item in ITEMS], 5)
-
     written = path.stat().st_mtime_ns
     assert run_to_file(path, ITEMS[:2], company, "f", 3) == (rows, 0)
     assert path.stat().st_mtime_ns == written
@@ -130,7 +127,6 @@ def test_logs_that_another_run_writes_are_neither_merged_nor_deleted(tmp_path: P
         with pytest.raises(UserError, match="another run is writing"):
             run_to_file(tmp_path / "rows.jsonl", ITEMS[:1], company, "f", 3)  # q0 is there already: nothing is left
         other.kill()
-
     assert [row["id"] for row in read_rows(folder / "rows.0.jsonl")] == ["q0"]
 
 
@@ -149,7 +145,6 @@ def test_chunks_come_in_the_order_of_their_items_and_are_made_once(tmp_path: Pat
     path.write_bytes(path.read_bytes()[:-4])
     made.clear()
     rows = list(run_chunks(range(23), 2, make, logs))
-
     assert made == [20, 22]
     assert [number for row in rows for number in row["chunk"]] == list(range(23))
     assert list(run_chunks([], 2, make, Logs(tmp_path, "none.jsonl", "f"))) == []

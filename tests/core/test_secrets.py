@@ -104,7 +104,6 @@ def test_a_concealed_password_is_hidden_whatever_characters_it_has(password: str
     secrets.CONCEALED.clear()
     secret = f"7{password}7"
     conceal_url(f"http://me:{secret}@host/v1")
-
     for text in (secret, quote(secret, safe=""), repr(secret), json.dumps({"a": secret}), f"of {secret}: no"):
         shown = redacted(text)
         assert secret not in shown

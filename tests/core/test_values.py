@@ -36,7 +36,6 @@ def test_no_split_is_called(value: str) -> None:
 def test_inputs_are_there_and_of_the_right_kind(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     file, folder, nothing = str(tmp_path / "file"), str(tmp_path), str(tmp_path / "x")
-
     assert [
         values.file_problem(""),
         values.file_problem(file),
@@ -54,7 +53,6 @@ def test_outputs_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
-
     assert [values.output_folder_problem(value) for value in ("", ".", "new", "new/deeper", str(tmp_path / "a"))] == [
         ""
     ] * 5
@@ -71,7 +69,6 @@ def test_a_folder_that_holds_something_else_is_no_output(tmp_path: Path) -> None
     (tmp_path / "manifest.json").write_text("{}")
     index = TypeAdapter(Annotated[str, values.output_of("manifest.json")])
     dataset = TypeAdapter(Annotated[str, values.output_of("dataset.json", "kb.json")])
-
     assert index.validate_python(str(tmp_path)) == str(tmp_path)
     assert [dataset.validate_python(value) for value in (str(tmp_path / "new"), "")] == [str(tmp_path / "new"), ""]
     with pytest.raises(ValidationError, match="holds an index already; choose a different folder"):
@@ -82,14 +79,12 @@ def test_a_folder_that_holds_something_else_is_no_output(tmp_path: Path) -> None
 
 def test_the_root_of_a_project_is_no_output(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("")
-
     with pytest.raises(ValidationError, match="holds the source of a project already; choose a different folder"):
         TypeAdapter(Annotated[str, values.output_of("config.json")]).validate_python(str(tmp_path))
 
 
 def test_a_folder_that_can_only_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write everywhere
-
     assert values.output_folder_problem(str(tmp_path / "a" / "b")).endswith(
         f"{tmp_path} is read-only; name a different folder"
     )
@@ -98,7 +93,6 @@ def test_a_folder_that_can_only_be_read_is_named(tmp_path: Path, monkeypatch: py
 
 def test_a_name_is_one_of_a_registrys() -> None:
     kind = TypeAdapter(Annotated[str, values.one_of("words", "embedding")])
-
     assert kind.validate_python("words") == "words"
     with pytest.raises(ValidationError, match="must be one of words, embedding, found 'word'"):
         kind.validate_python("word")

@@ -18,16 +18,13 @@ def folders(tmp_path: Path) -> list[str]:
 def test_a_config_contains_the_settings_of_passages(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--positives", "2", "--negatives_same_article", "3", "--seed", "7"]
     config = parse_config(BuildConfig, argv=argv)
-
     assert PassageSettings.of(config) == PassageSettings(positives=2, negatives_same_article=3, seed=7)
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv = ["--dataset", str(tmp_path), "--positives", "0", "--visual_ratio", "1.5", "--annotator", "oracle"]
-
     with pytest.raises(UserError) as caught:
         parse_config(BuildConfig, argv=argv)
-
     for part in (
         "`output` is needed",
         "no dataset.json",
@@ -42,14 +39,12 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
 def test_without_retrieved_negatives_no_index_is_needed(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--index", "", "--negatives_retrieved", "0"]
     config = parse_config(BuildConfig, argv=argv)
-
     assert config.problems() == []
 
 
 def test_paths_do_not_determine_the_data() -> None:
     here = BuildConfig(dataset="a", output="b", index="c")
     there = BuildConfig(dataset="d", output="e", index="f", on_error="skip", dry_run=True)
-
     assert here.decisive() == there.decisive()
     assert here.decisive() != BuildConfig(lead="none").decisive()
 
@@ -69,14 +64,12 @@ def test_secrets_in_the_address_are_not_hashed_or_shown() -> None:
         BuildConfig(**{**LLM, "llm_url": f"http://me:{secret}@localhost:1/v1?key={secret}"}).decisive()
         for secret in ("hidden", "other")
     )
-
     assert first == second
     assert first["llm_url"] == "http://localhost:1/v1?key=***"
 
 
 def test_speed_and_price_do_not_determine_the_data() -> None:
     changes = {"llm_concurrency": 99, "llm_input_price": 3.0, "llm_cache": "x", "llm_retries": 1}
-
     assert BuildConfig(**LLM).decisive() == BuildConfig(**{**LLM, **changes}).decisive()
 
 

@@ -94,7 +94,6 @@ def test_a_rerankers_defaults_are_hashed_by_their_values(config: Callable[..., P
 
 def test_each_question_is_answered_once_from_each_context(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     build.run(config())
-
     first, seen, last = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)
     assert [len(branch.documents) for branch in first.branches] == [0, 2, 6, 2]
     assert {branch.prompt for branch in first.branches} == {"vqa"}
@@ -114,16 +113,13 @@ def test_training_reads_the_contexts_of_naive_rag(
     retriever = EntryRetriever(load_index(tmp_path / "index", dataset.knowledge, loaded), loaded)
     contexts = ContextBuilder(dataset.knowledge, WordReranker(), top_n=3, passages=2)
     hits = retriever.search([Image.open(tmp_path / "world" / "3.png").convert("RGB")], 3)
-
     trained = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[2]
-
     for branch, form in zip(trained.branches, ("articles", "passages"), strict=True):
         assert [list(branch.documents)] == contexts.build(form, [trained.question], hits)
 
 
 def test_a_context_is_cut_at_whole_passages(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     build.run(config(evidence=["articles"], context_words=25))
-
     (branch,) = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[0].branches
     lengths = [len(passage_text(passage).split()) for passage in branch.documents]
     assert 1 <= len(lengths) < 6
@@ -189,7 +185,6 @@ def test_a_folder_of_other_data_is_not_written_over(config: Callable[..., PlainC
 
 def test_emptied_data_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     write_examples(tmp_path / "reflection" / "train.parquet", [], ReflectionExample)
-
     with pytest.raises(UserError, match=r"train\.parquet has no questions; build it again"):
         build.run(config())
 

@@ -103,7 +103,6 @@ def prompt_and_reply(branch: PromptedBranch) -> tuple[str, str]:
 
 def test_a_question_has_the_branches_of_all_three_tasks(config: Callable[..., DeriveConfig]) -> None:
     by_question = branches(config())
-
     assert {
         key: [prompt_and_reply(branch)[0] for branch in question_branches]
         for key, question_branches in by_question.items()
@@ -128,7 +127,6 @@ def test_a_shared_model_learns_to_answer_too(config: Callable[..., DeriveConfig]
         for key, question_branches in by_question.items()
         if question_branches[-1].prompt == "vqa"
     }
-
     assert {key: (len(branch.documents), branch.reply) for key, branch in answers.items()} == {
         "known": (0, "oak"),
         "looked_up": (2, "oak"),
@@ -137,7 +135,6 @@ def test_a_shared_model_learns_to_answer_too(config: Callable[..., DeriveConfig]
 
 def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Callable[..., DeriveConfig]) -> None:
     by_question = branches(config(labeller="string"))
-
     roles = {
         key: [branch.role for branch in question_branches if branch.prompt == "srt"]
         for key, question_branches in by_question.items()
@@ -158,7 +155,6 @@ def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[.
     others = [q for q in read_questions(made.dataset, "train") if q.id != "known"]
     write_questions(made.dataset, "train", [dataclasses.replace(known, requires_retrieval=False), *others])
     by_question = branches(made)
-
     assert [branch.prompt for branch in by_question["known"]] == ["ret"]
     assert [branch.prompt for branch in by_question["looked_up"]] == ["ret", "srt", "srt", "mct"]
 
@@ -167,7 +163,6 @@ def test_manifest_and_statistics_describe_the_labels(config: Callable[..., Deriv
     made = config()
     text, output = run(made), Path(made.output)
     numbers = json.loads((output / "statistics.json").read_text())["train"]
-
     assert read_manifest(output) == Manifest("mmkb_rag", Path(made.dataset), read_manifest(output).fingerprints)
     assert numbers["derived"]["ret"] == {"examples": 4, "[Ret]": 3, "[NoRet]": 1}
     assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2}
@@ -182,7 +177,6 @@ def test_the_statistics_record_the_settings_of_probes_and_labels(config: Callabl
     made = config()
     run(made)
     settings = json.loads(Path(made.output, "statistics.json").read_text())["train"]["settings"]
-
     assert settings["probes"] == {**SETTINGS, "about": {"model": "some/model", "dataset": "w"}}
     assert (settings["labels"]["rule"], settings["labels"]["seed"]) == ("paper", 0)
 
@@ -191,7 +185,6 @@ def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Callab
     made = config()
     run(made)
     page = Path(made.output, "proofread_train.html").read_text()
-
     assert page.count("<article>") == 4
     assert page.count('class="label relevant"') == 2
     assert page.count('class="label irrelevant"') == 1
@@ -214,7 +207,6 @@ def test_the_same_settings_give_the_same_files(config: Callable[..., DeriveConfi
 def test_balance_and_limits_are_applied(config: Callable[..., DeriveConfig]) -> None:
     by_question = branches(config(ret_balance=1, srt_balance=1, mct_limit=1))
     every = [prompt_and_reply(branch) for question_branches in by_question.values() for branch in question_branches]
-
     assert every.count(("ret", "retrieve")) == every.count(("ret", "no_retrieve")) == 1
     assert every.count(("srt", "relevant")) == every.count(("srt", "irrelevant")) == 1
 
@@ -235,7 +227,6 @@ def test_trained_scores_order_the_reply(config: Callable[..., DeriveConfig], tmp
         pq.write_table(pa.Table.from_pylist(rows), path)
     mct = branches(config(rel_scores=str(path)))["looked_up"][-1]
     ordered = [mct.documents[number - 1].index for number in read_reply(mct.reply, len(mct.documents)).keep]
-
     assert ordered == [2, 1]
 
 

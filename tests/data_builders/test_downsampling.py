@@ -130,7 +130,6 @@ def test_a_subset_is_a_data_set_with_the_pictures_and_the_knowledge_of_the_whole
     assert "sources" not in few.manifest
     assert few.fingerprint != whole.fingerprint
     assert {path.name for path in few.root.iterdir()} == {"dataset.json", "questions", "probes.jsonl"}
-
     manifest = write_subset(few, ["val_unseen_entity"], encode, tmp_path / "fewer", count=1)
     fewer = Dataset(tmp_path / "fewer")
     (question,) = fewer.questions("val_unseen_entity")

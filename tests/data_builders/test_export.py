@@ -56,7 +56,6 @@ def test_the_command_prints_counts_and_writes_companions(
     data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = run("--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
-
     assert status == 0
     assert "2 examples, 2 rows, 1 images" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -71,7 +70,6 @@ def test_the_command_prints_counts_and_writes_companions(
 
 def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path], tmp_path: Path) -> None:
     arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
-
     done = subprocess.run(
         [sys.executable, "-m", "reflectune", "export", *map(str, arguments)],
         cwd=tmp_path,
@@ -80,17 +78,14 @@ def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path]
         check=False,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
-
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "out" / "train.json").read_text())) == 2
 
 
 def test_every_bad_row_is_reported_at_once_and_nothing_is_written(data: Callable[..., Path], tmp_path: Path) -> None:
     config = ExportConfig(data=str(data(*GOOD, *BAD)), to="trl", output=str(tmp_path / "out"))
-
     with pytest.raises(UserError) as caught:
         export(config)
-
     assert "2 bad rows" in str(caught.value)
     assert "no image: image not found: " in str(caught.value)
     assert "no answer: a question without retrieval needs an answer" in str(caught.value)
@@ -99,9 +94,7 @@ def test_every_bad_row_is_reported_at_once_and_nothing_is_written(data: Callable
 
 def test_bad_rows_are_left_out_and_listed_if_asked(data: Callable[..., Path], tmp_path: Path) -> None:
     folder = data(*GOOD, *BAD)
-
     status = run("--data", folder, "--to", "trl", "--output", tmp_path / "out", "--on_error", "skip")
-
     assert status == 3
     rejected = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
     assert [bad["row"] for bad in rejected] == ["no image", "no answer"]
@@ -127,9 +120,7 @@ def test_a_dry_run_shows_a_row_and_writes_nothing(
     data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--data", data(*GOOD), "--to", "llamafactory", "--output", tmp_path / "out", "--dry_run")
-
     assert run(*arguments, "--images", "copy") == 0
-
     assert "[Relevant] 1872" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
@@ -139,7 +130,6 @@ def test_a_folder_of_something_else_is_not_written_into(data: Callable[..., Path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "out")))
-
     with pytest.raises(UserError, match=r"holds other files \(thesis.tex"):
         export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "mine")))
     with pytest.raises(UserError, match="holds an export with to trl, not llava"):
@@ -167,9 +157,7 @@ def test_every_split_of_a_folder_is_written_with_or_without_the_space(
 def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     config = ExportConfig(data=str(tmp_path / "bare"), output=str(tmp_path / "bare"))
-
     problems = "\n".join(config.problems())
-
     for part in ("`to` is needed", "`scheme` is needed", "`image_root` is needed", "a different folder"):
         assert part in problems
     assert any("`data` is needed" in issue for issue in find_problems(ExportConfig, {"to": "trl", "output": "o"}))
@@ -188,7 +176,6 @@ def test_data_without_a_manifest_is_exported_with_scheme_and_images_given(
         scheme="mr2ag",
         image_root=str(folder / "images"),
     )
-
     assert config.problems() == []
     assert export(config).rows == 2
 
@@ -208,11 +195,9 @@ def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(
     (folder / "images" / "link.png").symlink_to(tmp_path / "private.png")
     (folder / "images" / "linked").symlink_to(tmp_path)
     out = tmp_path / "out"
-
     with pytest.raises(UserError, match=r"(?s)1 bad rows.*leak: `.*` .*leads out of .*images.*`image_root`"):
         export(ExportConfig(data=str(folder), to="trl", output=str(out), images=images))
     skipping = ExportConfig(data=str(folder), to="trl", output=str(out), images=images, on_error="skip")
-
     assert export(skipping).bad == 1
     written = [file.read_bytes() for file in out.rglob("*") if file.is_file()]
     assert not any(b"the user's own words" in content for content in written)
@@ -222,10 +207,8 @@ def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(
 def test_a_file_that_is_not_an_image_is_not_copied(data: Callable[..., Path], tmp_path: Path) -> None:
     folder = data(*GOOD, leaking("notes.png"))
     (folder / "images" / "notes.png").write_text("the user's own words")
-
     with pytest.raises(UserError, match=r"leak: .*notes.png is not a readable image, and is not copied; fix the row"):
         export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out"), images="copy"))
-
     assert not any(b"own words" in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())
 
 
@@ -239,9 +222,7 @@ def test_images_in_the_folder_that_the_data_set_names_are_exported(tmp_path: Pat
     (world / "dataset.json").write_text(json.dumps({"fingerprint": "f", "image_root": str(folder)}))
     write_examples(built / "train.parquet", [leaking(str(folder / "red.png"))])
     write_manifest(built, Manifest("mr2ag", world, {"train": "0"}))
-
     export(ExportConfig(data=str(built), to="llamafactory", output=str(tmp_path / "chat"), images=images))
-
     first, *_ = (tmp_path / "chat" / "mr2ag_train.jsonl").read_text().splitlines()
     (image,) = json.loads(first)["images"]
     assert load_image(image, root=[tmp_path / "chat", folder]).getpixel((0, 0)) == (200, 30, 30)

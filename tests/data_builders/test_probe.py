@@ -19,7 +19,6 @@ def folders(tmp_path: Path) -> list[str]:
 def test_a_config_contains_the_generation_settings(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--samples", "4", "--temperature", "0.7", "--gold", "false", "--summary", "none"]
     config = parse_config(ProbeConfig, argv=argv)
-
     generation = GenerationSettings(samples=4, temperature=0.7, gold=False, summary="none")
     assert GenerationSettings.of(config) == generation
     assert config.token_budget is None
@@ -30,7 +29,6 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv += ["--device_map", "half", "--leave_out_facts", "true"]
     with pytest.raises(UserError) as caught:
         parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--gold", "false", "--dtype", "int8"])
-
     for part in (
         "`model` is needed",
         "has no dataset.json",

@@ -37,7 +37,6 @@ def test_each_question_is_in_one_part_with_all_others_about_its_subject(
 
 def test_parts_are_about_equal() -> None:
     questions = [Question(f"q{i}", f"{i}.png", "What?", entity_ids=(f"e{i}",)) for i in range(2000)]
-
     assert [sum(is_in_part(q, f"{n}/4") for q in questions) for n in (1, 2, 3, 4)] == pytest.approx([500] * 4, rel=0.1)
 
 
@@ -56,12 +55,10 @@ def test_two_parts_have_no_entity_in_common(tmp_path: Path) -> None:
     ]
     write_json(tmp_path / "dataset.json", {"fingerprint": "f"})
     write_questions(tmp_path, "train", questions)
-
     knowledge, visual = questions_of_training(
         Dataset(tmp_path, "1/2"), QuestionSettings(visual_ratio=0.4, part="1/2"), seed=0
     )
     probed = questions_to_probe(Dataset(tmp_path, "2/2"), "train")
-
     trained = knowledge + visual
     assert {q.id for q in trained} | {q.id for q in probed} == {q.id for q in questions}
     assert not {q.entity_ids for q in trained} & {q.entity_ids for q in probed}

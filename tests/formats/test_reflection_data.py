@@ -38,7 +38,6 @@ TALK = ReflectionExample(
 
 def test_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_examples(tmp_path / "train.parquet", [KNOWLEDGE, VISUAL, TALK])
-
     assert read_examples(tmp_path / "train.parquet", ReflectionExample) == [KNOWLEDGE, VISUAL, TALK]
 
 
@@ -49,7 +48,6 @@ def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> Non
     )
     written = [PromptedExample("q1", "images/a.png", "When was it founded?", branches, "list", "train")]
     write_examples(tmp_path / "train.parquet", written)
-
     assert read_examples(tmp_path / "train.parquet", PromptedExample) == written
     with pytest.raises(UserError, match="lacks the column `retrieve`"):
         read_examples(tmp_path / "train.parquet", ReflectionExample)
@@ -57,7 +55,6 @@ def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> Non
 
 def test_no_examples_are_a_file_too(tmp_path: Path) -> None:
     write_examples(tmp_path / "train.parquet", [], ReflectionExample)
-
     assert read_examples(tmp_path / "train.parquet", ReflectionExample) == []
 
 
@@ -68,14 +65,12 @@ def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.parquet").write_text("no Parquet at all")
-
     with pytest.raises(UserError, match=r"notes\.parquet is (no|not a) readable Parquet file"):
         read_examples(tmp_path / "notes.parquet", ReflectionExample)
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["q1"], "image": ["a.png"]}), tmp_path / "other.parquet")
-
     with pytest.raises(UserError, match="lacks the column `question`, `retrieve`"):
         read_examples(tmp_path / "other.parquet", ReflectionExample)
 
@@ -84,7 +79,6 @@ def test_rows_of_other_types_are_listed_by_id_and_field(tmp_path: Path) -> None:
     rows = [to_row(KNOWLEDGE), {**to_row(VISUAL), "style": "long"}, {**to_row(TALK), "question": None}]
     pq.write_table(pa.Table.from_pylist(rows, schema_of(ReflectionExample)), tmp_path / "train.parquet")
     rejected: list[tuple[str, str]] = []
-
     with pytest.raises(
         UserError, match=r"2 bad rows.*\n  q2: `style`: .*'short', 'list' or 'free'\n  q3: `question`: "
     ):
@@ -100,5 +94,4 @@ def test_the_image_root_is_found_from_any_working_directory(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     write_manifest("reflection", Manifest("mr2ag", Path("world"), {"train": "8f3a"}))
     monkeypatch.chdir(tmp_path / "elsewhere")
-
     assert read_manifest(tmp_path / "reflection") == Manifest("mr2ag", tmp_path / "world", {"train": "8f3a"})

@@ -23,9 +23,7 @@ def test_the_named_sections_are_evidence_whatever_they_say() -> None:
         passage(0, "Founded in 1872."),
         passage(0, "It burnt.", "e2"),
     ]
-
     judgements = by_gold([(named, one) for one in passages])
-
     assert [one.label for one in judgements] == ["relevant", "relevant", "irrelevant", "relevant"]
 
 
@@ -33,7 +31,6 @@ def test_the_answer_is_the_one_that_occurs_else_the_first() -> None:
     judgements = by_gold(
         [(question(Evidence("e1", 0)), passage(0, text)) for text in ("In the year 1872.", "It burnt.")]
     )
-
     assert [one.answer for one in judgements] == ["1872", "1872"]
     late = Question("q1", "i.png", "When?", ("UK", "Britain"), evidence=(Evidence("e1", 0),))
     assert by_gold([(late, passage(0, "In Britain."))])[0].answer == "Britain"
@@ -41,7 +38,6 @@ def test_the_answer_is_the_one_that_occurs_else_the_first() -> None:
 
 def test_without_named_evidence_nothing_is_known() -> None:
     (judgement,) = by_gold([(question(), passage(0, "Founded in 1872."))])
-
     assert judgement.label == "unclear"
 
 
@@ -56,10 +52,8 @@ def test_in_the_world_the_string_annotator_finds_the_evidence(tmp_path: Path) ->
         for entry_id in asked.entity_ids
         for part in split_passages(dataset.knowledge.get(entry_id))
     ]
-
     found = {position for position, judgement in enumerate(by_string(cases)) if judgement.relevant}
     evidence = {position for position, judgement in enumerate(by_gold(cases)) if judgement.relevant}
-
     assert evidence
     assert found >= evidence
     assert len(evidence) / len(found) > 0.95

@@ -18,7 +18,6 @@ CASE = (QUESTION, PASSAGE)
 
 def test_the_prompt_is_the_papers_with_the_case_filled_in() -> None:
     (message,) = conversation(CASE)
-
     assert message["content"].startswith("Instruction:\nGiven a question and its corresponding answer, I need")
     assert message["content"].endswith(
         "Input:\nQuestion: When was it founded?.\nAnswer: 1872.\n"
@@ -28,7 +27,6 @@ def test_the_prompt_is_the_papers_with_the_case_filled_in() -> None:
 
 def test_braces_in_a_paragraph_are_kept() -> None:
     tricky = Passage("e1", 0, 0, "", "", "", "{answer} {question} {x}")
-
     assert "Retrieved document: {answer} {question} {x}.\n" in conversation((QUESTION, tricky))[0]["content"]
 
 
@@ -50,7 +48,6 @@ def test_braces_in_a_paragraph_are_kept() -> None:
 )
 def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str, note: str) -> None:
     judgement = read_reply(reply, CASE)
-
     assert (judgement.label, judgement.note) == (label, note)
     assert judgement.answer == ("1872" if label == "relevant" else "")
 
@@ -72,14 +69,12 @@ def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str, note: s
 )
 def test_any_other_reply_is_a_third_class(reply: str) -> None:
     judgement = read_reply(reply, CASE)
-
     assert judgement.label == "unclear"
     assert judgement.note
 
 
 def test_the_answer_is_the_first_where_the_paragraph_says_it_in_other_words() -> None:
     other = Passage("e1", 0, 0, "", "", "", "It dates from the early seventies of that century.")
-
     assert read_reply("[Relevant]", (QUESTION, other)).answer == "1872"
 
 
@@ -94,7 +89,6 @@ def test_a_refused_paragraph_is_unclear_and_shows_no_secret_of_the_address(
     url = server.url.replace("//", "//me:hidden@") + "?key=hidden"
     with RemoteModel(Endpoint(url, "stub"), tmp_path / "replies.jsonl") as model:
         judgements = LlmAnnotator(model)([CASE, (QUESTION, poem)])
-
     assert [one.label for one in judgements] == ["relevant", "unclear"]
     assert "no /v1?key=***" in judgements[1].note
     assert "hidden" not in judgements[1].note + (tmp_path / "replies.jsonl").read_text()

@@ -44,7 +44,6 @@ def test_a_magnitude_is_the_unit_of_a_range_that_counts_in_it() -> None:
 def test_a_unit_in_a_script_without_spaces_is_found_by_its_first_letter() -> None:
     metres = "\u7c73"
     tall = Question("q", "", "?", (f"45{metres}",), range=(40, 50), answer_type="numerical")
-
     assert wanted_unit(tall) == Unit(metres)
     assert stated_answer(tall, Passage("e", 0, 0, "", "", "", f"\u9ad8\u3055\u306f46{metres}\u3067\u3059")) == "46"
     assert stated_answer(tall, Passage("e", 0, 0, "", "", "", "\u9ad8\u3055\u306f46\u5e74\u3067\u3059")) == ""

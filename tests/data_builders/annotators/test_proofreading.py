@@ -32,14 +32,12 @@ def page_of(root: Path, *examples: ReflectionExample, count: int = 50) -> str:
 
 def test_a_passage_is_coloured_by_its_label_and_evidence_comes_first(root: Path) -> None:
     page = page_of(root, example(1))
-
     assert re.findall(r'<section class="label (\w+)"', page) == ["relevant", "irrelevant"]
     assert "<b>1872</b> · gold · Gold Tower › History · e1#0.0" in page
 
 
 def test_the_answer_is_marked_wherever_it_stands_as_a_whole(root: Path) -> None:
     page = page_of(root, example(1, "1872, and again 1872."))
-
     assert page.count("<mark>1872</mark>") == 2  # not in 18720
 
 
@@ -54,21 +52,18 @@ def test_the_answer_is_marked_wherever_it_stands_as_a_whole(root: Path) -> None:
 )
 def test_an_answer_is_marked_in_any_script(text: str, answer: str, count: int) -> None:
     pieces = marked(text, [answer])
-
     assert "".join(piece for piece, _ in pieces) == text
     assert [piece for piece, is_answer in pieces if is_answer] == [answer] * count
 
 
 def test_a_visual_question_shows_its_answer(root: Path) -> None:
     page = page_of(root, ReflectionExample("v1", "i.png", "Which colour?", False, "red", (), "short", "train"))
-
     assert '<section class="label none"' in page
     assert "[No Retrieval]</span> <b>red</b>" in page
 
 
 def test_the_images_are_in_the_page_and_small(root: Path) -> None:
     page = page_of(root, *(example(i) for i in range(10)))
-
     assert page.count("data:image/webp;base64,") == 10
     assert len(page) < 100_000
 
@@ -76,7 +71,6 @@ def test_the_images_are_in_the_page_and_small(root: Path) -> None:
 def test_the_draw_is_the_same_each_time(root: Path) -> None:
     examples = [example(i) for i in range(80)]
     page = page_of(root, *examples)
-
     assert page.count("<article>") == 50
     assert "50 of 80 shown, drawn at random (seed 0)." in page
     assert page == page_of(root, *examples)
@@ -88,7 +82,6 @@ def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
         ATTACK, "i.png", ATTACK, True, "", (Branch(passage, True, ATTACK, ATTACK),), "list", ATTACK
     )
     page = page_of(root, evil)
-
     assert "<script>alert" not in page
     assert 'data-name="&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#34;&#39;' in page
     assert "default-src 'none'" in page
@@ -96,5 +89,4 @@ def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
 
 def test_an_unreadable_image_is_reported_on_the_page(root: Path) -> None:
     (root / "i.png").write_bytes(b"text")
-
     assert "image unreadable" in page_of(root, example(1))

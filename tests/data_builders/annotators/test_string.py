@@ -40,7 +40,6 @@ def question(*answers: str, kind: AnswerType = "string", limits: tuple[float, fl
 )
 def test_an_answer_occurs_however_it_is_written(answer: str, text: str) -> None:
     judgement = annotate_by_string(question(answer), passage(text))
-
     assert judgement.relevant
     assert judgement.answer == answer
 
@@ -67,7 +66,6 @@ def test_an_answer_is_bounded_by_tokens_and_stands_in_the_text(answer: str, text
 
 def test_the_answer_is_the_alias_that_occurs() -> None:
     judgement = annotate_by_string(question("USA", "United States"), passage("It lies in the United States."))
-
     assert judgement.answer == "United States"
 
 
@@ -113,7 +111,6 @@ def test_a_code_in_capitals_is_evidence_of_the_first_answer(asked: Question, tex
 
 def test_a_short_name_is_found_as_it_is_written() -> None:
     mao = question("Mao Zedong", "Mao")
-
     assert annotate_by_string(mao, passage("Mao spoke first.")).answer == "Mao Zedong"
     assert not annotate_by_string(mao, passage("The mao is a shrub.")).relevant
 
@@ -186,7 +183,6 @@ def test_yes_and_no_are_not_searched(answers: tuple[str, ...]) -> None:
     """A "no" that stands in a passage ("There is no record of it") doesn't answer the question."""
     asked = question(*answers)
     text = "There is no record of it. Yes, it is."
-
     assert annotate_by_string(asked, passage(text)).label == "unclear"
     assert not states_a_part(asked, passage(text))
     assert annotate_by_string(question("No Gods"), passage("It is the church of No Gods.")).relevant
@@ -194,7 +190,6 @@ def test_yes_and_no_are_not_searched(answers: tuple[str, ...]) -> None:
 
 def test_a_multi_answer_needs_every_part() -> None:
     films = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
-
     assert annotate_by_string(films, passage("Paper Moon, then Silent Road")).answer == "Silent Road && Paper Moon"
     assert annotate_by_string(films, passage("The Red Sea and Paper Moon.")).answer == "Paper Moon && Red Sea"
     assert not annotate_by_string(films, passage("Paper Moon alone")).relevant
@@ -211,14 +206,12 @@ def test_a_multi_answer_needs_every_part() -> None:
 )
 def test_a_number_answers_within_its_range_and_with_its_unit(text: str, answer: str | None) -> None:
     judgement = annotate_by_string(question("45 metres", kind="numerical", limits=(43, 47)), passage(text))
-
     assert judgement.relevant == (answer is not None)
     assert judgement.answer == (answer or "")
 
 
 def test_magnitude_words_scale_a_number() -> None:
     two_million = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
-
     assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2050000"
     assert not annotate_by_string(two_million, passage("It has 2.05 thousand users.")).relevant
 
@@ -252,14 +245,12 @@ def test_whatever_number_is_found_in_a_range_scores(number: Decimal, magnitude: 
     ends = value - room, value + room
     asked = question(f"{value:f} {unit}", kind="numerical", limits=ends)
     answer = annotate_by_string(asked, passage(f"It is {number} {magnitude} {unit}")).answer
-
     assert answer
     assert infoseek.score_one(answer, asked) == 1.0
 
 
 def test_no_number_lies_in_a_range_that_descends() -> None:
     low = question("430 m below the sea", kind="numerical", limits=(-387, -473))
-
     assert not annotate_by_string(low, passage("It lies at -430 m, -387 m or -473 m.")).relevant
 
 
@@ -271,21 +262,18 @@ def test_any_run_of_words_occurs_in_a_text_that_contains_it(
     before: list[str], answer: list[str], after: list[str]
 ) -> None:
     text = " ".join([*before, *answer, *after]).upper() + "."
-
     assert annotate_by_string(question(" ".join(answer)), passage(text)).relevant
 
 
 @given(st.text())
 def test_any_text_is_tokenized_without_an_error_and_stays_itself(text: str) -> None:
     tokens = tokenize(text)
-
     assert all(tokens)
     assert annotate_by_string(question(text), passage(text)).relevant == bool(tokens)
 
 
 def test_the_parts_of_a_list_are_joined_in_one_way() -> None:
     colours = question("red&&blue | ", "green && &&teal", kind="multi_answer")
-
     assert annotate_by_string(colours, passage("Green and teal.")).answer == "green && teal"
     assert canonical_answer(question("", "a&&b", kind="multi_answer")) == "a && b"
     assert canonical_answer(question("A && B")) == "A && B"  # no list: the characters are the answer's own
@@ -293,7 +281,6 @@ def test_the_parts_of_a_list_are_joined_in_one_way() -> None:
 
 def test_a_part_of_a_list_is_distinguished_from_the_whole() -> None:
     films = question("Paper Moon && Silent Road", kind="multi_answer")
-
     assert states_a_part(films, passage("Paper Moon alone"))
     assert not states_a_part(films, passage("The paper, alone"))
     assert not annotate_by_string(films, passage("Paper Moon alone")).relevant

@@ -127,9 +127,7 @@ def test_a_range_below_zero_of_infoseek_is_kept_as_the_file_has_it(source: Path)
     depth = {"answer": ["-430"], "answer_eval": [{"wikidata": -430.0, "range": [-387.0, -473.0]}]}
     row = {"data_id": "infoseek_val_00000007", "image_id": "oven_01963180", "question": "How low does it lie?"}
     write(source / "val.jsonl", [{**row, **depth, "data_split": "val_unseen_entity"}])
-
     manifest, _ = convert(config(source, questions="infoseek", splits={"val": "val.jsonl"}))
-
     (kept,) = Dataset(source.parent / "out").questions("val_unseen_entity")
     assert manifest["metric"] == "infoseek"
     assert (kept.range, kept.answers) == ((-387.0, -473.0), ("-430",))

@@ -28,7 +28,6 @@ def turns_of(example: ReflectionExample | PromptedExample, masking: Masking) -> 
 
 def test_a_passage_is_a_conversation_as_in_the_paper() -> None:
     first, second = turns_of(KNOWLEDGE, "none")
-
     assert [text for text, _ in first] == ["When?", "[Retrieval]", f"Tower: Founded in 1872. {READ}", "[Relevant] 1872"]
     assert second[3] == ("[Irrelevant]", True)
 
@@ -36,7 +35,6 @@ def test_a_passage_is_a_conversation_as_in_the_paper() -> None:
 @pytest.mark.parametrize(("masking", "times"), [("last_turn", 1), ("per_turn", 1), ("none", 2)])
 def test_retrieval_counts_once_per_question_if_the_layout_allows_it(masking: Masking, times: int) -> None:
     turns = [turn for row in turns_of(KNOWLEDGE, masking) for turn in row]
-
     assert turns.count(("[Retrieval]", True)) == times
     assert [text for text, supervised in turns if supervised and text != "[Retrieval]"] == [
         "[Relevant] 1872",
@@ -52,7 +50,6 @@ def test_where_a_rows_last_turn_counts_alone_no_other_is_marked() -> None:
 @pytest.mark.parametrize("masking", ["last_turn", "per_turn", "none"])
 def test_a_free_answer_without_retrieval_is_one_turn_as_in_the_paper(masking: Masking) -> None:
     looked = replace(VISUAL, answer="A blue one.", style="free")
-
     assert turns_of(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
 
 
@@ -72,7 +69,6 @@ def test_a_conversation_is_one_row_with_each_reply_supervised(masking: Masking) 
 
 def test_where_a_rows_last_turn_counts_alone_a_conversation_is_a_row_a_round() -> None:
     rows = turns_of(TALK, "last_turn")
-
     assert [[text for text, _ in row] for row in rows] == [[text for text, _ in TURNS[:count]] for count in (2, 4, 6)]
     assert [[supervised for _, supervised in row].index(True) for row in rows] == [1, 3, 5]
 
@@ -83,14 +79,12 @@ def test_a_short_answer_without_retrieval_has_a_turn_of_its_own(
     masking: Masking, style: AnswerStyle, instruction: str
 ) -> None:
     gate, short_answer = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
-
     assert turns_of(replace(VISUAL, style=style), masking) == [[*gate, *short_answer]]
 
 
 def test_no_retrieval_counts_where_only_a_rows_last_turn_does() -> None:
     """[No Retrieval] gets a row of its own, as [Retrieval] does: an unsupervised gate would never be learned."""
     question, instruction = ("Which colour?", False), (SHORT, False)
-
     assert turns_of(VISUAL, "last_turn") == [
         [question, ("[No Retrieval]", True)],
         [question, ("[No Retrieval]", False), instruction, ("blue", True)],
@@ -104,9 +98,7 @@ def test_each_task_of_mmkb_rag_is_one_turn_after_the_question() -> None:
         PromptedBranch("mct", (GOLD, OTHER), reply="1. Founded in 1872."),
         PromptedBranch("vqa", reply="1872"),
     )
-
     rows = turns_of(PromptedExample("p", "i.png", "When?", tasks), "none")
-
     assert [row[1] for row in rows] == [
         ("[Ret]", True),
         ("[NoRel]", True),
@@ -139,7 +131,6 @@ def test_every_prompted_scheme_asks_for_an_answer_the_same_way(
     rows = conversations(
         PromptedExample("p", "i.png", "When?", tasks, style), scheme, ConversationForm("none", str.strip)
     )
-
     assert [[message.text for message in row.messages] for row in rows] == [[alone, "1872"], [reading, "1872"]]
 
 
@@ -175,9 +166,7 @@ def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:
         template="Q: {question}\n{documents}\n",
         documents="A\nB",
     )
-
     (row,) = conversations(prompted, PLAIN, ConversationForm("none", str.strip))
-
     assert [(message.text, message.supervised) for message in row.messages] == [
         ("Q: Who?\nA\nB\n", False),
         ("Ann", True),

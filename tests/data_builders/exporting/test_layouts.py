@@ -35,9 +35,7 @@ def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_p
     info = json.loads((output / "dataset_info.json").read_text())["mr2ag_train"]
     assert info["formatting"] == "sharegpt"
     tags, columns = info["tags"], info["columns"]
-
     rows = lines(output / info["file_name"])
-
     assert len(rows) == 3 + 2 + 2 + 3 + 3  # a conversation is a row a round
     for row in rows:
         messages = row[columns["messages"]]
@@ -53,17 +51,13 @@ def test_a_repeated_export_has_the_same_bytes(reflected: Path, tmp_path: Path, t
     output = write(reflected, to, tmp_path / "out", "copy")
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     argv = ["--data", str(reflected), "--to", to, "--output", str(output), "--images", "copy"]
-
     export(parse_config(ExportConfig, argv=argv))
-
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
 def test_llamafactorys_yaml_masks_the_history_and_names_data_and_tokens(reflected: Path, tmp_path: Path) -> None:
     output = write(reflected, "llamafactory", tmp_path / "out")
-
     settings = yaml.safe_load((output / "sft.yaml").read_text())
-
     assert settings["mask_history"] is True
     assert settings["dataset"] in json.loads((output / "dataset_info.json").read_text())
     assert (output / "tokens.txt").read_text().splitlines() == list(MR2AG.tokens.values())
@@ -73,9 +67,7 @@ def test_llamafactorys_yaml_masks_the_history_and_names_data_and_tokens(reflecte
 @pytest.mark.parametrize("images", ["absolute", "copy"])
 def test_ms_swift_reads_for_each_turn_if_it_counts(reflected: Path, tmp_path: Path, images: str) -> None:
     output = write(reflected, "ms-swift", tmp_path / "out", images)
-
     rows = lines(output / "train.jsonl")
-
     assert len(rows) == 2 + 1 + 1 + 1 + 2  # one row per passage, and one for each question answered by looking
     for row in rows:
         assert set(row) == {"messages", "images"}
@@ -97,9 +89,7 @@ def test_ms_swift_reads_for_each_turn_if_it_counts(reflected: Path, tmp_path: Pa
 def test_llava_reads_an_array_of_human_and_gpt(reflected: Path, tmp_path: Path, images: str) -> None:
     """Read rows as `LazySupervisedDataset` and `preprocess_v1`, which split at "ASSISTANT: " and "</s>"."""
     output = write(reflected, "llava", tmp_path / "out", images)
-
     rows = json.loads((output / "train.json").read_text(encoding="utf-8"))
-
     assert len(rows) == 2 + 1 + 1 + 1 + 2
     for row in rows:
         assert set(row) == {"id", "image", "conversations"}
@@ -116,7 +106,6 @@ def test_llava_reads_an_array_of_human_and_gpt(reflected: Path, tmp_path: Path, 
 def test_mmkb_rags_tasks_are_rows_of_one_turn(prompted: Path, tmp_path: Path, to: str) -> None:
     output = write(prompted, to, tmp_path / "out", "copy")
     record = json.loads((output / "export.json").read_text())
-
     assert record["rows"] == {"train": 7}
     file = output / record["files"]["train"]
     rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
@@ -132,7 +121,6 @@ def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to
     file = output / json.loads((output / "export.json").read_text())["files"]["train"]
     rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
     readme = (output / "README.md").read_text(encoding="utf-8")
-
     replies = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
     assert replies == ["1872", "1872", "blue && red", "It is a lake."]
     assert all(len(_turns(row)) == 2 for row in rows)
@@ -143,7 +131,6 @@ def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to
 @pytest.mark.parametrize("to", list(LAYOUTS))
 def test_the_readme_has_the_command_and_describes_the_loss(reflected: Path, tmp_path: Path, to: str) -> None:
     readme = (write(reflected, to, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
-
     commands = {"trl": "trl.scripts.sft", "llamafactory": "llamafactory-cli train", "ms-swift": "bash sft.sh"}
     assert commands.get(to, "train_mem.py") in readme
     assert "**Loss.**" in readme
@@ -153,9 +140,7 @@ def test_the_readme_has_the_command_and_describes_the_loss(reflected: Path, tmp_
 def test_a_second_split_is_added_to_the_first(reflected: Path, tmp_path: Path) -> None:
     output = write(reflected, "llamafactory", tmp_path / "out")
     (reflected / "val.parquet").write_bytes((reflected / "train.parquet").read_bytes())
-
     export(ExportConfig(data=str(reflected), to="llamafactory", output=str(output), split="val"))
-
     assert set(json.loads((output / "dataset_info.json").read_text())) == {"mr2ag_train", "mr2ag_val"}
 
 
@@ -169,10 +154,8 @@ def test_llavas_script_gives_a_language_model_the_tokens(reflected: Path, tmp_pa
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "vicuna")
-
     command = [sys.executable, str(output / "add_tokens.py"), str(tmp_path / "vicuna"), str(tmp_path / "made")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stderr
     made, known = AutoTokenizer.from_pretrained(tmp_path / "made"), len(tokenizer)
     assert made.convert_tokens_to_ids(list(MR2AG.tokens.values())) == list(range(known, known + 4))

@@ -30,7 +30,6 @@ def loaded_by_datasets(data: Path, output: Path, images: Any, cache: Path, space
 @pytest.mark.parametrize("images", ["absolute", "copy"])
 def test_datasets_loads_the_folder_with_its_images(reflected: Path, tmp_path: Path, images: str) -> None:
     rows = loaded_by_datasets(reflected, tmp_path / "out", images, tmp_path / "cache")
-
     assert rows.column_names == ["id", "question", "prompt", "completion", "images"]
     assert len(rows) == 3 + 2 + 2 + 3 + 3
     red = rows[0]["images"][0]
@@ -44,9 +43,7 @@ def test_an_export_with_copies_may_be_moved(reflected: Path, tmp_path: Path) -> 
     export(ExportConfig(data=str(reflected), to="trl", output=str(tmp_path / "out"), images="copy"))
     os.rename(tmp_path / "out", tmp_path / "moved")
     (tmp_path / "images" / "blue.png").unlink()
-
     rows = load_dataset(str(tmp_path / "moved"), cache_dir=str(tmp_path / "cache"))["train"]
-
     assert all(isinstance(row["images"][0], Image.Image) for row in rows)
 
 
@@ -55,9 +52,7 @@ def test_trls_own_parser_takes_the_yaml(reflected: Path, tmp_path: Path) -> None
 
     export(ExportConfig(data=str(reflected), to="trl", output=str(tmp_path / "out")))
     command = ["--config", str(tmp_path / "out" / "sft.yaml"), "--bf16", "false", "--use_cpu", "true"]
-
     script, training, model, _ = make_parser().parse_args_and_config(command, fail_with_unknown_args=True)[:4]
-
     assert script.dataset_name == "."
     assert training.max_length is None
     assert model.model_name_or_path == "base_with_tokens"

@@ -21,11 +21,9 @@ def read(path: Path) -> list[dict[str, int]]:
 @pytest.mark.parametrize("count", [0, 1, 3, 2 * ROW_GROUP + 1])
 def test_written_rows_are_read_back(tmp_path: Path, suffix: str, count: int) -> None:
     rows = [{"n": i} for i in range(count)]
-
     with open_writer(tmp_path / f"rows{suffix}", SCHEMA) as writer:
         for row in rows:
             writer.write(row)
-
     assert read(tmp_path / f"rows{suffix}") == rows
 
 
@@ -34,10 +32,8 @@ def test_a_failure_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, suff
     path = tmp_path / f"rows{suffix}"
     with open_writer(path, SCHEMA) as writer:
         writer.write({"n": 1})
-
     with pytest.raises(RuntimeError):
         _write_and_fail(path)
-
     assert read(path) == [{"n": 1}]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 

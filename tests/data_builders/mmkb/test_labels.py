@@ -13,7 +13,6 @@ def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, 
     numbered = list(enumerate(labels))
     chosen = choose(numbered, lambda numbered_label: numbered_label[1], LabelLimits(balance, limit, seed))
     yes, no = sum(label for _, label in chosen), sum(not label for _, label in chosen)
-
     assert chosen == sorted(chosen)
     assert len(chosen) <= limit
     if len(chosen) < limit and all((sum(labels), labels.count(False))):
@@ -28,7 +27,6 @@ def test_a_lower_limit_takes_of_what_a_higher_one_takes(labels: list[bool], firs
         choose(numbered, lambda numbered_label: numbered_label[1], LabelLimits(1.0, limit))
         for limit in sorted((first, second))
     )
-
     assert set(low) <= set(high)
 
 
@@ -43,5 +41,4 @@ def test_a_single_kind_of_label_cannot_be_balanced() -> None:
 @pytest.mark.parametrize("values", [{"ret_balance": 0.5}, {"srt_balance": 0.5}, {"ret_limit": 0}, {"mct_limit": 0}])
 def test_limits_that_leave_nothing_are_refused(values: dict[str, float]) -> None:
     (problem,) = find_problems(LabelSettings, values)
-
     assert f"`{next(iter(values))}` must be at least 1" in problem

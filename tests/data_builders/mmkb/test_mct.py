@@ -60,7 +60,6 @@ def test_a_trained_models_scores_order_the_reply() -> None:
     made = probe(True, True, True)
     scores = {("q", "e0#0.0"): 0.1, ("q", "e1#0.0"): 0.9, ("q", "e2#0.0"): 0.5}
     mct = label(made, rel_scores=scores)
-
     assert [mct.documents[number - 1].entry_id for number in mct.keep] == ["e1", "e2", "e0"]
     assert mct.summary == "Text 1. Text 2. Text 0."
     with pytest.raises(UserError, match=r"question q has no score for passage e2#0\.0"):
@@ -69,19 +68,16 @@ def test_a_trained_models_scores_order_the_reply() -> None:
 
 def test_equal_scores_keep_the_order_of_the_documents() -> None:
     mct = label(probe(True, True, True, scores=[0.5, 0.5, 0.7]), MixingSettings(tau=0))
-
     assert [mct.documents[number - 1].entry_id for number in mct.keep] == ["e2", "e0", "e1"]
 
 
 def test_by_the_papers_noise_and_rule_there_is_nothing_to_mix_in() -> None:
     mct = label(probe(True, True, False, False), MixingSettings(noise="no_rel"))
-
     assert (mct.expected, mct.mixed_in) == (2, 0)
 
 
 def test_the_models_own_words_count_for_exactly_the_documents_that_they_summarise() -> None:
     words = {"summary": "All say x.", "summarised": ("e0#0.0", "e1#0.0")}
-
     assert label(probe(True, True, False, **words)).summary == "All say x."
     without = probe(True, True, True, **words)
     bare = tuple(dataclasses.replace(document, sentence="") for document in without.documents)

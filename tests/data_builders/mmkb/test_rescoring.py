@@ -81,5 +81,4 @@ def test_a_judges_unclear_reply_counts_as_incorrect() -> None:
 def test_a_judges_temperature_cannot_be_changed() -> None:
     server = {"llm_url": "http://localhost:8000/v1", "llm_model": "stub", "llm_options": '{"temperature": 1}'}
     judged, unjudged = (find_problems(DeriveConfig, dict(metric=metric, **server)) for metric in ("judge", "infoseek"))
-
     assert set(judged) - set(unjudged) == {"`llm_options` can't set the temperature of a judge: it is 0"}

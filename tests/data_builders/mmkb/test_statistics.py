@@ -63,7 +63,6 @@ def test_labels_are_counted_by_task() -> None:
         without_summary=4,
     )
     counts = label_statistics(labels)
-
     assert counts["ret"] == {"examples": 2, "[Ret]": 1, "[NoRet]": 1}
     assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1}
     assert counts["mct"] == {
@@ -114,6 +113,5 @@ def test_a_document_truly_helps_if_it_belongs_to_the_entity_and_states_the_answe
 
 def test_without_a_known_truth_precision_is_missing() -> None:
     truth = truth_table([], [], {})
-
     assert truth["precision"] is None
     assert "precision –" in truth_text(truth)

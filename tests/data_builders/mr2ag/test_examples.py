@@ -66,7 +66,6 @@ def build(
 
 def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
     result = build(QUESTION, ARTICLE, RANKED, draw, SETTINGS)
-
     assert result.example is not None
     by_source = {branch.source: branch for branch in result.example.branches}
     assert by_source["gold"].relevant
@@ -78,7 +77,6 @@ def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
 
 def test_each_source_gives_its_number() -> None:
     result = build(QUESTION, ARTICLE, RANKED, draw, SETTINGS)
-
     assert result.example is not None
     sources = sorted(branch.source for branch in result.example.branches)
     assert sources == ["gold", "look_alike", "look_alike", "random", "same_article", "same_article"]
@@ -86,7 +84,6 @@ def test_each_source_gives_its_number() -> None:
 
 def test_a_passage_with_the_answer_is_never_a_negative() -> None:
     tempting = [[passage("rank9", 0, "History", "It, too, was founded in 1872.")]]
-
     result = build(
         QUESTION,
         ARTICLE,
@@ -94,7 +91,6 @@ def test_a_passage_with_the_answer_is_never_a_negative() -> None:
         draw,
         PassageSettings(negatives_same_article=9, negatives_retrieved=9, negatives_random=0),
     )
-
     assert result.example is not None
     assert {b.passage.id for b in result.example.branches} == {"gold#0.0", "gold#1.0", "gold#2.0"}
     assert result.answer_elsewhere == 2  # the film of 1872, and the look-alike
@@ -104,7 +100,6 @@ def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
     """A lead is shown with every passage: one with the answer would make each negative wrong."""
     lead = "The Tower was founded in 1872."
     article = [replace(passage, lead=lead) for passage in ARTICLE]
-
     result = build(
         QUESTION,
         article,
@@ -112,7 +107,6 @@ def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
         draw,
         PassageSettings(negatives_same_article=9, negatives_retrieved=1, negatives_random=0),
     )
-
     assert result.example is not None
     assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike"]
 
@@ -135,16 +129,13 @@ def test_only_an_annotator_finds_evidence_of_yes_or_no() -> None:
 def test_evidence_beyond_the_number_of_positives_is_left_out() -> None:
     twice = Question("q2", "i.png", "Who?", ("Ada",), entity_ids=("gold",), requires_retrieval=True)
     article = [passage("gold", i, "People", "Ada built it.") for i in range(5)]
-
     result = build(twice, article, [], draw, PassageSettings(positives=2, negatives_same_article=5, negatives_random=0))
-
     assert result.example is not None
     assert [branch.source for branch in result.example.branches] == ["gold", "gold"]
 
 
 def test_without_a_passage_under_the_same_heading_any_of_the_entry_is_taken() -> None:
     ranked = [[passage("rank0", 1, "Size", "It is tall.")]]
-
     result = build(
         QUESTION,
         ARTICLE,
@@ -152,36 +143,30 @@ def test_without_a_passage_under_the_same_heading_any_of_the_entry_is_taken() ->
         draw,
         PassageSettings(negatives_same_article=0, negatives_retrieved=1, negatives_random=0),
     )
-
     assert result.example is not None
     assert sorted(branch.source for branch in result.example.branches) == ["gold", "retrieved"]
 
 
 def test_entries_with_a_passage_under_the_same_heading_are_preferred() -> None:
     others = [[passage(f"other{i}", 1, "Size", "It is tall.")] for i in range(20)]
-
     result = build(
         QUESTION, ARTICLE, [*others, *RANKED], draw, PassageSettings(negatives_same_article=0, negatives_random=0)
     )
-
     assert result.example is not None
     assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike", "look_alike"]
 
 
 def test_no_evidence_is_a_reason_and_no_example() -> None:
     result = build(QUESTION, ARTICLE[1:], RANKED, draw, SETTINGS)
-
     assert result.example is None
     assert result.reason == NO_EVIDENCE
 
 
 def test_without_marked_evidence_the_annotator_decides_alone() -> None:
     unmarked = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
-
     result = build(
         unmarked, ARTICLE, [], draw, PassageSettings(positives=9, negatives_same_article=9, negatives_random=0)
     )
-
     assert result.example is not None
     assert {b.passage.section for b in result.example.branches if b.relevant} == {0, 3}
 
@@ -194,7 +179,6 @@ def test_a_random_entry_is_never_the_questions_own() -> None:
         lambda rng: ARTICLE,
         PassageSettings(negatives_same_article=0, negatives_retrieved=0, negatives_random=3),
     )
-
     assert result.example is not None
     assert [branch.source for branch in result.example.branches] == ["gold"]
 
@@ -206,9 +190,7 @@ def test_any_settings_give_distinct_strict_and_repeatable_passages(
     settings = PassageSettings(
         negatives_same_article=same, negatives_retrieved=retrieved, negatives_random=extra, seed=seed
     )
-
     result = build(QUESTION, ARTICLE, RANKED, draw, settings)
-
     assert result == build(QUESTION, ARTICLE, RANKED, draw, settings)
     assert result.example is not None
     branches = result.example.branches
@@ -219,9 +201,7 @@ def test_any_settings_give_distinct_strict_and_repeatable_passages(
 
 def test_a_visual_question_has_an_answer_and_no_branches() -> None:
     visual = Question("v1", "i.png", "Which colour?", ("red", "crimson"), split="train", requires_retrieval=False)
-
     example = visual_example(visual)
-
     assert (example.retrieve, example.answer, example.branches) == (False, "red", ())
 
 
@@ -229,9 +209,7 @@ def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
     visual = Question(
         "v1", "i.png", "Which colour?", ("It is red.",), answer_type="free_form", requires_retrieval=False
     )
-
     example = visual_example(replace(visual, follow_ups=(FollowUp("Why?", "It is painted."),)))
-
     assert (example.style, example.follow_ups) == ("free", (FollowUp("Why?", "It is painted."),))
 
 
@@ -255,9 +233,7 @@ def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
 )
 def test_an_unfit_question_is_described(changes: dict[str, object], problem: str) -> None:
     values = {name: getattr(QUESTION, name) for name in Question.__dataclass_fields__}
-
     described = question_problem(Question(**{**values, **changes}))
-
     assert problem in described
     assert bool(problem) == bool(described)
 
@@ -285,9 +261,7 @@ def test_the_string_filter_rejects_wrong_labels(
 ) -> None:
     settings = NOTHING_ELSE.model_copy(update={"string_filter": string_filter})
     annotate = says("relevant", "relevant", "irrelevant", "irrelevant")
-
     result = build(UNMARKED, ARTICLE, [], draw, settings, annotate)
-
     assert result.example is not None
     assert {b.passage.section for b in result.example.branches if b.relevant} == relevant
     assert {b.passage.section for b in result.example.branches if not b.relevant} == irrelevant
@@ -297,9 +271,7 @@ def test_the_string_filter_rejects_wrong_labels(
 
 def test_an_unclear_passage_is_neither_evidence_nor_a_negative() -> None:
     annotate = says("relevant", "unclear", "unclear", "irrelevant")
-
     result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE.model_copy(update={"string_filter": "off"}), annotate)
-
     assert result.example is not None
     assert {b.passage.section for b in result.example.branches} == {0, 3}
     assert result.unclear == 2
@@ -315,7 +287,6 @@ def test_an_unclear_passage_is_neither_evidence_nor_a_negative() -> None:
 )
 def test_a_missing_example_has_a_reason(labels: Sequence[str], reason: str) -> None:
     result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
-
     assert (result.example, result.reason) == (None, reason)
 
 

@@ -51,7 +51,6 @@ def test_the_config_has_no_problems(config: Callable[..., BuildConfig]) -> None:
 def test_a_split_is_built_with_its_manifest_and_statistics(config: Callable[..., BuildConfig], folder: Path) -> None:
     run = config(visual_ratio=0.2)
     build(run)
-
     examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     numbers = json.loads(Path(run.output, STATISTICS).read_text())["train"]
     assert (numbers["with_retrieval"], numbers["without_retrieval"]) == (30, 8)  # 8 of 38: a fifth
@@ -66,7 +65,6 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
 ) -> None:
     run = config(negatives_random=0)
     build(run)
-
     for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
         entry_id = f"e{int(example.id[1:]) % ENTITIES}"
         alike = {branch.passage.entry_id for branch in example.branches if branch.source == "look_alike"}
@@ -78,7 +76,6 @@ def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folde
     run = config()
     build(run)
     questions = {question.id: question for question in Dataset(folder).questions("train")}
-
     for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
         for branch in example.branches:
             assert branch.relevant == annotate_by_string(questions[example.id], branch.passage).relevant
@@ -103,7 +100,6 @@ def test_an_interrupted_build_ends_with_the_same_file(
     with pytest.raises(KeyboardInterrupt):
         build(resumed)
     build(resumed)
-
     assert built == ["k0", "k7", "k14", "k14", "k21", "k28"]
     for name in ("train.parquet", STATISTICS, "proofread_train.html"):
         assert Path(resumed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
@@ -112,14 +108,12 @@ def test_an_interrupted_build_ends_with_the_same_file(
 def test_a_built_split_is_left_alone(config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]) -> None:
     build(config())
     build(config())
-
     assert "nothing to do" in capsys.readouterr().out
 
 
 def test_other_settings_build_again(config: Callable[..., BuildConfig]) -> None:
     build(config())
     build(config(positives=1, negatives_random=3))
-
     numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
     assert numbers["branches_by_source"]["random"] == 90
 
@@ -130,9 +124,7 @@ def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., Buil
         build(config())
     rewrite(folder, text="When was it founded?")
     write_json(folder / "dataset.json", {"name": "towers", "fingerprint": "f2"})
-
     build(config())
-
     assert sorted(path.name for path in Path(config().output).iterdir()) == [
         "proofread_train.html",
         "reflection.json",
@@ -144,7 +136,6 @@ def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., Buil
 def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], folder: Path, tmp_path: Path) -> None:
     build(config())
     folder.rename(tmp_path / "moved")
-
     with pytest.raises(UserError, match=r"holds data of .*world, not of .*moved"):
         build(config(dataset=str(tmp_path / "moved")))
 
@@ -163,10 +154,8 @@ def test_a_bad_row_stops_the_build_or_is_listed(
     config: Callable[..., BuildConfig], folder: Path, changes: dict[str, Any], message: str
 ) -> None:
     rewrite(folder, **changes)
-
     with pytest.raises(UserError, match=rf"{message}(.|\n)*on_error: skip"):
         build(config())
-
     build(config(on_error="skip"))
     numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
     assert [row["id"] for row in numbers["bad_rows"]] == ["k0"]
@@ -176,7 +165,6 @@ def test_a_bad_row_stops_the_build_or_is_listed(
 def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], folder: Path) -> None:
     image = folder / "images" / "3.png"
     image.write_bytes(image.read_bytes()[:40])
-
     with pytest.raises(UserError, match=r"question k3 .*image unreadable: .*3\.png"):
         build(config())
 
@@ -184,7 +172,6 @@ def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], fold
 def test_a_question_without_evidence_is_left_out_and_counted(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, answers=("1066",))
     build(config())
-
     numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
     assert numbers["questions_left_out"] == {NO_EVIDENCE: 1}
     assert numbers["bad_rows"] == []
@@ -194,12 +181,9 @@ def test_a_split_without_an_example_is_an_error(
     config: Callable[..., BuildConfig], folder: Path, tmp_path: Path
 ) -> None:
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), answers=("1066",))])
-
     with pytest.raises(UserError, match=f"has an example: 1 × {NO_EVIDENCE}"):
         build(config())
-
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), entity_ids=("Entry 0",))])
-
     with pytest.raises(UserError, match="has an example: 1 bad rows, the first: question k0: entry Entry 0 is not in"):
         build(config(on_error="skip", output=str(tmp_path / "other")))
 
@@ -217,7 +201,6 @@ def test_a_limit_draws_questions_by_seed(config: Callable[..., BuildConfig], tmp
 def test_a_dry_run_shows_an_example_and_writes_nothing(config: Callable[..., BuildConfig]) -> None:
     run = config()
     shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
-
     assert "30 knowledge-based questions, 12 visual ones" in shown
     assert "[Relevant] 1500 gold: Tower 0: A tower, number 0. History. It was founded in 1500." in shown
     assert "[Irrelevant] look_alike:" in shown
@@ -246,7 +229,6 @@ def pictures(tmp_path: Path) -> Path:
 def test_visual_questions_come_from_another_data_set(config: Callable[..., BuildConfig], pictures: Path) -> None:
     run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
     build(run)
-
     examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     root = read_manifest(run.output).image_root
     visual = [example for example in examples if not example.retrieve]
@@ -271,7 +253,6 @@ def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(
         with pytest.raises(TypeError):
             build(again)
     build(again)
-
     examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     assert {example.id for example in examples if example.retrieve} == {f"k{i}" for i in range(30)}
     expected = {f"llava: k{i}" for i in range(30)} | {f"k{i}" for i in range(30, 40)}
@@ -286,7 +267,6 @@ def test_visual_questions_alone_each_once_need_no_knowledge_base(
     run = config(dataset=str(pictures), split="instruct", visual_ratio=1, negatives_retrieved=0, limit=limit)
     assert run.problems() == []
     build_split(Dataset(pictures), None, by_string, run)
-
     examples = read_examples(Path(run.output, "instruct.parquet"), ReflectionExample)
     assert len({example.id for example in examples}) == len(examples) == expected
     assert all(len(example.follow_ups) == int(example.id[1:]) % 3 for example in examples)
@@ -304,7 +284,6 @@ def test_another_fingerprint_of_the_visual_data_set_builds_again(
     build(run)
     write_json(pictures / "dataset.json", {"name": "llava", "fingerprint": "f10"})
     build(run)
-
     assert "nothing to do" not in capsys.readouterr().out
 
 
@@ -312,7 +291,6 @@ def test_a_visual_data_set_without_visual_questions_is_an_error(
     config: Callable[..., BuildConfig], pictures: Path
 ) -> None:
     write_questions(pictures, "instruct", [knowledge_question(0)])
-
     with pytest.raises(UserError, match=r"no question of split instruct of .*llava is visual-dependent"):
         build(config(visual_dataset=str(pictures), visual_split="instruct"))
 
@@ -321,7 +299,6 @@ def test_too_few_visual_questions_are_reported(
     config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(config(visual_ratio=0.5))
-
     printed = capsys.readouterr().out
     assert "asks for 30 visual-dependent questions, there are 12" in printed
     assert re.search(r"words of a passage: median \d+, 95 % have at most \d+, the longest \d+", printed)
@@ -331,7 +308,6 @@ def test_a_question_without_an_image_can_get_a_black_one(config: Callable[..., B
     rewrite(folder, image="")
     run = config(without_image="blank")
     build(run)
-
     examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     (example,) = (example for example in examples if example.id == "k0")
     with Image.open(read_manifest(run.output).image_root / example.image) as image:
@@ -342,7 +318,6 @@ def test_a_question_without_an_image_can_get_a_black_one(config: Callable[..., B
 def test_examples_are_counted_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, answers=("1066",), answer_type="string")
     build(config())
-
     numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
     assert numbers["by_answer_type"] == {
         "string": {"questions": 1, "examples": 0},
@@ -413,9 +388,7 @@ def test_a_dry_run_with_an_llm_sends_no_request(
 ) -> None:
     server = stub_server(judge)
     run = config(annotator="llm", llm_url=server.url, llm_model="stub", known_sections=False, llm_input_price=1.0)
-
     shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
-
     assert "stub would be asked about 36 paragraphs" in shown  # equal requests are sent once
     assert "Question: When was it founded?." in shown
     assert server.requests == []

@@ -28,7 +28,6 @@ def ids(questions: list[Question]) -> list[str]:
 
 def test_a_question_of_unknown_kind_is_selected_so_that_it_can_be_reported(tmp_path: Path) -> None:
     knowledge, visual = select_questions(write(tmp_path, "kv?vk"), QuestionSettings(), seed=0)
-
     assert ids(knowledge) == ["k0", "?2", "k4"]
     assert sorted(ids(visual)) == ["v1", "v3"]
 
@@ -36,7 +35,6 @@ def test_a_question_of_unknown_kind_is_selected_so_that_it_can_be_reported(tmp_p
 def test_a_limit_keeps_the_order_of_the_file_and_draws_by_seed(tmp_path: Path) -> None:
     dataset = write(tmp_path, "k" * 50)
     drawn = {seed: ids(select_questions(dataset, QuestionSettings(limit=10), seed)[0]) for seed in range(3)}
-
     assert all(len(set(names)) == 10 for names in drawn.values())
     assert all(names == sorted(names, key=lambda name: int(name[1:])) for names in drawn.values())
     assert len({tuple(names) for names in drawn.values()}) == 3
@@ -46,9 +44,7 @@ def test_no_more_visual_questions_are_held_than_can_be_used(tmp_path: Path, monk
     dataset = write(tmp_path, "k" * 10 + "v" * 200)
     _, everything = select_questions(dataset, QuestionSettings(visual_ratio=0.5), seed=0)
     monkeypatch.setattr(selection, "SPARE", 5)
-
     _, visual = select_questions(dataset, QuestionSettings(visual_ratio=0.5), seed=0)
-
     assert len(everything) == 200
     assert ids(visual) == ids(everything)[: 10 + 5]  # the same draw, cut
 
@@ -56,9 +52,7 @@ def test_no_more_visual_questions_are_held_than_can_be_used(tmp_path: Path, monk
 def test_images_of_another_data_set_are_found_from_this_one(tmp_path: Path) -> None:
     here = write(tmp_path / "a" / "here", "k")
     write(tmp_path / "there", "v")
-
     _, (visual,) = select_questions(here, QuestionSettings(visual_dataset=str(tmp_path / "there")), seed=0)
-
     assert visual.image == "../../there/images/0.png"
     assert (here.root / visual.image).resolve() == (tmp_path / "there" / "images" / "0.png").resolve()
 
@@ -66,9 +60,7 @@ def test_images_of_another_data_set_are_found_from_this_one(tmp_path: Path) -> N
 def test_another_split_of_the_same_data_set_can_be_named(tmp_path: Path) -> None:
     dataset = write(tmp_path, "kkv")
     write_questions(tmp_path, "seen", [Question("s", "i.png", "Which?", ("x",), requires_retrieval=False)])
-
     knowledge, visual = select_questions(dataset, QuestionSettings(visual_split="seen"), seed=0)
-
     assert (ids(knowledge), ids(visual)) == (["k0", "k1"], ["s"])
 
 
@@ -78,9 +70,7 @@ def test_an_id_that_both_data_sets_have_gets_the_data_sets_name(tmp_path: Path) 
     names = ("k0", "k1", "d: k1", "v0")
     write_questions(there.root, "train", [replace(seen, id=name) for name in names])
     settings = QuestionSettings(visual_dataset=str(there.root), visual_ratio=0.5)
-
     knowledge, visual = select_questions(here, settings, seed=0)
-
     assert ids(knowledge) == ["k0", "k1"]
     assert sorted(ids(visual)) == ["d: d: k1", "d: k0", "d: k1", "v0"]
     assert select_questions(here, settings, seed=0)[1] == visual
@@ -90,7 +80,5 @@ def test_a_data_set_without_a_name_is_called_by_its_folder(tmp_path: Path) -> No
     here, there = write(tmp_path / "here", "k"), write(tmp_path / "there", "v")
     write_questions(there.root, "train", [Question("k0", "i.png", "Which?", ("x",), requires_retrieval=False)])
     write_json(there.root / "dataset.json", {"fingerprint": "f"})
-
     _, visual = select_questions(here, QuestionSettings(visual_dataset=str(there.root)), seed=0)
-
     assert ids(visual) == ["there: k0"]

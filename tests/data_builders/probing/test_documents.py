@@ -34,7 +34,6 @@ def own(world: Path, config: ProbeConfig) -> DocumentSource:
 
 def test_own_documents_need_no_index_and_are_of_the_question_s_entry(world: Path, config: Make) -> None:
     documents = found(world, config(index="", documents_of="own"))
-
     for question in questions(world):
         mine = documents[question.id]
         assert mine
@@ -44,7 +43,6 @@ def test_own_documents_need_no_index_and_are_of_the_question_s_entry(world: Path
 
 def test_random_documents_come_last_each_of_another_entry(world: Path, config: Make) -> None:
     documents = found(world, config(index="", documents_of="own", documents_random=2))
-
     for question in questions(world):
         *mine, first, second = documents[question.id]
         others = {first.passage.entry_id, second.passage.entry_id}
@@ -66,7 +64,6 @@ def test_random_documents_are_drawn_by_seed(world: Path, config: Make) -> None:
 def test_a_question_without_an_entry_has_random_documents_alone(world: Path, config: Make) -> None:
     source = own(world, config(index="", documents_of="own", documents_random=1))
     question = Question("alone", "what is it?", "", ("a cat",), (), "train")
-
     (documents,) = source.find([question], [])
     assert [(document.rank, document.score) for document in documents] == [(1, 0.0)]
 
@@ -77,7 +74,6 @@ def test_a_question_whose_own_entry_is_missing_is_a_bad_row(config: Make, world:
     known, lost = questions(world)[:2]
     write_questions(tmp_path / "some", "train", [known, dataclasses.replace(lost, entity_ids=("Q404",))])
     settings = config("own", dataset=str(tmp_path / "some"), index="", documents_of="own")
-
     with pytest.raises(UserError, match=f"question {lost.id} of .*: its entry Q404 is not in the knowledge base"):
         run(settings)
     run(settings.model_copy(update={"on_error": "skip"}))
@@ -91,7 +87,6 @@ def test_probes_hold_the_documents_that_were_asked_for(config: Make, world: Path
     settings = config("own", index="", documents_of="own", documents_random=1, visual=False)
     run(settings)
     entities = {q.id: set(q.entity_ids) for q in Dataset(world).stream("train")}
-
     probes = list(stream_probes(settings.output))
     assert len(probes) == 12
     for probe in probes:
@@ -109,5 +104,4 @@ def test_other_documents_are_other_probes(config: Make) -> None:
 def test_retrieved_documents_need_an_index(config: Make) -> None:
     settings = config()
     settings.index = ""
-
     assert any("documents_of: own" in problem for problem in settings.problems())

@@ -31,7 +31,6 @@ def probe(alone: tuple[ProbedAnswer, ...], *documents: DocumentProbe, gold: floa
 )
 def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float, expected: bool | None) -> None:
     label = ret_label(probe(replies(alone)), Rule())
-
     assert (label.retrieve if label else None) is expected
 
 
@@ -41,7 +40,6 @@ def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float
 )
 def test_algorithm_2_labels_only_changes(before: float, after: float, expected: bool | None) -> None:
     labels = srt_labels(probe(replies(before), document(1, after)), Rule())
-
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
 
@@ -53,7 +51,6 @@ def test_by_outcome_a_document_with_a_wrong_answer_is_irrelevant(
     before: float, after: float, expected: bool | None
 ) -> None:
     labels = srt_labels(probe(replies(before), document(1, after)), Rule(rule="outcome"))
-
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
 
@@ -69,7 +66,6 @@ def test_by_outcome_a_document_with_a_wrong_answer_is_irrelevant(
 )
 def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expected: bool | None) -> None:
     labels = srt_labels(probe(replies(*before), document(1, *after)), Rule(rule="rate", change=0.5))
-
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
 
@@ -79,7 +75,6 @@ def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expe
 )
 def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: float, expected: bool | None) -> None:
     labels = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule(rule="margin", margin=1.0))
-
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
     assert all(math.isclose(label.change, after - before) for label in labels)
 
@@ -88,7 +83,6 @@ def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: floa
 def test_by_the_papers_rule_no_question_has_both_labels(alone: list[float], documents: list[list[float]]) -> None:
     made = probe(replies(*alone), *(document(k, *correctness) for k, correctness in enumerate(documents)))
     labels = srt_labels(made, Rule())
-
     assert len({label.relevant for label in labels}) <= 1
     assert all(label.relevant is not is_right(made.replies, Rule()) for label in labels)
 
@@ -99,19 +93,16 @@ def test_a_higher_margin_takes_labels_away_and_turns_none(
 ) -> None:
     made = probe(replies(0), *(document(k, 0, gold=value) for k, value in enumerate(after)), gold=before)
     low, high = (srt_labels(made, Rule(rule="margin", margin=margin)) for margin in sorted((first, second)))
-
     assert set(high) <= set(low)
 
 
 def test_an_external_labeller_labels_every_document_by_its_text() -> None:
     question = Question("q", "i.png", "When?", ("1874",), answer_type="time")
     made = probe(replies(1), document(1, 1, text="Built in 1874."), document(2, 0, text="Built in 1875."))
-
     assert [label.relevant for label in external_labels(made, question)] == [True, False]
 
 
 @pytest.mark.parametrize("values", [{"right_from": 0.0}, {"change": 1.5}, {"margin": -1.0}, {"margin": math.nan}])
 def test_thresholds_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
     (problem,) = find_problems(Rule, values)
-
     assert problem.startswith(f"`{next(iter(values))}` must be")

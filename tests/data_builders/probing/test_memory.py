@@ -26,7 +26,6 @@ def needs(most: int, error: Exception):
 def test_the_budget_is_halved_until_the_work_fits_and_stays_so(error: Exception) -> None:
     made = []
     tools = Halving(lambda budget: made.append(budget) or budget, 4096)
-
     assert tools.run(needs(1100, error)) == 1024
     assert tools.run(needs(4096, error)) == 1024
     assert made == [4096, 2048, 1024]

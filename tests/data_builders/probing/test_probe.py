@@ -110,7 +110,6 @@ def test_drawn_answers_follow_the_greedy_one_by_the_questions_seed(llava: Loaded
     drawn = GenerationSettings(max_new_tokens=8, samples=3, temperature=2.0, summary="none")
     plain, made = probes(llava, questions), probes(llava, questions, drawn)
     other = probes(llava, questions, drawn.model_copy(update={"seed": 1}))
-
     assert [len(probe.replies) for probe in made] == [4] * len(questions)
     assert [probe.replies[0].text for probe in made] == [probe.replies[0].text for probe in plain]
     assert len({reply.text for reply in made[0].replies}) > 1
@@ -156,7 +155,6 @@ def test_broken_numbers_are_kept_as_none_and_label_nothing(llava: Loaded, questi
     with torch.no_grad():
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     made = probes(broken, questions[:2], GenerationSettings(max_new_tokens=3, samples=1, summary="words"))
-
     for probe in made:
         assert [reply.log_prob for reply in probe.replies] == [None, None]
         assert probe.gold_log_prob is None
@@ -167,5 +165,4 @@ def test_broken_numbers_are_kept_as_none_and_label_nothing(llava: Loaded, questi
 
 def test_without_a_gold_answer_nothing_is_scored(llava: Loaded, questions: list) -> None:
     made = probes(llava, questions, GenerationSettings(max_new_tokens=8, gold=False, summary="none"))
-
     assert all(probe.gold_log_prob is None and probe.gold == "" for probe in made)

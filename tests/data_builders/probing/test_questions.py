@@ -25,7 +25,6 @@ def twenty(tmp_path: Path) -> Dataset:
 def test_training_questions_are_left_out(twenty: Dataset) -> None:
     every = [q.id for q in select_questions(twenty, "train", seed=3)]
     without = {"q3", "q4", "another's"}
-
     left = [q.id for q in select_questions(twenty, "train", seed=3, without=without)]
     assert left == [question_id for question_id in every if question_id not in without]
     with pytest.raises(UserError, match="tuned on all 20 questions of train"):
@@ -61,7 +60,6 @@ ASKED = [
 
 def test_questions_on_training_facts_can_be_left_out(tmp_path: Path) -> None:
     asked, tuned = dataset(tmp_path, ASKED), {"tuned", "tuned by looking"}
-
     by_question = {q.id for q in select_questions(asked, "train", without=tuned)}
     by_fact = {q.id for q in select_questions(asked, "train", without=tuned, without_facts=True)}
     assert by_question == {q.id for q in ASKED} - tuned
@@ -71,7 +69,6 @@ def test_questions_on_training_facts_can_be_left_out(tmp_path: Path) -> None:
 def test_a_fact_is_left_out_whichever_part_it_was_tuned_in(tmp_path: Path) -> None:
     asked = dataset(tmp_path, [*ASKED, about("of the same part", "Chad", "Paris")])
     first = Dataset(tmp_path, "1/2")  # Gallia's and Chad's, not France's
-
     assert {q.id for q in select_questions(first, "train")} == {"two hops", "of the same part"}
     left = select_questions(first, "train", without={"tuned"}, without_facts=True)
     assert [q.id for q in left] == ["of the same part"]
@@ -96,7 +93,6 @@ def test_a_question_that_names_no_entity_is_about_its_image() -> None:
 
 def test_a_higher_limit_adds_to_the_questions_of_a_lower_one(twenty: Dataset) -> None:
     every = [q.id for q in select_questions(twenty, "train", seed=3)]
-
     assert sorted(every) == sorted(q.id for q in twenty.questions("train"))
     assert every != sorted(every)
     for limit in (1, 7, 20, 30):
@@ -106,7 +102,6 @@ def test_a_higher_limit_adds_to_the_questions_of_a_lower_one(twenty: Dataset) ->
 
 def test_visual_questions_can_be_left_out(twenty: Dataset) -> None:
     selected = select_questions(twenty, "train", visual=False)
-
     assert len(selected) == 10
     assert all(q.requires_retrieval for q in selected)
 
@@ -119,7 +114,6 @@ def test_answers_in_sentences_are_left_out_and_counted(tmp_path: Path) -> None:
     asked = dataset(tmp_path / "mixed", mixed)
     assert {q.id for q in select_questions(asked, "train")} == {"q0", "q2"}
     assert (count_free_form(asked, "train"), count_free_form(asked, "train", visual=False)) == (2, 1)
-
     only = dataset(tmp_path / "only", mixed[1::2])
     with pytest.raises(UserError, match="nothing to probe in train but 2 free-form questions, whose answers no metric"):
         select_questions(only, "train")

@@ -51,7 +51,6 @@ def test_a_probe_comes_back_from_json_and_parquet(made: list[Probe]) -> None:
 
 def test_only_the_greedy_answer_counts_or_only_the_drawn_ones() -> None:
     right, wrong, broken = ProbedAnswer("x", 1.0, -1.0), ProbedAnswer("y", 0.0, -1.0), ProbedAnswer("x", 1.0, None)
-
     assert greedy_correctness((right, wrong, wrong)) == 1.0
     assert drawn_rate((wrong, right, wrong, broken)) == 0.5
     assert drawn_rate((right,)) == 1.0
@@ -88,6 +87,5 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
 def test_a_number_out_of_range_is_refused(tmp_path: Path, broken: Probe, problem: str) -> None:
     path = tmp_path / "probes.parquet"
     pq.write_table(pa.Table.from_pylist([to_row(broken)], schema=schema_of(Probe)), path)
-
     with pytest.raises(UserError, match=f"probes.parquet is not a readable probe file: .*{problem}"):
         list(stream_probe_file(path))

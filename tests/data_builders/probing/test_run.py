@@ -50,7 +50,6 @@ SETTINGS = {
 
 def test_every_question_is_probed_with_its_documents(straight: Path, world: Path) -> None:
     probes = list(stream_probes(straight))
-
     assert len(probes) == 12
     assert [probe.question_id for probe in probes] == sorted(probe.question_id for probe in probes)
     assert all([document.rank for document in probe.documents] == [1, 2, 3] for probe in probes)
@@ -68,7 +67,6 @@ def test_a_finished_folder_is_not_probed_again(straight: Path, config: Make, cap
     again = config("again")
     shutil.copytree(straight, again.output)
     run(again)
-
     assert content(again.output) == content(straight)
     assert "12 questions probed" in capsys.readouterr().out
 
@@ -85,7 +83,6 @@ def test_questions_that_the_model_was_trained_on_are_not_asked(
     asking = config("untrained", trained_on=str(data))
     run(asking)
     asked = {probe.question_id for probe in stream_probes(asking.output)}
-
     assert len(asked) == 12
     assert not asked & {*trained}
     assert read_settings(asking.output)["trained_on"] == "of these five"
@@ -102,7 +99,6 @@ def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
     run(more)
     before = {probe.question_id: probe for probe in stream_probes(straight)}
     after = {probe.question_id: probe for probe in stream_probes(more.output)}
-
     assert len(after) == 16
     assert {key: after[key] for key in before} == before
 
@@ -145,7 +141,6 @@ def test_a_dry_run_shows_prompts_and_writes_nothing(config: Make, capsys: pytest
     made = config("dry", dry_run=True)
     run(made)
     printed = capsys.readouterr().out
-
     assert "12 questions of train" in printed
     assert "<image> × 16" in printed
     assert "Based on the retrieved document" in printed
@@ -164,7 +159,6 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
     skipping = config("skipped", dataset=str(broken), on_error="skip")
     run(skipping)
     problems = {probe.question_id: probe.problem for probe in stream_probes(skipping.output)}
-
     assert [bool(problems[q.id]) for q in made] == [True, True, True, True, False]
     for question, problem in zip(made, ("image not found", "no image", "no text", "no answers", ""), strict=True):
         assert problem in problems[question.id]
@@ -188,7 +182,6 @@ def test_killed_runs_end_as_one_that_was_not(
     for rows, count in ((1, processes), (5, 1)):
         kill_after(rows, made, start(count))
     assert start(processes).wait() == 0
-
     assert content(made.output) == content(straight)
 
 

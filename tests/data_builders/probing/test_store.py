@@ -50,7 +50,6 @@ def test_order_processes_and_interruptions_leave_the_same_files(
             path.write_bytes(path.read_bytes()[: -cut or None])  # killed in the middle of a row
         fill(other, mine, process)
     assert seal(other, shard_size=4) == 9
-
     assert content(other) == content(straight)
     assert [stored.question_id for stored in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
 

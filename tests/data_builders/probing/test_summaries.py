@@ -52,7 +52,6 @@ def several(probe, world: Path) -> Question:
 def test_the_sentence_with_the_answer_is_chosen(probe, several: Question) -> None:
     probed = probe(several, GenerationSettings(max_new_tokens=8, summary="sentences"))
     right = [document for document in probed.documents if document.replies[0].correctness == 1]
-
     assert len(right) >= 2
     assert all(document.sentence and document.sentence in document.passage.text for document in right)
     assert sum(document.sentence != ELSEWHERE for document in right) >= 2
@@ -63,7 +62,6 @@ def test_the_sentence_with_the_answer_is_chosen(probe, several: Question) -> Non
 def test_the_models_own_words_are_about_the_documents_that_help(probe, several: Question) -> None:
     probed = probe(several, GenerationSettings(max_new_tokens=8, summary="words", max_summary_tokens=6))
     relevant = [label.document.passage.id for label in srt_labels(probed, Rule()) if label.relevant]
-
     assert probed.summarised == tuple(relevant)
     assert all(document.sentence == "" for document in probed.documents)
 

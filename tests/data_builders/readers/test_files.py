@@ -242,6 +242,5 @@ def test_a_folder_s_parts_are_no_links_that_lead_out(tmp_path: Path) -> None:
     (tmp_path / "private.jsonl").write_text('{"id": "1"}\n')
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "a.jsonl").symlink_to(tmp_path / "private.jsonl")
-
     with pytest.raises(UserError, match=r"a.jsonl` is or passes a link that leads out of"):
         source_files(tmp_path / "parts", ".jsonl")

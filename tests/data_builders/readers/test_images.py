@@ -189,7 +189,6 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path, link: str) -> None:
     (root / "01" / "good.jpg").write_bytes(b"x")
     images = ImageFolder(root)
     image_id = Path(link).stem
-
     assert images.find("good") == "01/good.jpg"
     for _ in range(2):  # the second look-up knows the folder
         with pytest.raises(BadRow, match=r"id q: field `image`: .*leads out of"):

@@ -302,9 +302,7 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
     (articles / "leak.md").symlink_to(tmp_path / "diary.txt")
     (articles / "deep").symlink_to(tmp_path)
     rejected: list[BadRow] = []
-
     entries = list(own_folder_entries(articles, reject=rejected.append))
-
     assert [entry.id for entry in entries] == ["again", "oak"]
     assert [error.row_id for error in rejected] == ["leak"]
     assert "leads out of" in str(rejected[0])
@@ -320,6 +318,5 @@ def test_a_link_that_leads_out_is_refused_as_an_article_s_picture(tmp_path: Path
     articles.mkdir()
     (articles / "oak.md").write_text("# Oak\n\nA tree.")
     (articles / "oak.jpg").symlink_to(tmp_path / "private.jpg")
-
     with pytest.raises(UserError, match=r"id oak: `oak.jpg` is or passes a link that leads out of"):
         list(own_folder_entries(articles))

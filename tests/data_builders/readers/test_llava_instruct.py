@@ -86,7 +86,6 @@ def test_rows_without_a_picture_if_asked_for(folder: Path) -> None:
 
 def test_fewer_turns_and_shorter_answers(folder: Path) -> None:
     first = replace(BUSES, follow_ups=())
-
     assert read(folder, *ROWS, max_turns=1) == [first, DESCRIBED, WRITTEN]
     assert read(folder, *ROWS, max_turns=2) == [BUSES, DESCRIBED, WRITTEN]
     assert read(folder, *ROWS, max_answer_words=6) == [first, DESCRIBED, WRITTEN]

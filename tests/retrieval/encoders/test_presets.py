@@ -162,7 +162,6 @@ def test_tokenizers_in_rust_and_in_python_cut_and_count_alike(monkeypatch: pytes
     vectors, cut = encode()
     monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
     others, counted = encode()
-
     assert cut == counted == 2
     np.testing.assert_allclose(vectors, others, atol=1e-6)
 

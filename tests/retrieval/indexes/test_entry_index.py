@@ -329,7 +329,6 @@ def rejected(folder: Path) -> list[dict]:
 
 def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_path, picture) -> None:
     index = build_index(damaged_kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4, on_error="skip")
-
     assert list(index.entry_ids) == list(damaged_kb.ids)
     assert [index.entry_ids[index.owner[row]] for row in pictured(index)] == ["e0", "e1", "e4", "e4", "e7", "e9"]
     good = [encoder.encode_images([picture(number)])[0] for number in (0, 1, 4, 5, 8, 9)]

@@ -83,9 +83,7 @@ def test_a_search_finds_what_comparing_every_passage_does(kb, encoder, tmp_path,
     assert [index.passage(row) for row in range(len(index.store))] == every
     queries = ["What does the fox eat?", "whale"]
     scores = encoder.encode_queries(queries) @ encoder.encode_passages([passage_text(p) for p in every]).T
-
     found = TextRetriever(index, encoder).search(queries, 4)
-
     for hits, row in zip(found, scores, strict=True):
         assert [hit.passage for hit in hits] == [every[place] for place in np.argsort(-row, kind="stable")[:4]]
         assert [hit.score for hit in hits] == pytest.approx(sorted(row, reverse=True)[:4], abs=2e-3)

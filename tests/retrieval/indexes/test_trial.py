@@ -64,9 +64,7 @@ def test_passages_are_tried_and_a_dry_run_says_what_they_take(kb, tmp_path, monk
     output = tmp_path / "texts"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--device", "cpu", "--dry_run"]
     monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags, "--store", "faiss"])
-
     build_index.main()
-
     printed = capsys.readouterr().out
     assert "searched by faiss: it was asked for" in printed
     assert "while it is built" in printed

@@ -96,9 +96,7 @@ def test_any_weights_find_what_exact_search_does(make: Make, weight: float) -> N
     store.finish()
     if isinstance(store, FaissStore):
         store.calibrate(query, wanted=1.0)
-
     found = store.search(query, 10)
-
     kept = store.get(np.arange(600))
     assert overlap(found.rows, truth(kept, query, 10)) == 1.0
     scores = sum((query[name][:, None].astype(np.float64) * kept[name][found.rows]).sum(-1) for name in query)
@@ -111,9 +109,7 @@ def test_one_field_can_be_asked_about_alone(make: Make) -> None:
     store = make()
     store.add(vectors)
     store.finish()
-
     both = {"image": query["image"], "title": np.zeros_like(query["title"])}
-
     assert store.search({"image": query["image"]}, 5).rows.tolist() == store.search(both, 5).rows.tolist()
 
 
@@ -125,9 +121,7 @@ def test_what_was_added_is_read_back_in_order_and_after_opening_again(make: Make
     store.finish()
     query = take(vectors, [3, 40])
     found = store.search(query, 4).rows.tolist()
-
     again = make()
-
     assert len(store) == len(again) == 50
     for name, array in again.get(np.array([49, 0, 7, 7])).items():
         np.testing.assert_allclose(array, vectors[name][[49, 0, 7, 7]], atol=1e-3)
@@ -140,9 +134,7 @@ def test_equal_rows_come_in_their_order_and_more_than_there_are_end_in_none(make
     store = make()
     store.add(take(one, np.zeros(6, dtype=int)))
     store.finish()
-
     found = store.search(one, 9)
-
     assert found.rows.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1, -1]]
     assert np.isneginf(found.scores[0, 6:]).all()
     assert np.isfinite(found.scores[0, :6]).all()
@@ -157,9 +149,7 @@ def test_rows_may_be_added_after_it_was_finished(make: Make) -> None:
     store.add(take(vectors, slice(250, 400)))
     store.finish()
     store.finish()
-
     query = take(vectors, [0, 249, 250, 399])
-
     assert len(store) == 400
     assert store.search(query, 1).rows.ravel().tolist() == [0, 249, 250, 399]
     assert len(set(store.search(query, 400).rows[0].tolist())) == len(store.search(query, 400).rows[0])
@@ -237,7 +227,6 @@ def test_blocks_and_batches_change_nothing(data: st.DataObject, tmp_path_factory
         patch.setattr("reflectune.retrieval.stores.exact.BLOCK", data.draw(st.integers(1, 2000)))
         found = store.search(query, top)
         alone = [store.search(take(query, slice(place, place + 1)), top) for place in range(3)]
-
     assert found.rows[:, : min(top, count)].tolist() == truth(vectors, query, top).tolist()
     assert (found.rows[:, count:] == -1).all()
     assert [each.scores.tolist()[0] for each in alone] == found.scores.tolist()
@@ -447,12 +436,10 @@ def test_many_queries_at_once_are_compared_in_bounded_memory(tmp_path: Path) -> 
     store = ExactStore(tmp_path, {"text": 4})
     store.add({"text": rng.standard_normal((200_000, 4), dtype=np.float32)})
     queries = rng.standard_normal((256, 4), dtype=np.float32)
-
     tracemalloc.start()
     found = store.search({"text": queries}, 3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-
     assert peak < 160 << 20
     for place in (0, 100, 255):
         alone = store.search({"text": queries[place : place + 1]}, 3)
