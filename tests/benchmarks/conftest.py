@@ -1,7 +1,5 @@
 """Benchmarks are scripts: a test imports one as Python does when it is run by its path."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`benchmarks/gpu.py` on a CPU at a tiny size: its sections, its limits, and the record that it writes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pages and the board are made from the JSON files of benchmarks/results."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stages of benchmarks: commands that exist, with recipes that exist and keys that their configs know."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Scores of metrics.json: looked up by path, shown in per cent."""
 
-from __future__ import annotations
-
 from reflectune.examples.scores import at, in_per_cent
 
 

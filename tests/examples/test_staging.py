@@ -1,7 +1,5 @@
 """Stages side by side: order, restarts, failures."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

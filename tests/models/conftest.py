@@ -1,8 +1,6 @@
 """Fixtures, since test modules cannot import one another: `make` builds miniature models of random weights, and `plain`
 is what transformers itself computes of independent rows."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

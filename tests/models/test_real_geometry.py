@@ -1,7 +1,5 @@
 """The true widths of LLaVA-1.5-7B and Qwen2-VL-7B, one layer deep and without their weights, through the same code."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ The language model is cut to its first six layers, the picture is drawn, and the
 What transformers computes is taken before its attention is replaced.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every supported family: what is computed over a shared prefix is what independent rows compute."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from reflectune.models.rendering.turns import fit_leading

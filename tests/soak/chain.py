@@ -1,7 +1,5 @@
 """The commands that the soaks run: a chain on a tiny world, each on the outputs of earlier ones."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Damage one thing of one file, at random."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -16,8 +16,6 @@ the libraries are loaded. Its result is one of
 - `traceback`, `timeout`, `inputs changed`: always failures.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

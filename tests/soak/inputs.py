@@ -1,7 +1,5 @@
 """Write the inputs of the soaks' chain that none of its commands writes: `python tests/soak/inputs.py FOLDER`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -10,8 +10,6 @@ further file may remain. In one launch of two processes the launcher alone is ki
 themselves, and a second start must not write until then.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

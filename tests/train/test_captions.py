@@ -1,7 +1,5 @@
 """From captions to a trained projector: rows without ids, several a picture, through the commands that a user gives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gates trained by reward, with tiny random models and real pipelines: learned, held, resumed and refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

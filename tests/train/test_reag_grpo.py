@@ -1,7 +1,5 @@
 """ReAG's GRPO with tiny random models: TRL's inputs, rewards, checkpoints, and refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """The keys of training commands are a contract, on which YAML files and unfinished runs depend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

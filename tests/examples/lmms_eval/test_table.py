@@ -1,7 +1,5 @@
 """The table of lmms-eval's runs, and runs that it refuses to compare."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

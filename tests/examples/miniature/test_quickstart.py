@@ -1,7 +1,5 @@
 """The quick start: its commands, its device, and the table of its scores."""
 
-from __future__ import annotations
-
 import importlib.util
 import typing
 from pathlib import Path

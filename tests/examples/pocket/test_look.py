@@ -1,7 +1,5 @@
 """The examination of a checkpoint: the captions that it chooses among, and a whole report by the miniature."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

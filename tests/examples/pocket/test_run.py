@@ -1,7 +1,5 @@
 """The run of pocket: its stages are commands with recipes that exist, and its marks compare with thresholds."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

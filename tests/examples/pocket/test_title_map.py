@@ -1,7 +1,5 @@
 """Images and titles of two models: the map between them, the encoder, the index and the search."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

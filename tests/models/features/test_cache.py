@@ -1,7 +1,5 @@
 """The cache of features on disk: whole files, one maker each, and errors that say what to do."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

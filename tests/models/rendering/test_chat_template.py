@@ -1,7 +1,5 @@
 """Text-only chat templates as they are published, extended to lists of contents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Pictures are fitted as the config says, alike in training, probing and inference; nothing is cut off a LLaVA's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from reflectune.models.rendering.thoughts import thought_tokens, without_thoughts

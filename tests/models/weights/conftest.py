@@ -1,7 +1,5 @@
 """A narrow base model of every recipe's family, with random weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fewer image tokens by interpolated positions, and a projector to start from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is missing from a checkpoint, too much in it, or no number is one error that names it, for every loader."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A checkpoint is read as it was trained: with its token ids, its tokenizer and its chat template."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

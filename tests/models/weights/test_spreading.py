@@ -1,7 +1,5 @@
 """One model's layers on several devices say what they say on one: gates, scores, answers, given and drawn."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

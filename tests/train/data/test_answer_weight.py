@@ -1,7 +1,5 @@
 """α weighs an answer against the thoughts before it; a reply counts as much as it did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training from cached features of a frozen vision tower equals training with the tower, which then isn't run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

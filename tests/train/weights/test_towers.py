@@ -1,7 +1,5 @@
 """Towers that train: LLaVA's stage 1 (the projector alone) and stage 2 (the projector and adapters)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

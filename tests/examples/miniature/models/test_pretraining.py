@@ -1,7 +1,5 @@
 """Lessons as trees have the losses of the same lessons as separate rows."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

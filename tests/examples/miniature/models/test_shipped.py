@@ -1,7 +1,5 @@
 """The package's weights load as any checkpoint does."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Questions to tabulate."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from reflectune.examples.miniature.tables.claims import Claim, PaperTable, TableRow, ahead, measure

@@ -1,7 +1,5 @@
 """The papers' columns that tables rank by are those of docs/paper_numbers.md; overall is a mean of two splits."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The plans of the tables: stages fit their commands, and every row and claim is answered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A stage is a command that a user would type, and not a process of the launch that starts it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

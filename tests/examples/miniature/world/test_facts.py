@@ -1,7 +1,5 @@
 """The language of questions: phrasings of lessons, of training, and held-out ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Lessons state true facts, and show no held-out looks."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

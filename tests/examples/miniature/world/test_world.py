@@ -1,7 +1,5 @@
 """Truths about a whole world: held-out looks and phrasings, answers, ranges, evidence."""
 
-from __future__ import annotations
-
 import filecmp
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Hand-made sources: folders laid out as the packages are, with a few drawn pictures and true articles."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """A gallery built from hand-made sources keeps its promises."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

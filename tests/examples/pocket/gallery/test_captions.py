@@ -1,7 +1,5 @@
 """Captions of a gallery: training data of stage 1, without its test pictures."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Colours are named as a person would, or not at all."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image, ImageDraw
 

@@ -1,7 +1,5 @@
 """Facts are statements of articles; no question asks for anything else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

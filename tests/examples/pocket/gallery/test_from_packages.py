@@ -1,7 +1,5 @@
 """A small gallery from the real packages, where their registries can be reached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A picture is linked to its subject's article, and to no other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each source is read in its package's layout, and damage is one clear error."""
 
-from __future__ import annotations
-
 import json
 import string
 from pathlib import Path

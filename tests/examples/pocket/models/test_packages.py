@@ -1,7 +1,5 @@
 """Small archives of each kind, fetched by a stand-in, by fakes of the clients on PATH, and by pip from a folder."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

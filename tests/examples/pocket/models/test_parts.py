@@ -1,7 +1,5 @@
 """Parts from a stand-in of the Hub, from a local wheel by pip itself, and real ones where a registry is reached."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
