@@ -266,9 +266,7 @@ def forked_python(fork_server: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def start_program(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Sequence[str]], Program]:
+def start_program(request, tmp_path_factory) -> Callable[[Sequence[str]], Program]:
     """Return a function that starts `python -m module …` in an empty folder, with the libraries imported already."""
 
     def start(arguments: Sequence[str]) -> Program:
@@ -297,9 +295,7 @@ def start_program(
 
 
 @pytest.fixture
-def start_processes(
-    start_program: Callable[[Sequence[str]], Program], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., list[Program]]]:
+def start_processes(start_program, monkeypatch) -> Iterator[Callable[..., list[Program]]]:
     """Return a function that starts the processes of a launch without a launcher, each with its own arguments."""
     started: list[Program] = []
 

@@ -75,9 +75,7 @@ def test_hyphens_are_underscores(capsys: pytest.CaptureFixture[str]) -> None:
         (["infer", "sft"], "unknown command `infer sft`; did you mean `sft`?"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_nearest(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_is_answered_with_the_nearest(words: list[str], message: str, capsys) -> None:
     assert end(*words) == 2
     assert f"error: {message}" in capsys.readouterr().err
 
@@ -92,9 +90,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"reflectune {importlib.metadata.version('reflectune')}\n"
 
 
-def test_ctrl_c_while_a_command_is_imported_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_a_command_is_imported_is_one_line(monkeypatch, capsys) -> None:
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 

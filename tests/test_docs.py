@@ -334,9 +334,7 @@ def shown_files(tmp_path: Path) -> Mapping[Path, dict[str, Path]]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
-def test_commands_are_there_and_take_what_they_are_given(
-    page: Path, shown_files: Mapping[Path, dict[str, Path]]
-) -> None:
+def test_commands_are_there_and_take_what_they_are_given(page: Path, shown_files) -> None:
     wrong = {line: issues for line in commands(page) if (issues := command_problems(line, shown_files[page]))}
     assert wrong == {}
 

@@ -145,9 +145,7 @@ def settings(stage: Stage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", [*EVERY, *PILOTS], ids=lambda stage: f"{stage.paper}-{stage.name}")
-def test_a_stages_command_has_a_config_that_parses(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_stages_command_has_a_config_that_parses(stage: Stage, monkeypatch, tmp_path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)  # nothing is there but the configs
     try:

@@ -192,9 +192,7 @@ def test_the_evaluation_ends_in_metrics_and_a_report_that_says_what_they_are_wor
     assert "not to be set beside a paper's" not in report  # that is what it says of the drawn world
 
 
-def test_without_the_image_folder_a_check_counts_entries_without_image(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_image_folder_a_check_counts_entries_without_image(folder, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     config = yaml.safe_load((folder / "real.yaml").read_text())
     numbers, bad = check(ConvertConfig(**{**config, "output": "unwritten", "knowledge_images": ""}))

@@ -71,9 +71,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_the_second_writer_is_refused_in_one_line_and_touches_nothing(
-    holder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_second_writer_is_refused_in_one_line_and_touches_nothing(holder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(SystemExit) as caught:

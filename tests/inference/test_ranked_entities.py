@@ -62,9 +62,7 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
 
 
 @pytest.mark.parametrize("name", RETRIEVING)
-def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(
-    name: str, world: Path, models: dict[str, Loaded], checkpoints: SimpleNamespace
-) -> None:
+def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(name: str, world, models, checkpoints) -> None:
     recipe = find_recipe(name)
     tuned = "mmkb_rag" if name in ("mmkb_rag", "reflection") else "reflectiva" if name == "reflectiva" else "mr2ag"
     config = EvaluateConfig(
@@ -115,9 +113,7 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
         build_pipeline(name, config, parts)
 
 
-def test_an_evaluation_says_what_it_read_and_for_how_many_nothing_was_found(
-    world: Path, checkpoints: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_an_evaluation_says_what_it_read_and_for_how_many_nothing_was_found(world, checkpoints, tmp_path) -> None:
     def evaluate(folder: Path, ranked: Path) -> dict[str, list[str]]:
         """The lines of the traces' files."""
         config = EvaluateConfig(

@@ -54,9 +54,7 @@ def run(folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, *more: str,
     recall.recall.main()
 
 
-def test_recall_is_that_of_a_search_by_hand(
-    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recall_is_that_of_a_search_by_hand(folder, encoder, monkeypatch, capsys) -> None:
     output = folder / "recall.json"
     run(folder, encoder, monkeypatch, "--title_weights", "0", "0.5", "1", "--depths", "1", "3", "--output", str(output))
 
@@ -97,18 +95,14 @@ def test_an_approximate_index_is_compared_with_an_exact_search_of_its_vectors(
     assert "| title_weight | overlap@1 | overlap@3 |" in capsys.readouterr().out
 
 
-def test_texts_are_compared_with_an_exact_search_too(
-    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_are_compared_with_an_exact_search_too(folder, encoder, monkeypatch, capsys) -> None:
     build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "cells", store="faiss")
     flags = ["--text_weights", "0.5", "--depths", "1", "3", "--overlap"]
     run(folder, encoder, monkeypatch, *flags, index="cells")
     assert "| text_weight | overlap@1 | overlap@3 |" in capsys.readouterr().out
 
 
-def test_ranked_entities_are_measured_in_place_of_an_index(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranked_entities_are_measured_in_place_of_an_index(folder, monkeypatch, capsys) -> None:
     rows = [{"image": f"asked{place}.png", "entities": [f"e{place}", "e0"]} for place in (0, 1)]
     rows.append({"image": "asked2.png", "entities": ["e0", "e2"]})
     (folder / "lens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -124,9 +118,7 @@ def test_ranked_entities_are_measured_in_place_of_an_index(
     assert "| ranked_entities | article_recall@1 | article_recall@2 | mrr |" in capsys.readouterr().out
 
 
-def test_recall_of_texts_is_that_of_a_search_by_hand(
-    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recall_of_texts_is_that_of_a_search_by_hand(folder, encoder, monkeypatch, capsys) -> None:
     """Two questions about one picture, one of them names its entry."""
     for split, text in (("val_unseen_question", "What is it?"), ("val_unseen_entity", "Is it a {} thing?")):
         asked = [
@@ -159,9 +151,7 @@ def test_recall_of_texts_is_that_of_a_search_by_hand(
     assert printed.count("| text_weight | article_recall@1 | article_recall@3 | mrr |") == 2
 
 
-def test_without_any_gold_entry_there_is_no_recall(
-    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_any_gold_entry_there_is_no_recall(folder, encoder, monkeypatch, capsys) -> None:
     write_questions(folder, "odd", [Question("y", "asked0.png", "Why?", split="odd", entity_ids=("nothing",))])
     with pytest.raises(SystemExit):
         run(folder, encoder, monkeypatch, "--splits", "odd")
@@ -182,9 +172,7 @@ def test_weights_of_texts_need_an_index(folder: Path) -> None:
     assert problem.startswith("`index` is needed by `text_weights`")
 
 
-def test_the_rule_of_fusion_is_the_searches_own(
-    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rule_of_fusion_is_the_searches_own(folder, encoder, monkeypatch, capsys) -> None:
     output = folder / "recall.json"
     flags = ["--text_weights", "0.5", "--depths", "1", "3", "--fusion", "vectors", "--output", str(output)]
     run(folder, encoder, monkeypatch, *flags)

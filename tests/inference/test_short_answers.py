@@ -210,9 +210,7 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
 
 
 @pytest.fixture
-def parts(
-    models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path
-) -> Callable[..., tuple[EvaluateConfig, PipelineParts]]:
+def parts(models, settings, world) -> Callable[..., tuple[EvaluateConfig, PipelineParts]]:
     def make(name: str, **more: Any) -> tuple[EvaluateConfig, PipelineParts]:
         config, dataset = EvaluateConfig(**settings(**more)), Dataset(world)
         role = find_recipe(name).model or ""
@@ -242,9 +240,7 @@ def test_no_pipeline_that_answers_is_forgotten_here() -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
-def test_every_pipeline_asks_for_what_the_question_wants(
-    route: Route, chatty: Chatty, parts: Callable[..., tuple[EvaluateConfig, PipelineParts]], world: Path
-) -> None:
+def test_every_pipeline_asks_for_what_the_question_wants(route: Route, chatty, parts, world) -> None:
     chatty.yes = route.yes
     pipeline = build_pipeline(route.pipeline, *parts(route.pipeline, **dict(route.settings)))
 
@@ -255,9 +251,7 @@ def test_every_pipeline_asks_for_what_the_question_wants(
         assert all(passage.answer in (None, trace.answer) for passage in trace.passages)
 
 
-def test_the_routes_are_taken_as_they_are_called(
-    chatty: Chatty, parts: Callable[..., tuple[EvaluateConfig, PipelineParts]], world: Path
-) -> None:
+def test_the_routes_are_taken_as_they_are_called(chatty, parts, world) -> None:
     def traces(name: str) -> list[Trace]:
         route = ROUTES[name]
         chatty.yes = route.yes
@@ -274,9 +268,7 @@ def test_the_routes_are_taken_as_they_are_called(
     assert not any(trace.retrieved for trace in traces("mmkb_rag: base answers without documents"))
 
 
-def test_each_document_alone_is_asked_for_the_same(
-    chatty: Chatty, parts: Callable[..., tuple[EvaluateConfig, PipelineParts]], world: Path
-) -> None:
+def test_each_document_alone_is_asked_for_the_same(chatty, parts, world) -> None:
     answer_each = find_recipe("mmkb_rag").answer_each
     assert answer_each is not None
     for answer_model in ("tuned", "base"):
@@ -307,9 +299,7 @@ def test_a_single_question_is_answered_in_a_word(
     assert trace.answer == WORD
 
 
-def test_a_model_that_does_not_reflect_has_nothing_to_show(
-    models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_does_not_reflect_has_nothing_to_show(models, settings, world, tmp_path) -> None:
     plain = models["plain_model"]
     save_checkpoint(tmp_path, plain.model, plain.processor, find_scheme("plain"), {"base_model": plain.name})
     where = {"model": str(tmp_path), "image": str(world / "images/e0.png"), "question": "What does it live in?"}
@@ -322,9 +312,7 @@ def test_a_model_that_does_not_reflect_has_nothing_to_show(
 
 
 @pytest.mark.parametrize("summary", ["none", "sentences"])
-def test_probing_finds_what_the_model_knows(
-    summary: str, chatty: Chatty, models: dict[str, Loaded], world: Path
-) -> None:
+def test_probing_finds_what_the_model_knows(summary: str, chatty, models, world) -> None:
     """So that not every question is labelled [Ret], and not every document [Rel]."""
     engine = PrefixEngine(models["mmkb_rag"], 2048)
     prober = Prober(engine, find_metric("infoseek"), GenerationSettings(max_new_tokens=8, samples=1, summary=summary))

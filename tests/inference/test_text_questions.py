@@ -65,9 +65,7 @@ def run(name: str, tools: Tools, steps: Any = None, question: Question = ASKED) 
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_question_without_a_picture_is_searched_by_text_alone_and_not_described(
-    name: str, scripting: type[Any]
-) -> None:
+def test_a_question_without_a_picture_is_searched_by_text_alone_and_not_described(name: str, scripting) -> None:
     script = scripting(say=say(name), find=lambda query, base: [f"{base} {n}" for n in range(3)])
     trace = run(name, script.tools)
     first, reason = script.asked[:2]

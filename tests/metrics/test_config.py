@@ -59,9 +59,7 @@ def test_every_reader_of_one_set_has_a_metric() -> None:
 
 
 @pytest.mark.parametrize("kind", [ProbeConfig, EvaluateConfig, SweepConfig, GrpoConfig, ScoreConfig])
-def test_every_command_that_scores_complains_of_what_the_metric_lacks_before_it_loads(
-    kind: Any, tmp_path: Path
-) -> None:
+def test_every_command_that_scores_complains_of_what_the_metric_lacks_before_it_loads(kind: Any, tmp_path) -> None:
     evqa, silent = write(tmp_path / "evqa", metric="evqa"), write(tmp_path / "silent")
 
     def told(*arguments: str) -> str:

@@ -172,9 +172,7 @@ def server() -> Iterator[str]:
         http_server.shutdown()
 
 
-def test_a_judge_is_asked_once_for_each_answer_and_never_again(
-    tmp_path: Path, dataset: Path, server: str, run: Run
-) -> None:
+def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path, dataset, server, run) -> None:
     arguments = ["--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--judge", "mrag"]
     arguments += ["--llm_url", server, "--llm_model", "stub", "--output", tmp_path / "scores.json"]
     for _ in range(2):

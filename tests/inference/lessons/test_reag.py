@@ -49,9 +49,7 @@ def critic_example(*texts: str) -> PromptedExample:
     )
 
 
-def test_the_critic_is_trained_on_the_tokens_that_the_pipeline_asks_it(
-    checkpoints: SimpleNamespace, pictures: list[Image.Image]
-) -> None:
+def test_the_critic_is_trained_on_the_tokens_that_the_pipeline_asks_it(checkpoints, pictures) -> None:
     """Each branch behind the shared prefix is the single prompt, as `judge_each` and `judge` read it."""
     engine = PrefixEngine(load(checkpoints.base))
     tree = PLAIN.encode(engine.renderer, critic_example(*TEXTS), pictures[0])
@@ -65,9 +63,7 @@ def test_the_critic_is_trained_on_the_tokens_that_the_pipeline_asks_it(
     assert not PLAIN.problem(critic_example(*TEXTS))
 
 
-def test_passages_of_one_tree_have_the_loss_of_single_rows(
-    checkpoints: SimpleNamespace, pictures: list[Image.Image]
-) -> None:
+def test_passages_of_one_tree_have_the_loss_of_single_rows(checkpoints, pictures) -> None:
     loaded = load(checkpoints.base)
     tree = PLAIN.encode(loaded.renderer, critic_example(*TEXTS), pictures[0])
     together, weight = loss_terms(loaded.model, collate([tree], loaded.model))
@@ -243,9 +239,7 @@ def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..
     assert all((lesson.template, lesson.documents) == ("{question}", "") for lesson in none)
 
 
-def test_lessons_dont_depend_on_batches_and_change_with_the_seed(
-    config: Callable[..., LessonsConfig], tmp_path: Path
-) -> None:
+def test_lessons_dont_depend_on_batches_and_change_with_the_seed(config, tmp_path) -> None:
     one, five, other = (
         lessons_of(config(output=str(tmp_path / name), batch_questions=size, seed=seed))
         for name, size, seed in (("one", 1, 0), ("five", 5, 0), ("other", 5, 1))
@@ -254,9 +248,7 @@ def test_lessons_dont_depend_on_batches_and_change_with_the_seed(
     assert one != other
 
 
-def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(
-    config: Callable[..., LessonsConfig],
-) -> None:
+def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(config) -> None:
     assert any(
         "`judge: base_model`" in problem
         for problem in find_problems(LessonsConfig, {**config().model_dump(), "judge": "base_model"})

@@ -75,9 +75,7 @@ def test_a_picture_is_described_in_the_words_of_its_entitys_summary(teacher: Tra
         pytest.param((PEOPLE,), NOTHING, id="second, to which nothing leads"),
     ],
 )
-def test_a_record_states_the_evidence_that_is_shown(
-    teacher: TrajectoryTeacher, documents: tuple[str, ...], expected: str
-) -> None:
+def test_a_record_states_the_evidence_that_is_shown(teacher, documents: tuple[str, ...], expected: str) -> None:
     request = asking("reason", mi_rag.REASON, *documents)
     assert teacher.reply(request, len(documents)) == expected
     assert teacher.reply(request, 0) == NOTHING
@@ -103,9 +101,7 @@ def test_queries_ask_for_what_is_missing_and_are_read_from_the_reply(
 @pytest.mark.parametrize(
     ("records", "expected"), [((FIRST,), ""), ((FIRST, SECOND), "Ben Roth"), ((), "")], ids=["no", "yes", "none"]
 )
-def test_an_answer_is_given_where_the_records_state_it(
-    teacher: TrajectoryTeacher, records: tuple[str, ...], expected: str
-) -> None:
+def test_an_answer_is_given_where_the_records_state_it(teacher, records: tuple[str, ...], expected: str) -> None:
     assert teacher.reply(asking("answer", mi_rag.ANSWER, *records), len(records)) == expected
 
 

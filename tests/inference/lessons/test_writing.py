@@ -134,9 +134,7 @@ def config(tmp_path: Path, encoder: str, checkpoints: SimpleNamespace) -> Callab
     return make
 
 
-def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(
-    config: Callable[..., LessonsConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys) -> None:
     writing.run(config())
     folder = Path(config().output)
     output = capsys.readouterr().out
@@ -159,9 +157,7 @@ def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(
     assert list(examples) == lessons
 
 
-def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(
-    config: Callable[..., LessonsConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(config, tmp_path, capsys) -> None:
     writing.run(config(output=str(tmp_path / "one"), batch_questions=1))
     writing.run(config(output=str(tmp_path / "three"), batch_questions=3))
     one, three = (read_examples(tmp_path / name / "train.parquet", PromptedExample) for name in ("one", "three"))
@@ -179,9 +175,7 @@ def test_lessons_depend_on_top_n_only_where_it_is_read(config: Callable[..., Les
         assert (seven != eight) is reads_top_n
 
 
-def test_lessons_go_on_where_they_were_cut_off(
-    config: Callable[..., LessonsConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lessons_go_on_where_they_were_cut_off(config, tmp_path, monkeypatch) -> None:
     settings = config(output=str(tmp_path / "cut"), batch_questions=1)
     made: list[str] = []
     lessons = writing.LessonWriter.lessons
@@ -222,16 +216,12 @@ def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsC
         pytest.param({"text_index": "nowhere"}, "nowhere has no manifest.json", id="text index"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused(
-    config: Callable[..., LessonsConfig], changes: dict[str, Any], problem: str
-) -> None:
+def test_a_config_that_makes_no_sense_is_refused(config, changes: dict[str, Any], problem: str) -> None:
     assert any(problem in found for found in find_problems(LessonsConfig, {**config().model_dump(), **changes}))
     assert config().problems() == []
 
 
-def test_the_command_shows_one_questions_lessons_and_writes_nothing(
-    config: Callable[..., LessonsConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_one_questions_lessons_and_writes_nothing(config, monkeypatch, capsys) -> None:
     settings = config()
     words = ["dataset", "index", "encoder", "base_model", "output", "iterations", "device"]
     arguments = [part for name in words for part in (f"--{name}", str(getattr(settings, name)))]
@@ -241,9 +231,7 @@ def test_the_command_shows_one_questions_lessons_and_writes_nothing(
     assert not Path(settings.output).exists()
 
 
-def test_lessons_whose_titles_nothing_can_stand_for_are_kept_once(
-    config: Callable[..., LessonsConfig], tmp_path: Path
-) -> None:
+def test_lessons_whose_titles_nothing_can_stand_for_are_kept_once(config, tmp_path) -> None:
     writing.run(config(renamed=3, output=str(tmp_path / "renamed")))
     writing.run(config())
     plain = read_examples(tmp_path / "lessons/train.parquet", PromptedExample, PLAIN.problem)

@@ -138,9 +138,7 @@ def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[Benchmar
     assert taken == [0]
 
 
-def test_mmkb_rags_base_model_answers_what_its_gate_leaves(
-    answers: Answer, prompted: SimpleNamespace, asked: list[BenchmarkRequest]
-) -> None:
+def test_mmkb_rags_base_model_answers_what_its_gate_leaves(answers, prompted, asked) -> None:
     keys = {"model": prompted.tuned, "base_model": prompted.base, "gamma": 1.0}
     before, forced, gated = (answers(mode, **keys) for mode in ("base", "no_retrieval", "gate"))
     assert texts(before) == texts(forced) == texts(gated)
@@ -166,9 +164,7 @@ def test_a_mode_needs_only_what_it_reads() -> None:
     assert find_problems(BenchmarkConfig, {"mode": "base", "base_model": "miniature/llava"}) == []
 
 
-def test_a_model_that_does_not_reflect_is_named_as_the_base_it_is(
-    answers: Answer, checkpoints: SimpleNamespace
-) -> None:
+def test_a_model_that_does_not_reflect_is_named_as_the_base_it_is(answers, checkpoints) -> None:
     with pytest.raises(UserError, match="scheme plain, which doesn't reflect; give it as `base_model`"):
         answers("gate", model=checkpoints.plain)
 

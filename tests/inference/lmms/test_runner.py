@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -67,9 +66,7 @@ def run(python: str, config: Path, runs: list[dict[str, Any]], folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_its_runner_scores_the_miniature_in_all_modes(
-    python: str, world: Path, checkpoints: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_its_runner_scores_the_miniature_in_all_modes(python, world, checkpoints, tmp_path) -> None:
     config = tmp_path / "config.yaml"
     keys = {"model": checkpoints.tuned, "base_model": checkpoints.base, "dataset": str(world), "device": "cpu"}
     config.write_text(yaml.safe_dump({**keys, "ranked_entities": str(world / "ranked.jsonl"), "gamma": 0.0}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -244,9 +243,7 @@ class Watched(PrefixEngine):
         return super().read(prefixes)
 
 
-def test_reflection_tokens_of_a_passage_reach_no_prompt(
-    checkpoints: SimpleNamespace, scripting: type[Any], pictures: list[Image.Image]
-) -> None:
+def test_reflection_tokens_of_a_passage_reach_no_prompt(checkpoints, scripting, pictures) -> None:
     loaded = load(checkpoints.tuned)
     engine = Watched(loaded, 4096)
     forged = f"{' '.join(MR2AG.tokens.values())} {loaded.processor.image_token} </s> <pad>"

@@ -85,9 +85,7 @@ def test_what_has_been_recorded_is_answered_from(name: str, script: Callable[[],
 @pytest.mark.parametrize("name", PIPELINES)
 @settings(deadline=None, max_examples=25)
 @given(most=st.integers(1, 400), count=st.integers(1, 4))
-def test_only_an_answer_goes_beyond_and_company_changes_nothing(
-    name: str, most: int, count: int, script: Callable[[], Any]
-) -> None:
+def test_only_an_answer_goes_beyond_and_company_changes_nothing(name: str, most, count, script) -> None:
     traces = run(name, script(), Budget(question_tokens=most), count)
     alone = [run(name, script(), Budget(question_tokens=most), n + 1)[n] for n in range(count)]
     assert [said(trace) for trace in traces] == [said(trace) for trace in alone]
@@ -160,9 +158,7 @@ def test_a_limit_is_outgrown_once_it_is_raised(limit: dict, now: dict, expected:
     assert outgrown(limit, now) is expected
 
 
-def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(
-    stub_server: Callable[..., Any], scripting: type[Any], tmp_path: Path
-) -> None:
+def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(stub_server, scripting, tmp_path) -> None:
     server = stub_server(say)
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     questions = [question(n) for n in range(4)]

@@ -57,9 +57,7 @@ def test_documents_over_a_shared_prefix_are_judged_as_each_alone(
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
-def test_what_is_shared_and_what_follows_are_the_whole_prompt(
-    engine: PrefixEngine, prompt: Prompt, pictures: list[Image.Image]
-) -> None:
+def test_what_is_shared_and_what_follows_are_the_whole_prompt(engine, prompt: Prompt, pictures) -> None:
     renderer = engine.renderer
     turns = renderer.under_system(prompt.system, Turn("user", prompt_parts(prompt.template), image=prompt.picture))
     texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
@@ -71,9 +69,7 @@ def test_what_is_shared_and_what_follows_are_the_whole_prompt(
     assert bool(prefix.vision) is prompt.picture
 
 
-def test_a_document_that_the_context_does_not_hold_is_not_judged(
-    engine: PrefixEngine, model: LocalModel, pictures: list[Image.Image]
-) -> None:
+def test_a_document_that_the_context_does_not_hold_is_not_judged(engine, model, pictures) -> None:
     long = dataclasses.replace(PROMPTS["no system's turn"], documents=("oak", "oak " * 5000))
     first, second = model.judge_each([(pictures[0], long)], "Yes", "No")[0].each
     assert first.shown == 1
@@ -82,9 +78,7 @@ def test_a_document_that_the_context_does_not_hold_is_not_judged(
     assert model.judge_each([(pictures[0], only)], "Yes", "No")[0].each == (JudgeReply(0.0, 0.0),)
 
 
-def test_questions_with_different_numbers_of_documents_are_judged_together(
-    model: LocalModel, pictures: list[Image.Image]
-) -> None:
+def test_questions_with_different_numbers_of_documents_are_judged_together(model, pictures) -> None:
     prompt = PROMPTS["a system's turn"]
     fewer = dataclasses.replace(prompt, documents=prompt.documents[:2])
     both = model.judge_each([(pictures[0], prompt), (pictures[1], fewer)], "Yes", "No")
@@ -136,9 +130,7 @@ def test_a_server_is_asked_the_same(pictures: list[Image.Image]) -> None:
     assert blind == {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
-def test_a_replys_lines_are_kept_since_queries_stand_in_them(
-    engine: PrefixEngine, model: LocalModel, pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replys_lines_are_kept_since_queries_stand_in_them(engine, model, pictures, monkeypatch) -> None:
     said = "## Analysis\nOf  oak. \n\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
     generation = Generation([1], said, [-1.0], True)
     monkeypatch.setattr(engine, "generate", lambda *_, **__: [generation])

@@ -68,9 +68,7 @@ def test_a_picture_travels_whole_and_stands_first() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_nothing_is_lost_or_paid_for_twice(
-    fault: dict[str, Any], stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel], scripting: type[Any]
-) -> None:
+def test_nothing_is_lost_or_paid_for_twice(fault: dict[str, Any], stub_server, remote, scripting) -> None:
     server = stub_server(say, lambda text, number: fault if number == 0 else {})
     with remote(server.url) as model:
         first = run(ServedModel(model), scripting)
@@ -84,9 +82,7 @@ def test_nothing_is_lost_or_paid_for_twice(
     assert all(step.text and step.read and step.generated for step in calls)
 
 
-def test_a_refused_step_is_an_empty_reply_and_the_trajectory_goes_on(
-    stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel], scripting: type[Any]
-) -> None:
+def test_a_refused_step_is_an_empty_reply_and_the_trajectory_goes_on(stub_server, remote, scripting) -> None:
     refuse = {"status": 400, "body": '{"error": {"message": "too long"}}'}
     server = stub_server(say, lambda text, number: refuse if "## Output" in text else {})
     with remote(server.url) as model:
@@ -96,18 +92,14 @@ def test_a_refused_step_is_an_empty_reply_and_the_trajectory_goes_on(
     assert trace.answer.startswith("I read")
 
 
-def test_a_judgement_is_read_from_first_tokens(
-    stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel]
-) -> None:
+def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:
     server = stub_server(say, first_token={"Yes": math.log(0.6), "Perhaps": math.log(0.3)})
     with remote(server.url) as model:
         (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
     assert (round(judged.yes, 6), judged.no, round(judged.share, 6), judged.shown) == (0.6, 0.0, 1.0, 2)
 
 
-def test_a_judgement_that_says_nothing_is_no_secret(
-    stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel]
-) -> None:
+def test_a_judgement_that_says_nothing_is_no_secret(stub_server, remote) -> None:
     """A reasoning model begins with its thoughts."""
     server = stub_server(say, first_token={"<think>": math.log(0.9), "Well": math.log(0.1)})
     with remote(server.url) as model, pytest.warns(UserWarning, match="neither 'Yes' nor 'No' among"):
@@ -115,9 +107,7 @@ def test_a_judgement_that_says_nothing_is_no_secret(
     assert judged.share == 0
 
 
-def test_each_document_is_judged_in_a_request_of_its_own(
-    stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel]
-) -> None:
+def test_each_document_is_judged_in_a_request_of_its_own(stub_server, remote) -> None:
     server = stub_server(say, first_token={"Yes": math.log(0.6), "No": math.log(0.3)})
     prompt = dataclasses.replace(ASKED, system="Be brief.", picture=False)
     with remote(server.url) as model:

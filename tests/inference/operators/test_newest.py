@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,9 +166,7 @@ WIKISEEKER = WikiSeeker(WikiSeekerSettings(pair_passages=2, max_new_tokens=8, ma
         pytest.param("A small falcon.", QUESTION, id="no query, so the question"),
     ],
 )
-def test_wikiseekers_inspector_passes_to_the_answerer_who_sees_no_picture(
-    scripting: type[Any], reply: str, query: str
-) -> None:
+def test_wikiseekers_inspector_passes_to_the_answerer_who_sees_no_picture(scripting, reply: str, query: str) -> None:
     reader = scripting(
         say=lambda prompt: reply, find=lambda query, base: ["kestrel", "merlin"], probability=lambda prompt: 0.6
     )
@@ -273,9 +270,7 @@ class Crash(Exception):
     ],
     ids=["reag", "iba"],
 )
-def test_a_run_that_was_cut_off_is_not_judged_or_reranked_again(
-    scripting: type[Any], steps: Any, until: int, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_off_is_not_judged_or_reranked_again(scripting, steps: Any, until: int, tmp_path) -> None:
     def journaled(script: Any) -> Trace:
         with Journal(tmp_path, "p", "f") as journal:
             pipeline = TrajectoryPipeline("p", steps, script.tools, journal)

@@ -105,9 +105,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("pairs", "asked", "expected"), [(k, *v) for k, v in PAIRS.items()], ids=PAIRS)
-def test_pairs_are_compared_as_they_are_called(
-    scripting: type[Any], pairs: str, asked: list[str], expected: str
-) -> None:
+def test_pairs_are_compared_as_they_are_called(scripting, pairs: str, asked: list[str], expected: str) -> None:
     script = scripting(say=prefers("cba"))
     order, trace = run(script, "pairwise", pairs=pairs)
     assert ["".join(SHOWN.findall(str(prompt))) for _, prompt in script.asked] == asked

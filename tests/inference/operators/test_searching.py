@@ -64,9 +64,7 @@ class Found:
         return [[PassageHit(self.passage, float(len(query.text)), 1, parts={"entry": 0.75})] for query in queries]
 
 
-def test_a_part_of_a_picture_is_searched_with_and_a_picture_alone_finds_by_the_entrys_score(
-    make: SimpleNamespace,
-) -> None:
+def test_a_part_of_a_picture_is_searched_with_and_a_picture_alone_finds_by_the_entrys_score(make) -> None:
     base = Found(make.passage())
     bases = KnowledgeBases(JointSearch([base]), embed=lambda texts: np.eye(len(texts), dtype=np.float32))
     boxes = (None, (0.0, 0.0, 0.5, 0.5), None)

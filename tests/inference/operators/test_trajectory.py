@@ -73,9 +73,7 @@ def test_questions_at_different_iterations_fill_one_batch(shouting: Callable[...
 
 @settings(deadline=None, max_examples=30)
 @given(texts=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6), data=st.data())
-def test_neither_company_nor_order_changes_a_trajectory(
-    shouting: Callable[..., Any], texts: list[str], data: st.DataObject
-) -> None:
+def test_neither_company_nor_order_changes_a_trajectory(shouting, texts, data) -> None:
     questions = [question(str(n), text) for n, text in enumerate(texts)]
     alone = {q.id: said(run([q], shouting())[0]) for q in questions}
     shuffled = data.draw(st.permutations(questions))
@@ -97,9 +95,7 @@ def shouting(scripting: type[Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("until", [0, 1, 4, 9])
-def test_a_run_that_was_cut_off_goes_on_inside_its_trajectories(
-    shouting: Callable[..., Any], until: int, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_off_goes_on_inside_its_trajectories(shouting, until: int, tmp_path) -> None:
     folder, questions = tmp_path / "journal", [question("one", "abc"), question("two", "ab")]
     whole = shouting()
     expected = [said(trace) for trace in run(questions, whole)]
@@ -124,9 +120,7 @@ def test_a_run_that_was_cut_off_goes_on_inside_its_trajectories(
     assert not folder.exists()
 
 
-def test_half_a_line_of_a_journal_is_a_round_that_was_not_carried_out(
-    shouting: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_half_a_line_of_a_journal_is_a_round_that_was_not_carried_out(shouting, tmp_path) -> None:
     expected = [said(trace) for trace in run([question("one", "ab")], shouting())]
     with Journal(tmp_path, "test", "f") as journal:
         run([question("one", "ab")], shouting(), journal)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
@@ -35,13 +32,7 @@ MAX_NEW = 4
 
 
 @pytest.fixture
-def build(
-    checkpoints: SimpleNamespace,
-    prompted: SimpleNamespace,
-    scripted: SimpleNamespace,
-    scripting: type[Any],
-    knowledge: KnowledgeBase,
-) -> Callable[[str], tuple[Pipeline, PrefixEngine]]:
+def build(checkpoints, prompted, scripted, scripting, knowledge) -> Callable[[str], tuple[Pipeline, PrefixEngine]]:
     def make(name: str) -> tuple[Pipeline, PrefixEngine]:
         retriever = scripted.retriever({"a": 0.8, "b": 0.4})
         settings = MmkbRagSettings(top_n=2, gamma=0.0, k=2, mct="rerank")
@@ -80,12 +71,7 @@ NAMES = ("closed_book", "naive_rag", "mr2ag", "direct", "reflectiva", "mmkb_rag"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_computed_are_those_that_the_engine_has_read(
-    name: str,
-    build: Callable[[str], tuple[Pipeline, PrefixEngine]],
-    make: SimpleNamespace,
-    pictures: Sequence[Image.Image],
-) -> None:
+def test_tokens_computed_are_those_that_the_engine_has_read(name: str, build, make, pictures) -> None:
     questions: list[Question] = [make.question(n, text=text) for n, text in enumerate(("What is it?", "Who?", "Oak?"))]
     pipeline, engine = build(name)
     traces = pipeline.run(questions, pictures)
@@ -103,12 +89,7 @@ def counts(trace: Trace) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_is_read_from_its_beginning_as_often_as_the_model_is_called(
-    name: str,
-    build: Callable[[str], tuple[Pipeline, PrefixEngine]],
-    make: SimpleNamespace,
-    pictures: Sequence[Image.Image],
-) -> None:
+def test_a_prompt_is_read_from_its_beginning_as_often_as_the_model_is_called(name: str, build, make, pictures) -> None:
     pipeline, _ = build(name)
     (trace,) = pipeline.run([make.question(0)], pictures[:1])
     told = counts(trace)

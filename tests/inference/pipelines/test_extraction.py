@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,9 +132,7 @@ def test_a_split_without_usable_questions_is_refused(folder: Path) -> None:
         drawn_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")
 
 
-def test_a_local_model_extracts_in_the_batch_of_its_questions(
-    checkpoints: SimpleNamespace, scripting: type[Any], pictures: list[Image.Image]
-) -> None:
+def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scripting, pictures) -> None:
     script = scripting(find=lambda query, base: ["It eats mice."])
     model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), pictures=4)
     tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)

@@ -160,9 +160,7 @@ def test_an_answerer_that_cannot_be_a_model_is_a_config_problem(config: Any, tmp
         config(case)
 
 
-def test_a_folder_called_server_is_not_in_the_servers_way(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_called_server_is_not_in_the_servers_way(config, tmp_path, monkeypatch) -> None:
     (tmp_path / "server").mkdir()
     monkeypatch.chdir(tmp_path)
     assert config(CASES["the server answers"]).problems() == []

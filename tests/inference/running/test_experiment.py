@@ -90,9 +90,7 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
     assert minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
 
 
-def test_no_process_goes_on_while_the_first_one_removes_a_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_goes_on_while_the_first_one_removes_a_journal(tmp_path, monkeypatch) -> None:
     """The next pipeline's journal would be opened in a folder that is about to go."""
     together = threading.Barrier(2, timeout=30)
     removing = experiment.remove_journal

@@ -34,9 +34,7 @@ def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str
     return str(folder)
 
 
-def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refused(
-    checkpoint: str, checkpoints: SimpleNamespace
-) -> None:
+def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refused(checkpoint, checkpoints) -> None:
     config = ModelSettings(model=checkpoint, base_model=checkpoints.base, device="cpu")
 
     open_tuned(config)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -143,9 +142,7 @@ main()
 """
 
 
-def test_processes_of_a_launch_wait_for_one_another_as_long_as_it_takes(
-    start_processes: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_processes_of_a_launch_wait_for_one_another_as_long_as_it_takes(start_processes, tmp_path) -> None:
     """PyTorch ends a wait after 30 minutes, of NVIDIA's GPUs after 10: others may be at a pipeline for longer."""
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)

@@ -58,9 +58,7 @@ def test_a_trajectory_that_ended_keeps_its_last_record(make: SimpleNamespace, wa
     [{"answer": "12", "answer_type": "numerical"}, {"answer": "It is oak.", "answer_type": "free_form"}],
     ids=["a-number-without-a-range", "a-sentence"],
 )
-def test_a_record_is_not_searched_for_what_cannot_stand_in_it(
-    make: SimpleNamespace, walked: Trace, more: dict[str, str]
-) -> None:
+def test_a_record_is_not_searched_for_what_cannot_stand_in_it(make, walked, more: dict[str, str]) -> None:
     """Other metrics score such a question; of the record nothing is said."""
     question = make.question(1, entity_ids=("e1",), **more)
     measured = trajectories([question], {"pmsr": {question.id: walked}}, seed=0)["pmsr"]

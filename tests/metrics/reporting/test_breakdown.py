@@ -31,9 +31,7 @@ def test_infoseeks_overall_is_the_harmonic_mean_of_its_halves() -> None:
 
 
 @pytest.mark.parametrize("stratified", [True, False])
-def test_the_harmonic_mean_of_many_resamples_at_once_is_that_of_each(
-    stratified: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_harmonic_mean_of_many_resamples_at_once_is_that_of_each(stratified: bool, monkeypatch) -> None:
     generator = np.random.default_rng(0)
     for size in (2, 5, 41):
         monkeypatch.setattr(intervals, "VALUES_AT_ONCE", 7 * 2 * size)  # in several parts

@@ -167,9 +167,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     score_command.score.main()
 
 
-def test_the_command_writes_the_file_in_place_of_scores(
-    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_the_file_in_place_of_scores(tmp_path, dataset, monkeypatch, capsys) -> None:
     given, output = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     rows = [{"data_id": question.id, "prediction": "1826"} for question in INFOSEEK]
     given.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"data_id": "x", "prediction": "y"}]))
