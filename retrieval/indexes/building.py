@@ -51,7 +51,7 @@ from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
-from reflectune.retrieval.indexes.writing import Block, clear_rows, convert_index, write_array, write_index
+from reflectune.retrieval.indexes.writing import Block, clear_rows, write_array, write_index
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
 
@@ -134,9 +134,6 @@ def build_index(
         work.encode(processes, progress=progress and is_first)
         if is_first:
             _assemble(kb, encoder, folder, plan, leave_out, progress)
-    elif is_first and "vectors" in (manifest := read_manifest(folder)):
-        check_origin(folder, manifest, origin_of(kb, encoder))
-        convert_index(folder, manifest, kb, encoder)
     processes.wait()
     check_shareable(choice_of(read_manifest(folder)).address, processes)
     with processes.main_process_first():  # which may have to send a server what it lost

@@ -109,17 +109,11 @@ def load_index(
 
     Raises:
         UserError: It was built from another knowledge base or with another encoder; a file of it was swapped, cut or
-            changed; an earlier version built it; or the server that searches it doesn't answer or lacks rows.
+            changed; or the server that searches it doesn't answer or lacks rows.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_origin(folder, manifest, origin_of(kb, encoder))
-    if "vectors" in manifest:
-        how = f"--knowledge {kb.folder} --encoder {encoder.name} --output {folder}"
-        raise UserError(
-            f"an earlier version built the index {folder}; `reflectune build_index {how}` makes it "
-            "this version's without encoding anything again"
-        )
     choice = choice_of(manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"]), verify=verify)
     owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
@@ -197,11 +191,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     manifest = read_json(folder / MANIFEST, "the index's manifest")
     known = manifest if isinstance(manifest, dict) else {}
-    is_old = "vectors" in known
-    counts = [] if is_old else [*(known.get(name) for name in _COUNTS), known.get(NEAR_DUPLICATES, 0)]
-    for group in [known.get("left_out", {}), known.get("vectors" if is_old else "fields")]:
+    counts = [*(known.get(name) for name in _COUNTS), known.get(NEAR_DUPLICATES, 0)]
+    for group in [known.get("left_out", {}), known.get("fields")]:
         counts += group.values() if isinstance(group, dict) else [None]
-    is_known = is_old or (
+    is_known = (
         known.get("store") in ("exact", "faiss", "milvus")
         and known.get("precision") in SUFFIXES
         and set(known.get("fields") or ()) in _FIELDS

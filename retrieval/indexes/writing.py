@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder
-from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
+from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
 from reflectune.retrieval.indexes.entry_index import (
-    AGAIN,
     ENTRIES,
     MANIFEST,
     OWNERS,
@@ -36,7 +33,6 @@ Positions = npt.NDArray[np.int64]
 
 _QUERIES = 128
 """Images of the knowledge base that an approximate store is tried with."""
-_OLD_FILES = ("rows.json", "image.faiss", "title.faiss")
 
 
 class Block(NamedTuple):
@@ -124,36 +120,6 @@ def write_index(
     write_json(folder / MANIFEST, manifest)
 
 
-def convert_index(folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, encoder: ImageTextEncoder) -> None:
-    """Write an index of the version before, two FAISS files and a list of ids, as this version has it.
-
-    Raises:
-        UserError: A file of it is damaged or missing.
-    """
-    if CHECKSUMS in manifest:
-        check_files(folder, manifest[CHECKSUMS], _OLD_FILES, verify=True)
-    ids = read_json(folder / "rows.json", "the index's rows")
-    image, title = (
-        _old_vectors(folder / f"{kind}.faiss", manifest["vectors"].get(kind)) for kind in ("image", "title")
-    )
-    positions = {entry_id: position for position, entry_id in enumerate(kb.ids)}
-    try:
-        owner, titled = (np.array([positions[one] for one in ids[kind]], dtype=np.int64) for kind in ("image", "title"))
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / 'rows.json'} is damaged; {AGAIN}") from error
-    if (len(owner), len(titled)) != (len(image), len(title)) or not set(owner.tolist()) <= set(titled.tolist()):
-        raise UserError(f"{folder / 'rows.json'} names other rows than the vectors are; {AGAIN}")
-    kept = ("kb", "kb_fingerprint", "encoder", "encoder_revision", "encoder_fingerprint")
-    record = {**{name: manifest[name] for name in kept}, "kb_entries": len(kb)}
-    record["left_out"] = manifest.get("left_out", {})
-    fields = {"image": image.shape[1], "title": title.shape[1]}
-    choice = Choice("exact", "float32", "as it was")
-    block = Block(image, {"title": title}, owner, titled)
-    write_index(folder, record, fields, choice, lambda: iter([block]), encoder=encoder)
-    for name in _OLD_FILES:
-        (folder / name).unlink()
-
-
 def clear_rows(folder: Path) -> None:
     """Delete a store's files of a killed build, which a new build would mistake for its own."""
     made_of_rows = (folder / name for name in MADE_OF_ROWS)
@@ -166,16 +132,6 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     buffer = io.BytesIO()
     np.save(buffer, array)
     write_atomically(path, buffer.getvalue())
-
-
-def _old_vectors(path: Path, count: Any) -> Vectors:
-    try:
-        index = faiss.read_index(str(path))
-    except RuntimeError as error:
-        raise UserError(f"{path} is damaged or missing: {error}; {AGAIN}") from error
-    if index.ntotal != count:
-        raise UserError(f"{path} holds {index.ntotal:,} vectors, its manifest says {count}; {AGAIN}")
-    return index.reconstruct_n(0, index.ntotal)
 
 
 def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, int, int]:
