@@ -1,7 +1,5 @@
 """Fixtures of several folders: programs and launches, an OpenAI-compatible server with faults, small checkpoints."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

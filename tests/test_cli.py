@@ -1,7 +1,5 @@
 """The program `reflectune`: its commands, its help, and the names that `import reflectune` gives."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import subprocess
@@ -30,7 +28,6 @@ def end(*words: str) -> int:
 @pytest.mark.parametrize("module", MODULES)
 def test_a_command_is_listed_with_its_first_line(module: str) -> None:
     found = getattr(importlib.import_module(f"reflectune.{module}"), module.partition(".")[2])
-
     assert isinstance(found, Command)
     assert inspect.cleandoc(str(found.__doc__)).splitlines()[0] == MODULES[module]
 
@@ -39,7 +36,6 @@ def test_the_help_lists_the_commands_in_half_a_second() -> None:
     start = time.monotonic()
     command = [sys.executable, "-X", "importtime", "-m", "reflectune", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
-
     assert len(MODULES) == 19
     assert all(f"  {module.partition('.')[2]} " in ended.stdout for module in MODULES)
     assert not {"pydantic", "numpy", "torch"} & {line.split("|")[-1].strip() for line in ended.stderr.splitlines()}

@@ -1,7 +1,5 @@
 """Every YAML in `configs/` is valid for its command."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path
@@ -83,14 +81,12 @@ def problems(path: Path, *overrides: str) -> list[str]:
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(ROOT / "configs").as_posix())
 def test_a_config_is_right_by_its_entry_scripts_class(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-
     assert problems(path) == []
 
 
 def test_a_wrong_value_or_key_of_a_config_is_found() -> None:
     """That the test above can fail: nothing but what is not there yet is overlooked."""
     path = ROOT / "configs/recipes/qwen_vl/mmkb_lora.yaml"
-
     assert any("learning_rate" in issue for issue in problems(path, "--learning_rate", "-1"))
     assert any("unknown key" in issue for issue in problems(path, "--learning_rates", "1"))
 

@@ -1,7 +1,5 @@
 """The documents: links and paths lead somewhere, code runs. (`scripts/lint.sh` builds the site.)"""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """A fork of the server ends as a program of its own does."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -28,7 +28,6 @@ def launch_lines() -> list[tuple[str, str]]:
 def test_every_launch_line_names_its_settings() -> None:
     """Else accelerate prints its defaults; without a GPU, the number of threads too."""
     lines = launch_lines()
-
     assert len(lines) > 30
     for position, line in lines:
         command = line[line.index("accelerate launch") :]
@@ -47,7 +46,6 @@ def test_a_launch_prints_nothing_in_a_log(tmp_path: Path, settings: str) -> None
     script.write_text("print('ran')\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = ["-m", "accelerate.commands.launch", "--config_file", f"{ROOT}/configs/accelerate/{settings}.yaml"]
-
     with socket.socket() as other:
         with suppress(OSError):
             other.bind(("127.0.0.1", 29500))  # accelerate's default port
@@ -55,6 +53,5 @@ def test_a_launch_prints_nothing_in_a_log(tmp_path: Path, settings: str) -> None
         done = subprocess.run(
             [sys.executable, *command, str(script)], capture_output=True, text=True, check=True, env=environment
         )
-
     assert done.stdout.count("ran") == (2 if settings == "cpu_2_processes" else 1)
     assert done.stderr == ""

@@ -1,7 +1,5 @@
 """The house: nobody imports upwards or in a circle, an `__init__.py` holds no code, tests read no private names."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

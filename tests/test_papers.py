@@ -1,7 +1,5 @@
 """Every stage of `configs/papers/*/dvc.yaml` is a command whose config parses, and its dependencies are complete."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

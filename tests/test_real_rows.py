@@ -4,8 +4,6 @@ No entity of the gallery is in the slice, so the questions to train on are writt
 comes without its images; the gallery's photographs stand in for them.
 """
 
-from __future__ import annotations
-
 import html
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The training recipes have the papers' hyperparameters and fit every model that they are for."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -61,18 +59,14 @@ def questions_of_a_step(name: str) -> int:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_shapes_are_the_published_models(model: str) -> None:
     published = architecture(model)["parameters"]
-
     total = sum(parameter.numel() for parameter in on_meta(model).parameters())  # a tied matrix once
-
     assert published is None or total == published
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_adapters_are_on_the_seven_matrices_of_each_layer_and_nowhere_else(model: str) -> None:
     whole = on_meta(model)
-
     matched = [module for module, _ in whole.named_modules() if re.fullmatch(TARGETS, module)]
-
     assert len(matched) == layers_of(model) * 7
     assert {tower_of(module) for module in matched} == {"language model"}
     assert all(isinstance(whole.get_submodule(module), nn.Linear) for module in matched)
@@ -85,9 +79,7 @@ def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(model: str) -> 
     whole, layers = on_meta(model), layers_of(model)
     with torch.device("meta"):
         adapted = add_adapters(whole, [31_000, 31_001], rank=16, alpha=32, dropout=0.0, targets=TARGETS)
-
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
-
     assert sum("lora_A" in name for name in trained) == layers * 7
     rows = [name for name in trained if "trainable_tokens_delta" in name]
     assert len(rows) == (1 if architecture(model)["config"]["tie_word_embeddings"] else 2)
@@ -98,7 +90,6 @@ def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(model: str) -> 
 def test_a_recipe_has_the_papers_hyperparameters(name: str) -> None:
     """mR²AG: learning rate 2e-5, 128 questions, one epoch. MMKB-RAG: 128 questions of 4 prompts are its 512 rows."""
     values, kind = settings(name), name.split("/")[-1]
-
     assert values["method"] == kind.split("_")[1]
     assert values["scheme"] == ("mmkb_rag" if kind == "mmkb_lora" else "mr2ag")
     assert questions_of_a_step(name) == 128
@@ -112,7 +103,6 @@ def test_a_recipe_has_the_papers_hyperparameters(name: str) -> None:
 def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table(family: str) -> None:
     """As many as read a tenth of InfoSeek's 934,048 questions once; a table spreads by 0.02 (`initializer_range`)."""
     values = settings(f"recipes/{family}/mmkb_lora")
-
     assert values["max_steps"] == -(-settings("papers/mmkb_rag/infoseek_probe")["limit"] // 128) == -(-93_405 // 128)
     assert longest_travel(SftConfig(**values), values["max_steps"]) > 1.5 * 0.02
 
@@ -121,7 +111,6 @@ def test_pictures_are_fitted_alike_in_training_probing_and_evaluation() -> None:
     """LLaVA-1.5's are padded; Qwen's are scaled down to 1,280 tokens of 28 × 28 pixels."""
     read = [*(f"recipes/qwen_vl/{name}" for name in NAMES), "papers/mmkb_rag/train_plain"]
     read += [f"papers/mmkb_rag/{name}" for name in ("infoseek_probe", "evqa_probe", "evaluate", "evaluate_evqa")]
-
     assert {settings(name)["max_pixels"] for name in read} == {1280 * 28**2}
     llava = [*(f"recipes/llava15/{name}" for name in NAMES), *(f"papers/mr2ag/{n}" for n in ("train", "train_plain"))]
     assert {settings(name)["image_fit"] for name in llava} == {"pad"}
@@ -136,7 +125,6 @@ def test_the_papers_mixture_reads_every_part_once() -> None:
         for out in stage.get("outs", ())
         for path in (out if isinstance(out, dict) else [out])
     }
-
     assert set(values["train_data"].values()) == {1}
     assert {f"{part}/reflection.json" for part in values["train_data"]} <= built
     assert questions_of_a_step("papers/mr2ag/train") == 128
@@ -145,7 +133,6 @@ def test_the_papers_mixture_reads_every_part_once() -> None:
 def test_stage_1_has_the_published_hyperparameters() -> None:
     """LLaVA-1.5's `pretrain.sh`: the projector alone, 1e-3, 256 captions a step, one epoch, cosine, warm-up 0.03."""
     values = settings("papers/mr2ag/stage1")
-
     assert (values["train_towers"], values["learning_rate"], values["epochs"]) == (["projector"], 1e-3, 1)
     assert (values["lr_scheduler"], values["warmup"]) == ("cosine", 0.03)
     assert questions_of_a_step("papers/mr2ag/stage1") == 256
@@ -153,7 +140,6 @@ def test_stage_1_has_the_published_hyperparameters() -> None:
 
 def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
     critic, answer, grpo = (settings(f"papers/reag/train_{stage}") for stage in ("critic", "answer", "grpo"))
-
     assert settings("papers/reag/grpo_data")["base_model"] == critic["output_dir"]
     assert grpo["model"] == answer["output_dir"]
     assert answer["answer_weight"] == 0.8
@@ -165,7 +151,6 @@ def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
 
 def test_no_two_recipes_write_into_one_folder() -> None:
     outputs = [settings(name)["output_dir"] for name in RECIPES]
-
     assert len(set(outputs)) == len(RECIPES)
 
 
@@ -188,5 +173,4 @@ def gib_of(model: str, kind: str) -> int:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_of_sizes_has_the_estimated_memory(model: str) -> None:
     cells = " | ".join(str(gib_of(model, kind)) for kind in NAMES)
-
     assert f"| {architecture(model)['model']} | {cells} |" in (ROOT / "docs/recipes.md").read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """A command refuses an output that a different command writes, at once, in one line, and touches nothing."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import subprocess

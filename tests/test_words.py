@@ -1,7 +1,5 @@
 """The language of the tree: docstrings begin with a verb, and no sentence uses words that the field doesn't."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """Small things that the inference tests are built from, as the fixture `make`, and a model that follows a script."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

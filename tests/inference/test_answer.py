@@ -1,7 +1,5 @@
 """`answer --evaluation` shows how an evaluation answered its questions."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a config to a report, with tiny random models: what runs, what is kept, what resumes, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -190,7 +188,6 @@ def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, check
     assert {passage["passage"]["entry_id"] for row in rows for passage in row["passages"]} <= {"t0", "t1"}
     assert metrics["pipelines"]["text_rag"]["overall"]["n"] == 4
     assert "text index" in (tmp_path / "out/report.html").read_text()
-
     with pytest.raises(UserError, match="other settings"):
         experiment.run(config(world, encoder, checkpoints, tmp_path / "out", index="", **settings | {"passages": 2}))
 

@@ -1,7 +1,5 @@
 """Public sets followed from their published layout to the report: which metric each is scored by, and its columns."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

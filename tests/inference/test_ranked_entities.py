@@ -1,7 +1,5 @@
 """Whatever retrieves, over ranked entities: what a file lists is read, and a picture without a list is answered too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The command that measures retrieval: its figures are those of a search by hand."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -57,7 +55,6 @@ def run(folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, *more: str,
 def test_recall_is_that_of_a_search_by_hand(folder, encoder, monkeypatch, capsys) -> None:
     output = folder / "recall.json"
     run(folder, encoder, monkeypatch, "--title_weights", "0", "0.5", "1", "--depths", "1", "3", "--output", str(output))
-
     loaded = load_encoder(encoder)
     retriever = EntryRetriever(load_index(folder / "index", Dataset(folder).knowledge, loaded), loaded)
     images = [load_image(folder / f"asked{place}.png") for place in range(6)]
@@ -128,7 +125,6 @@ def test_recall_of_texts_is_that_of_a_search_by_hand(folder, encoder, monkeypatc
         write_questions(folder, split, asked)
     output = folder / "recall.json"
     run(folder, encoder, monkeypatch, "--text_weights", "0", "0.5", "1", "--depths", "1", "3", "--output", str(output))
-
     loaded = load_encoder(encoder)
     retriever = EntryRetriever(load_index(folder / "index", Dataset(folder).knowledge, loaded), loaded)
     figures = json.loads(output.read_text())

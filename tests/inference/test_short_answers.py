@@ -4,8 +4,6 @@ Models, prompts, pipelines and the engine's reading are real. Only what the mode
 ids that it has read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -243,9 +241,7 @@ def test_no_pipeline_that_answers_is_forgotten_here() -> None:
 def test_every_pipeline_asks_for_what_the_question_wants(route: Route, chatty, parts, world) -> None:
     chatty.yes = route.yes
     pipeline = build_pipeline(route.pipeline, *parts(route.pipeline, **dict(route.settings)))
-
     traces = pipeline.run(QUESTIONS, images(world))
-
     assert [trace.answer for trace in traces] == list(SAID.values())
     for trace in traces:
         assert all(passage.answer in (None, trace.answer) for passage in trace.passages)
@@ -292,9 +288,7 @@ def test_a_single_question_is_answered_in_a_word(
     more = {"answer_model": "tuned", "mct": "none"} if scheme == "mmkb_rag" else {}
     model = (prompted if scheme == "mmkb_rag" else checkpoints).tuned
     where = {"model": model, "image": str(world / "images/e0.png"), "question": "What does it live in?"}
-
     trace = single.answer(AnswerConfig(**settings(**where, **more)))
-
     assert trace.retrieved is (yes > 0.5)
     assert trace.answer == WORD
 
@@ -303,7 +297,6 @@ def test_a_model_that_does_not_reflect_has_nothing_to_show(models, settings, wor
     plain = models["plain_model"]
     save_checkpoint(tmp_path, plain.model, plain.processor, find_scheme("plain"), {"base_model": plain.name})
     where = {"model": str(tmp_path), "image": str(world / "images/e0.png"), "question": "What does it live in?"}
-
     with pytest.raises(UserError, match="fine-tuned with the scheme plain, which doesn't reflect"):
         single.answer(AnswerConfig(**settings(**where)))
 
@@ -319,7 +312,6 @@ def test_probing_finds_what_the_model_knows(summary: str, chatty, models, world)
     passages = split_passages(Dataset(world).knowledge.get("e0"), lead="first_sentence")
     documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
     ready = [prober.prepare(question, load_image(question.image, root=world), documents) for question in QUESTIONS[:2]]
-
     for probe in prober.probe(ready):
         replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
         assert len(replies) == 2 * (1 + len(passages))
@@ -353,7 +345,6 @@ def test_rewards_are_of_short_answers_both_ways(
         correctness=find_metric("infoseek"),
         relevance=True,
     )
-
     for outcome in both(0):
         assert (outcome.direct, outcome.retrieved) == (1.0, 1.0)
         assert outcome.passages
@@ -364,9 +355,7 @@ def test_rewards_are_of_short_answers_both_ways(
 def test_validation_reads_short_answers(scheme: str, chatty: Chatty, models: dict[str, Loaded], world: Path) -> None:
     loaded = models["plain_model" if scheme == "plain" else scheme]
     examples = list(_examples(scheme, Dataset(world)))
-
     reader = AnswerReader(loaded, examples, world, count=99, seed=0, batch_size=3)
-
     assert len(reader.sample) == 4  # those that want sentences have no right answer
     assert reader.read(0, 1) == [True] * 4
 

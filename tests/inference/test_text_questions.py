@@ -1,7 +1,5 @@
 """Questions without a picture: HotpotQA from its file to scores, prompts without a picture, and who refuses them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

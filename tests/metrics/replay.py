@@ -5,8 +5,6 @@ raises. A `.jsonl` file, such as `official_pairs.jsonl` next to this script, has
 "printed", "quirk"?}`. Names every failure and every case that can't be run here, and closes with `N passed, N failed`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,8 +1,6 @@
 """Replays what the official programs printed: a small set of pairs that is part of the repository, on every clone, and
 the large file of cases where it is next to the repository."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Which metric a data set is scored by: as it says, as its reader says, as the config says, or an error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

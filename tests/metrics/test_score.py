@@ -1,7 +1,5 @@
 """The entry point over a small data set folder, and what a person reads."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """ReAG's lessons: what the critic learns is what the pipeline asks it, in the shares of the config."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -154,7 +152,6 @@ def lessons_of(config: LessonsConfig) -> list[PromptedExample]:
 
 def test_a_critics_lesson_has_the_evidence_and_the_shares_of_the_config(config: Callable[..., LessonsConfig]) -> None:
     lessons = lessons_of(config(negatives=10, hard_share=0.7))
-
     assert len(lessons) == len(NAMES)
     for number, lesson in enumerate(lessons):
         assert (lesson.template, lesson.system) == (CRITIC, CRITIC_SYSTEM)
@@ -201,7 +198,6 @@ def test_a_passage_that_states_the_answer_elsewhere_is_neither(tmp_path: Path) -
     teacher.see(SearchReply(({"pairs": (PassageHit(other, 0.5, 1, "pairs"),)},)))
     evidence = "Red Tower: History. It was founded in 1603."
     asked = JudgeEachRequest(0, Prompt(CRITIC, {"question": "When?"}, (passage_text(other), evidence), CRITIC_SYSTEM))
-
     lesson = teacher.critic_lesson(asked)
     assert lesson is not None
     assert lesson.branch_documents == (evidence,)
@@ -211,7 +207,6 @@ def test_a_passage_that_states_the_answer_elsewhere_is_neither(tmp_path: Path) -
 
 def test_an_answers_lesson_leads_from_what_is_shown_to_the_answer(config: Callable[..., LessonsConfig]) -> None:
     lessons = lessons_of(config(stage="answer", think=True, distractors=2))
-
     assert len(lessons) == len(NAMES)
     for number, lesson in enumerate(lessons):
         (branch,) = lesson.branches
@@ -232,7 +227,6 @@ def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..
     settings = {"stage": "grpo", "judge": "base_model", "think": True, "candidates": 4}
     every = lessons_of(config(**settings, critic_threshold=0.0))
     none = lessons_of(config(**settings, critic_threshold=1.0, output=config().output + "_none"))
-
     assert [lesson.id for lesson in every] == [*(f"q{n}" for n in range(len(NAMES))), "bare"]
     assert all(lesson.documents.count("<paragraph>") == 4 for lesson in every)
     assert [lesson.branches[0].reply for lesson in every][-1] == "a club"

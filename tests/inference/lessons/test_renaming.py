@@ -1,7 +1,5 @@
 """Names are exchanged in a lesson as a whole, one for one, and nothing else is touched."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence
@@ -29,7 +27,6 @@ LESSON = PromptedExample(
 @given(st.lists(st.sampled_from(TITLES), min_size=1, max_size=8), st.integers(0, 99))
 def test_equal_titles_stay_equal_and_different_ones_different(titles: Sequence[str], seed: int) -> None:
     others = TitleExchange(TITLES).exchanged(titles, random.Random(seed))
-
     assert set(others) <= set(TITLES)
     assert all(other.split()[-1] == title.split()[-1] for title, other in zip(titles, others, strict=True))
     assert [others.index(other) for other in others] == [titles.index(title) for title in titles]
@@ -51,7 +48,6 @@ def test_titles_are_found_as_one_expression_of_them_all_finds_them(seed: int) ->
     expression = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
     found = list(dict.fromkeys(expression.findall(text)))
     assert found
-
     met: dict[str, list[str]] = {}
     for title in found:
         met.setdefault(title.split()[-1], []).append(title)
@@ -65,7 +61,6 @@ def test_titles_are_found_as_one_expression_of_them_all_finds_them(seed: int) ->
 
 def test_a_lesson_is_kept_under_other_names_and_still_says_what_its_documents_say() -> None:
     copies = renamed(LESSON, 20, TitleExchange(TITLES), seed=0)
-
     assert 6 < len({copy.documents for copy in copies}) == len(copies) <= 12  # three oaks in two places, two towers
     assert len({copy.id for copy in copies}) == len(copies)
     for copy in copies:
@@ -87,7 +82,6 @@ def test_branches_of_one_lesson_share_the_other_names() -> None:
     shown = ("Vik Oak: Beside it stands the Elm Tower.", "Elm Tower: It is 90 m tall.")
     branches = tuple(PromptedBranch("vqa", reply=reply) for reply in ("Yes", "No: Elm Tower"))
     judged = PromptedExample("q reag 0", "q.png", "Is it the Vik Oak?", branches, branch_documents=shown)
-
     for copy in renamed(judged, 8, TitleExchange(TITLES), seed=0):
         oak, tower = copy.question.removeprefix("Is it the ").removesuffix("?"), copy.branches[1].reply[4:]
         assert copy.branch_documents == (f"{oak}: Beside it stands the {tower}.", f"{tower}: It is 90 m tall.")

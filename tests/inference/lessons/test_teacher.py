@@ -1,7 +1,5 @@
 """The teacher says what the evidence allows, and nothing that the prompt doesn't show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

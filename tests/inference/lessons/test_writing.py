@@ -1,7 +1,5 @@
 """Lessons are a pipeline's own prompts: what training reads of them is, token by token, what inference reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,9 +55,7 @@ def test_training_reads_the_tokens_that_inference_reads(
         template=template,
         documents=prompt.text(shown)["documents"],
     )
-
     tree = PLAIN.encode(engine.renderer, example, pictures[0])
-
     assert list(tree.prefix.ids) == rendered.ids
     assert not PLAIN.problem(example)
     (branch,) = tree.branches
@@ -139,7 +135,6 @@ def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys
     folder = Path(config().output)
     output = capsys.readouterr().out
     lessons = read_examples(folder / "train.parquet", PromptedExample, PLAIN.problem)
-
     assert "1 questions of train have no answer or no evidence" in output
     mine = [lesson for lesson in lessons if lesson.id.startswith("q0 mi_rag")]
     assert [lesson.source for lesson in mine] == [
@@ -236,7 +231,6 @@ def test_lessons_whose_titles_nothing_can_stand_for_are_kept_once(config, tmp_pa
     writing.run(config())
     plain = read_examples(tmp_path / "lessons/train.parquet", PromptedExample, PLAIN.problem)
     lessons = read_examples(tmp_path / "renamed/train.parquet", PromptedExample, PLAIN.problem)
-
     # each of the two titles is the only one with its last word
     assert len(lessons) == len(plain)
     assert [lesson.documents for lesson in lessons] == [lesson.documents for lesson in plain]

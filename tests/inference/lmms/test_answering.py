@@ -1,7 +1,5 @@
 """Modes on tiny random models: what each answers, what its gate is said to have decided, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """lmms-eval's own runner scores the miniature task through our adapter, if `examples/lmms_eval/run.sh` installed it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

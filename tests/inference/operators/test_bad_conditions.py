@@ -1,7 +1,5 @@
 """Models that write nonsense, searches that find nothing, bases that are away: a trajectory ends all the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A budget that is used up: the trajectory answers from what it has, says why, and goes on under a higher one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps on a real model: judging documents over a shared prefix equals judging each alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 
@@ -134,8 +132,6 @@ def test_a_replys_lines_are_kept_since_queries_stand_in_them(engine, model, pict
     said = "## Analysis\nOf  oak. \n\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
     generation = Generation([1], said, [-1.0], True)
     monkeypatch.setattr(engine, "generate", lambda *_, **__: [generation])
-
     (reply,) = model.write([(pictures[0], PROMPTS["one document"])], 8)
-
     assert reply.text == "## Analysis\nOf oak.\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
     assert parsing.queries(reply.text, 2) == ("Where?", "When?")

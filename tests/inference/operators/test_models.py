@@ -1,7 +1,5 @@
 """Models behind a server that misbehaves, and on this machine: steps have replies, and nothing is asked for twice."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """ReAG, WikiSeeker and IBA: every prompt, search and record of a question, written out by hand."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replies as models write them: what they say is found, what says nothing is empty, and nothing breaks the parser."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Reranking by a model: what it is asked, in order, and what becomes of each reply, the unreadable ones included."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -55,9 +53,7 @@ def prefers(better: str) -> Callable[[str], str]:
 def test_pointwise_asks_figure_10_of_each_and_sorts_by_the_share_of_yes(scripting: type[Any]) -> None:
     likely = {"a": 0.2, "b": 0.9, "c": 0.5}
     script = scripting(probability=lambda prompt: next(p for name, p in likely.items() if f"About {name}." in prompt))
-
     order, trace = run(script, "pointwise")
-
     assert order == "bca"
     assert [kind for kind, _ in script.asked] == ["judge"] * 3
     assert script.asked[1][1] == (
@@ -81,9 +77,7 @@ def test_equally_relevant_passages_keep_their_order(scripting: type[Any]) -> Non
 
 def test_pairwise_asks_figure_6(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "[Document B]")
-
     order, _ = run(script, "pairwise", "ab")
-
     assert order == "ba"
     assert script.asked == [
         (
@@ -124,9 +118,7 @@ def test_a_preference_for_a_letter_cancels_out_both_ways_round(scripting: type[A
 
 def test_listwise_asks_figure_7_once(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "[Document 2] > [Document 3] > [Document 1]")
-
     order, trace = run(script, "listwise")
-
     assert order == "bca"
     ((_, prompt),) = script.asked
     assert prompt == (

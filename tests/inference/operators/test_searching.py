@@ -1,7 +1,5 @@
 """What steps search with and rank by: parts of pictures, and a reranker's scores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Trajectories of many questions: equal steps are one batch, and neither company nor a crash changes one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -112,7 +110,6 @@ def test_a_run_that_was_cut_off_goes_on_inside_its_trajectories(shouting, until:
     with Journal(folder, "test", "f") as journal:
         assert [said(trace) for trace in run(questions, again, journal)] == expected
     assert len(crashing.batches) + len(again.batches) == len(whole.batches) + 1  # the round that was cut off
-
     silent = shouting(lambda prompt: pytest.fail("everything has been asked"))
     with Journal(folder, "test", "f", process=1) as journal:  # another process of a launch finds it, too
         assert [said(trace) for trace in run(questions, silent, journal)] == expected

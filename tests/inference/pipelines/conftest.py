@@ -1,7 +1,5 @@
 """A model, a retriever and a knowledge base whose every answer is written down, to test what pipelines make of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -57,7 +55,6 @@ def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_or
     pipeline = OracleAmongOthers("oracle_articles", reader, retriever, knowledge, top_n=2, lead="none")
     questions = [make.question(number, entity_ids=("c",)) for number in range(12)]
     traces = pipeline.run(questions, scripted.images(12))
-
     orders = [tuple(dict.fromkeys(passage.split("#")[0] for passage in context)) for context in reader.contexts]
     assert {frozenset(order) for order in orders} == {frozenset(("b", "c"))}  # the gold one, and the best of the others
     assert len(set(orders)) == 2  # first here, second there

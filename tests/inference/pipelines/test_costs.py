@@ -1,7 +1,5 @@
 """What pipelines count of each question, against what the engine has really read and what separate calls would read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +76,6 @@ def test_tokens_computed_are_those_that_the_engine_has_read(name: str, build, ma
     assert all(set(USAGE) <= set(trace.tokens) for trace in traces)
     assert sum(trace.tokens["computed"] for trace in traces) == engine.tokens_read
     assert all(trace.tokens["generated"] > 0 for trace in traces)
-
     alone, _ = build(name)
     singly = [counts(alone.run([question], [image])[0]) for question, image in zip(questions, pictures, strict=True)]
     assert [counts(trace) for trace in traces] == singly

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 
 

@@ -1,7 +1,5 @@
 """From a detailed answer to a short one: the prompt, its examples, what the trace keeps, and budgets."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """MI-RAG's algorithm 1, replayed: a scripting model and two knowledge bases, and every prompt and search in order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

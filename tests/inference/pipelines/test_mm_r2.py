@@ -1,7 +1,5 @@
 """MM-R2 as its abstract has it: state, units, query inside them; every prompt and search of a question by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """mRAG's pipeline and its agent, replayed: what is asked and searched, in order, on every way through."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,11 +54,9 @@ def kind(asked: tuple[Any, ...]) -> str:
 
 def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
     script = scripting(say=lambda p: "[Document 2] > [Document 1]" if "ranking" in p else "Ann Kirk", find=find)
-
     trace = run(
         script, Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8))
     )
-
     assert list(map(kind, script.asked)) == ["search", "rank one+two+three", "answer two"]
     assert script.asked[0] == ("search", "", "entries", 3)
     assert script.asked[-1] == (
@@ -294,11 +290,9 @@ def searched(documents: EntryDocuments, *requests: SearchRequest) -> list[list[P
 def test_an_entry_is_one_document_its_article(knowledge: KnowledgeBase) -> None:
     weights, entries = modality_weights("IQ", "IT"), Entries("b", "empty", "a")
     documents = EntryDocuments(entries, knowledge, weights)
-
     found = searched(
         documents, SearchRequest(0, ("Who?",), {ENTRIES: (3,)}), SearchRequest(0, ("", "What?"), {ENTRIES: (1, 3)})
     )
-
     assert [[passage.id for passage in row] for row in found] == [
         ["b#-2.0", "a#-2.0"],
         ["b#-2.0"],

@@ -1,7 +1,5 @@
 """Irrelevant passages among records: where they stand, what they are drawn from, and what they leave as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

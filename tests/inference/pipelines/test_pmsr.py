@@ -1,7 +1,5 @@
 """PMSR, replayed from its equations: queries of two scopes, records of what is new, and a stop that costs no search."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -62,7 +60,6 @@ def expanded(record: str) -> str:
 
 def test_the_equations_step_by_step(script: Any) -> None:
     trace = run(script)
-
     assert searches(script) == [
         *((expanded(DESCRIPTION), "texts", 4), (expanded(DESCRIPTION), "pairs", 2)),
         *((expanded(RECORDS[0]), "texts", 2), (expanded(RECORDS[0]), "pairs", 1)),
@@ -93,7 +90,6 @@ def test_it_stops_before_anything_is_looked_up(scripting: type[Any], like: str) 
 
     script = scripting(say=Speaker(), find=find, vector=vector)
     trace = run(script, iterations=4)
-
     assert trace.ended == REPEATS
     assert len(searches(script)) == 2 + 4  # the third round asks for nothing
     assert [step.operator for step in trace.steps][-3:] == ["rewrite", "liken", "answer"]

@@ -1,7 +1,5 @@
 """PMSR over a search tool, replayed from its appendices B and C: every prompt and search of a question, by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """ReflectiVA against its released procedure: a loop of separate `generate` calls, one a decision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -152,9 +150,7 @@ def test_it_decides_and_answers_as_the_released_procedure_does(model, pipeline, 
     passages = [p for n in range(2) for p in split_passages(Knowledge().get(f"e{n}"), lead="none")]
     released = Released(model())
     expected = [released.answer(q, image, passages) for q, image in zip(questions, images, strict=True)]
-
     traces = pipeline(fallback="random").run(questions, images)
-
     passages_and_answers = [
         (list(trace.used) if trace.retrieved else None, " ".join(trace.answer.split())) for trace in traces
     ]
@@ -202,9 +198,7 @@ def test_a_released_checkpoint_is_taken_as_fine_tuned_and_another_one_is_not(che
     del base.model.config.reflection_scheme  # the mark of our own checkpoints
     base.model.save_pretrained(tmp_path)
     base.processor.save_pretrained(tmp_path)
-
     released = load(str(tmp_path), scheme="reflectiva")
-
     assert released.is_tuned
     assert released.scheme == SCHEME
     assert known_tokens(released.processor.tokenizer, SCHEME) == set(SCHEME.tokens.values())

@@ -1,7 +1,5 @@
 """A pipeline is one file: its settings become keys of `evaluate`, and part of what its traces depend on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Naive RAG over texts: what is found by the question's words is read, and the trace says whose it is."""
 
-from __future__ import annotations
-
 from reflectune.core.types import Passage
 from reflectune.formats.hits import PassageHit
 from reflectune.inference.pipelines.text_rag import TextRAG, entries
@@ -26,9 +24,7 @@ class Texts:
 def test_the_passages_that_the_question_finds_are_read_in_their_order(make, scripted) -> None:
     reader, texts = scripted.reader(answers={"plain": ("oak", 0.5)}), Texts()
     questions = [make.question(0, text="Where does it live?"), make.question(1, text="What is it?")]
-
     traces = TextRAG("text_rag", reader, texts, 3).run(questions, scripted.images(2))
-
     assert texts.asked == [(["Where does it live?", "What is it?"], 3)]
     assert reader.contexts == [["b#1.0", "a#0.0", "b#0.0"]] * 2
     assert [trace.answer for trace in traces] == ["oak", "oak"]

@@ -1,7 +1,5 @@
 """The four prompts over the shared prefix give what independent rows give."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -131,9 +129,7 @@ def test_what_a_reasoning_model_thinks_is_neither_answered_nor_scored(
     log_probs = [-0.1 * place for place in range(len(ids))]
     made = Generation(ids, thoughts + said, log_probs, bool(said))
     monkeypatch.setattr(engine, "generate", lambda *args, **kwargs: [made])
-
     (answer,) = Reader(engine, 99).answer_plainly([make.question(0)], pictures[:1], [[]])
-
     behind = log_probs[len(before) :]
     assert (answer.text, answer.tokens) == (said.strip(), len(ids))
     assert answer.score == pytest.approx(math.exp(sum(behind) / len(behind)) if behind else 0.0)

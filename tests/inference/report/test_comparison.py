@@ -1,7 +1,5 @@
 """Evaluations in one table: means, leads, the front, and inputs that are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

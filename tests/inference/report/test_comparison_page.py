@@ -1,7 +1,5 @@
 """The page and the plot of a comparison, and the command that writes them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -97,7 +95,6 @@ def test_the_command_writes_a_page_a_plot_and_the_numbers(tmp_path: Path, capsys
     (tmp_path / "one").mkdir()
     (tmp_path / "one/metrics.json").write_text(json.dumps(FIRST))
     argv = ["--evaluations", str(tmp_path / "one"), "--output", str(tmp_path / "out")]
-
     compare.main([*argv, "--dry_run"])
     assert not (tmp_path / "out/compare.md").exists()
     compare.main(argv)

@@ -1,7 +1,5 @@
 """Charts are SVG documents that name their lines, and a page without matplotlib says how to install it."""
 
-from __future__ import annotations
-
 import base64
 import re
 import sys

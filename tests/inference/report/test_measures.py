@@ -1,7 +1,5 @@
 """Evaluations by each data set's own metric: values, columns, differences, and what the report says they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from reflectune.inference.report import tables as report_tables

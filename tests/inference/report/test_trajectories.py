@@ -1,7 +1,5 @@
 """What the report shows of trajectories: what each search found, why they ended, and who iterates at all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from reflectune.inference.report.trajectories import browsed, costs, endings

@@ -1,7 +1,5 @@
 """Who reads and who answers in iterative pipelines: the base, a second model of this machine, or a server's."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -106,7 +104,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[EvaluateConfig], tuple[lis
     monkeypatch.setattr(experiment, "open_plain", load)
     monkeypatch.setattr(experiment, "open_engine", lambda *_: engine)
     monkeypatch.setattr(experiment, "run_pipeline", run)
-
     number = itertools.count()
 
     def start(config: EvaluateConfig) -> tuple[list[str], Ran]:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -136,10 +134,8 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_one_answers(
         plain_model="nobody/has-this",
         output=str(tmp_path / "out"),
     )
-
     with pytest.raises(UserError, match="nobody/has-this"):
         way(config)
-
     assert not (tmp_path / "out").exists()
 
 
@@ -162,7 +158,5 @@ def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline
 
 def test_a_split_that_the_data_set_lacks_is_found_at_once(tmp_path: Path, make) -> None:
     world = write_world(tmp_path / "world", make)
-
     issues = find_problems(EvaluateConfig, {"dataset": world, "splits": ["val", "vall"], "output": "out"})
-
     assert f"`splits`: {world} has no split vall; it has val" in issues

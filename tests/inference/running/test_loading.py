@@ -1,7 +1,5 @@
 """The base model and the checkpoint of a run see the same pictures."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +34,6 @@ def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str
 
 def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refused(checkpoint, checkpoints) -> None:
     config = ModelSettings(model=checkpoint, base_model=checkpoints.base, device="cpu")
-
     open_tuned(config)
     with pytest.raises(UserError, match="give the first in the config, for both"):
         open_plain(config, config.base_model)
@@ -45,9 +42,7 @@ def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refus
 def test_the_keys_are_for_both(checkpoint: str, checkpoints: SimpleNamespace, family: str) -> None:
     keys = OTHERWISE[family][1]
     config = ModelSettings(model=checkpoint, base_model=checkpoints.base, device="cpu", **keys)
-
     tuned, base = open_tuned(config), open_plain(config, config.base_model)
-
     first, second = (loaded.processor.image_processor.to_dict() for loaded in (tuned, base))
     assert {**first, "image_processor_type": ""} == {**second, "image_processor_type": ""}
     with pytest.raises(UserError, match="was trained on pictures"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
@@ -78,7 +76,6 @@ def test_an_interrupted_run_ends_with_the_same_file(make, root: Path, tmp_path_f
     resumed = Counter()
     run(root, resumed, questions)
     assert resumed.batches[0] == ["q000", "q001", "q002"]  # the batch is answered whole, in the same company
-
     straight = root / "straight"
     straight.mkdir()
     shutil.copytree(root / "images", straight / "images")
@@ -146,7 +143,5 @@ def test_processes_of_a_launch_wait_for_one_another_as_long_as_it_takes(start_pr
     """PyTorch ends a wait after 30 minutes, of NVIDIA's GPUs after 10: others may be at a pipeline for longer."""
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
-
     (program,) = start_processes([str(script)])
-
     assert (program.wait(timeout=60), program.stdout) == (0, "30\n"), program.stderr

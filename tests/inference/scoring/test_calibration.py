@@ -1,7 +1,5 @@
 """The calibration of gates in metrics.json: which gates have an entry, over which questions, and what it says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 
 from reflectune.inference.reading.document_choice import MctTrace

@@ -1,7 +1,5 @@
 """Measures of retrieval on searches whose results are written down: each is the share that one counts by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What trajectories find and know by iteration, against counts made by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -95,9 +93,7 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     )
     failed = make.trace(3, "pmsr", error="no picture")
     traces = {"pmsr": {"q001": walked, "q002": other, "q003": failed}, "closed_book": {"q001": make.trace(1)}}
-
     measured: dict[str, Any] = trajectories([first, second, make.question(3)], traces, seed=0)
-
     assert list(measured) == ["pmsr"]
     measured_pmsr = measured["pmsr"]
     assert measured_pmsr["iterations"] == 2.0

@@ -1,7 +1,5 @@
 """What PMSR's stop rule saves and costs, against counts made by hand, and when its marks are met."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

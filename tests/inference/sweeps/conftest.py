@@ -1,7 +1,5 @@
 """A data set with an index that a sweep can be run on in seconds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

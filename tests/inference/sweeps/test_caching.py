@@ -1,7 +1,5 @@
 """A remembering engine gives what its engine gives, and asks it for what is new alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a sweep holds a reflection's probabilities against."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from reflectune.inference.scoring.scores import TraceScorer

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from reflectune.inference.sweeps.points import START, GridSettings, Point, expand, problems
 
 PROBLEMS = (

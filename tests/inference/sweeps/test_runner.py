@@ -1,7 +1,5 @@
 """Pipelines over a memory are the pipelines: same traces at every point, from fewer forward passes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A sweep from its config to its files, with tiny random models."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The miniature's tables run from finished models to Markdown, alone and in a launch of two processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Traces in JSONL and in Parquet: what is kept comes back, however often a run is killed, and by how many processes."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """BEM's loader and converter, on a small random BERT written out under TensorFlow's names."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from reflectune.metrics.official.hotpotqa import exact_match, f1

@@ -1,7 +1,5 @@
 """The expected values of the quirks were compared with PMSR's own evaluation on 20,000 random rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

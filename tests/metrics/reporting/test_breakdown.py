@@ -1,7 +1,5 @@
 """Columns of each metric's table next to its overall score, with values worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """One small file in each peer's layout, field by field as published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files for the official programs: their rows, and that their score is that of the traces."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
