@@ -5,12 +5,14 @@ import copy
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
@@ -59,10 +61,9 @@ def _metaspace_tokenizer(*, legacy: bool) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     trainer = trainers.BpeTrainer(vocab_size=800, special_tokens=[*specials, *bytes_], show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
-    data = tokenizer.to_str()
-    plain = Tokenizer.from_str(data)
-    vocab, merges = _vocabulary(plain)
-    bare = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    trained = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(merge if isinstance(merge, list) else merge.split(" ")) for merge in trained["merges"]]
+    bare = Tokenizer(models.BPE(trained["vocab"], merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     if legacy:
         bare.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
@@ -72,21 +73,8 @@ def _metaspace_tokenizer(*, legacy: bool) -> PreTrainedTokenizerFast:
     )
     bare.add_special_tokens(specials)
     bare.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bare,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
-        additional_special_tokens=["<image>"],
-    )
-
-
-def _vocabulary(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    model = json.loads(tokenizer.to_str())["model"]
-    return model["vocab"], [
-        tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]
-    ]
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=bare, additional_special_tokens=["<image>"], **named)
 
 
 @functools.cache
@@ -111,6 +99,21 @@ def model(family: str, **options: Any) -> PreTrainedModel:
             if parameter.dim() == 2:
                 parameter.mul_(4)
     return made
+
+
+def saved(folder: Path, family: str, **options: Any) -> str:
+    """Save a model and its processor, as the hub would hold them."""
+    model(family, **options).save_pretrained(folder)
+    processor(family).save_pretrained(folder)
+    return str(folder)
+
+
+def adapted(loaded: Loaded, targets: str = r".*language_model.*\.(q|v)_proj") -> PeftModel:
+    """The model with random adapters, and rows that train for the scheme's tokens."""
+    ids = list(loaded.renderer.token_ids.values())
+    rows = {"embed_tokens": ids, "lm_head": ids}
+    config = LoraConfig(r=4, target_modules=targets, trainable_token_indices=rows, init_lora_weights=False)
+    return get_peft_model(loaded.model, config)
 
 
 def loaded(family: str, scheme: Scheme = MR2AG, **options: Any) -> Loaded:
@@ -140,30 +143,18 @@ def passage(text: str = "It was built in 1874 by Ada Byron.", **more: str) -> Pa
 
 def example(branches: int = 3, **more: Any) -> ReflectionExample:
     """A question with passages of different lengths, every other one of them evidence."""
-    made = tuple(
-        Branch(
-            passage(f"Built in {1800 + k}." + " It is made of oak." * k),
-            k % 2 == 0,
-            str(1800 + k) if k % 2 == 0 else "",
-        )
-        for k in range(branches)
-    )
-    return ReflectionExample("x1", "a.png", "When was the tower built?", branches > 0, branches=made, **more)
+    made = []
+    for k in range(branches):
+        read = passage(f"Built in {1800 + k}." + " It is made of oak." * k)
+        made.append(Branch(read, k % 2 == 0, str(1800 + k) if k % 2 == 0 else ""))
+    return ReflectionExample("x1", "a.png", "When was the tower built?", branches > 0, branches=tuple(made), **more)
 
 
 @pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The builders above."""
-    return SimpleNamespace(
-        processor=processor,
-        model=model,
-        loaded=loaded,
-        renderer=renderer,
-        image=image,
-        passage=passage,
-        example=example,
-        tokenizer=_base_tokenizer,
-    )
+    builders = (processor, model, saved, adapted, loaded, renderer, image, passage, example)
+    return SimpleNamespace(tokenizer=_base_tokenizer, **{builder.__name__: builder for builder in builders})
 
 
 def plain_inputs(model: PreTrainedModel, ids: Sequence[int], vision: Any) -> dict[str, Any]:

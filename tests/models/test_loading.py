@@ -25,8 +25,7 @@ FAMILIES = ["llava", "qwen2_vl"]
 def base(request, make, tmp_path_factory):
     """A folder with a base model, as the hub would hold it."""
     folder = tmp_path_factory.mktemp("base") / request.param
-    make.model(request.param).save_pretrained(folder)
-    make.processor(request.param).save_pretrained(folder)
+    make.saved(folder, request.param)
     return folder
 
 
@@ -90,23 +89,15 @@ def test_a_full_checkpoint_loads_as_it_was(tuned, make):
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_loads_merged(family, tie, make, tmp_path):
-    base = tmp_path / "base"
-    make.model(family, tie_word_embeddings=tie).save_pretrained(base)
-    make.processor(family).save_pretrained(base)
-    loaded = load(str(base), scheme="mr2ag", seed=5)
+    base = make.saved(tmp_path / "base", family, tie_word_embeddings=tie)
+    loaded = load(base, scheme="mr2ag", seed=5)
     ids = list(loaded.renderer.token_ids.values())
     rows = [(name, loaded.model.get_submodule(name)) for name in ("model.language_model.embed_tokens", "lm_head")]
     frozen = [module.weight.detach().clone() for _, module in rows]
-    config = LoraConfig(
-        r=4,
-        target_modules=r".*language_model.*\.(q|v)_proj",
-        trainable_token_indices={"embed_tokens": ids, "lm_head": ids},
-        init_lora_weights=False,
-    )
-    adapted = get_peft_model(loaded.model, config).eval()
+    adapted = make.adapted(loaded).eval()
     disturb(adapted, only="token")
     expected = logits(loaded, make, adapted)
-    save_checkpoint(tmp_path / "adapter", adapted, loaded.processor, MR2AG, {"base_model": str(base), "seed": 5})
+    save_checkpoint(tmp_path / "adapter", adapted, loaded.processor, MR2AG, {"base_model": base, "seed": 5})
 
     again = load(str(tmp_path / "adapter"), scheme="mr2ag")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
@@ -119,11 +110,15 @@ def test_an_adapter_loads_merged(family, tie, make, tmp_path):
     assert (again.model.lm_head.weight is again.model.get_input_embeddings().weight) == tie
 
 
-def test_an_adapter_without_its_base_is_not_saved(base, tmp_path):
-    loaded = load(str(base), scheme="mr2ag")
+def save_adapter(folder, base, scheme, **info):
+    loaded = load(str(base), scheme=scheme.name)
     adapted = get_peft_model(loaded.model, LoraConfig(target_modules=r".*language_model.*q_proj"))
+    save_checkpoint(folder, adapted, loaded.processor, scheme, info)
+
+
+def test_an_adapter_without_its_base_is_not_saved(base, tmp_path):
     with pytest.raises(UserError, match="needs base_model, seed"):
-        save_checkpoint(tmp_path, adapted, loaded.processor, MR2AG, {})
+        save_adapter(tmp_path, base, MR2AG)
 
 
 def copy_without(folder, tmp_path, *names):
@@ -133,45 +128,33 @@ def copy_without(folder, tmp_path, *names):
     return str(tmp_path / "copy")
 
 
-def flip_lowest_bit(weights: Path) -> None:
-    """Change a number by as little as can be: it stays finite."""
+def flip_lowest_bit(weights: Path) -> None:  # the number stays finite
     content = bytearray(weights.read_bytes())
     content[-4] ^= 1
     weights.write_bytes(content)
 
 
-def raise_epsilon(config: Path) -> None:
-    """Change what the weights are used with."""
-    values = json.loads(config.read_text())
-    values["text_config"]["rms_norm_eps"] *= 1.5
-    config.write_text(json.dumps(values))
-
-
-def leave_colours_alone(processor: Path) -> None:
-    """Change what the model sees of a picture."""
-    values = json.loads(processor.read_text())
-    values["image_processor"]["do_normalize"] = None
-    processor.write_text(json.dumps(values))
-
-
-def drop_decoder(tokenizer: Path) -> None:
-    """Change how answers are written."""
-    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"decoder": None}))
+def replace_json(path: Path, **changes: object) -> None:
+    """Set the values of a JSON file, or of objects in it."""
+    values = json.loads(path.read_text())
+    for key, value in changes.items():
+        values[key] = values[key] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize(
     ("name", "change", "what"),
     [
-        ("model.safetensors", flip_lowest_bit, "weights or the config"),
-        ("config.json", raise_epsilon, "weights or the config"),
-        ("processor_config.json", leave_colours_alone, "tokenizer or the image processor"),
-        ("tokenizer.json", drop_decoder, "tokenizer or the image processor"),
+        ("model.safetensors", None, "weights or the config"),
+        ("config.json", {"text_config": {"rms_norm_eps": 1e-3}}, "weights or the config"),
+        ("processor_config.json", {"image_processor": {"do_normalize": None}}, "tokenizer or the image processor"),
+        ("tokenizer.json", {"decoder": None}, "tokenizer or the image processor"),
     ],
     ids=["weights", "config", "pictures", "tokenizer"],
 )
 def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change, what):
     copy = copy_without(tuned[0], tmp_path)
-    change(Path(copy, name))
+    replace_json(Path(copy, name), **change) if change else flip_lowest_bit(Path(copy, name))
     with pytest.raises(UserError, match=f"the {what} in .* are not those that were saved there"):
         load(copy)
     info = {key: value for key, value in read_info(copy).items() if key not in (SAVED, SAVED_PROCESSOR)}
@@ -184,9 +167,7 @@ def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path
     "change", [{"base_model": 3}, {"seed": None}, {"seed": "x"}, {"quantization": 3}, "base_model"]
 )
 def test_a_damaged_record_of_an_adapter_is_one_error(base, tmp_path, change):
-    loaded = load(str(base), scheme="mr2ag")
-    adapted = get_peft_model(loaded.model, LoraConfig(target_modules=r".*language_model.*q_proj"))
-    save_checkpoint(tmp_path, adapted, loaded.processor, MR2AG, {"base_model": str(base), "seed": 0})
+    save_adapter(tmp_path, base, MR2AG, base_model=str(base), seed=0)
     info = read_info(tmp_path)
     info = info | change if isinstance(change, dict) else {key: info[key] for key in info if key != change}
     (tmp_path / INFO_FILE).write_text(json.dumps(info))
@@ -202,15 +183,17 @@ def test_a_record_that_is_no_object_is_one_error(tuned, tmp_path, record):
         load(copy)
 
 
-@pytest.mark.parametrize("scheme", [None, "mr2ag"])
-def test_a_checkpoint_without_its_scheme_is_refused(tuned, tmp_path, scheme):
-    with pytest.raises(UserError, match=r"without its scheme\.json"):
-        load(copy_without(tuned[0], tmp_path, SCHEME_FILE), scheme=scheme)
-
-
-def test_a_checkpoint_without_scheme_and_record_is_refused(tuned, tmp_path):
-    with pytest.raises(UserError, match="has reflection tokens already"):
-        load(copy_without(tuned[0], tmp_path, SCHEME_FILE, INFO_FILE), scheme="mr2ag")
+@pytest.mark.parametrize(
+    ("scheme", "lost", "says"),
+    [
+        (None, [SCHEME_FILE], r"without its scheme\.json"),
+        ("mr2ag", [SCHEME_FILE], r"without its scheme\.json"),
+        ("mr2ag", [SCHEME_FILE, INFO_FILE], "has reflection tokens already"),
+    ],
+)
+def test_a_checkpoint_without_its_scheme_is_refused(tuned, tmp_path, scheme, lost, says):
+    with pytest.raises(UserError, match=says):
+        load(copy_without(tuned[0], tmp_path, *lost), scheme=scheme)
 
 
 def test_a_checkpoint_of_another_scheme_is_refused(tuned):
@@ -218,18 +201,11 @@ def test_a_checkpoint_of_another_scheme_is_refused(tuned):
         load(str(tuned[0]), scheme="mmkb_rag")
 
 
-@pytest.fixture
-def plain(base, tmp_path):
-    """A full checkpoint of the scheme without tokens, whose weights have moved."""
-    loaded = load(str(base), scheme="plain")
-    disturb(loaded.model)
-    save_checkpoint(tmp_path / "plain", loaded.model, loaded.processor, PLAIN, {"base_model": str(base), "seed": 0})
-    return tmp_path / "plain", loaded
-
-
-def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(plain):
-    folder, before = plain
-    loaded = load(str(folder), scheme="mr2ag")
+def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(base, tmp_path):
+    before = load(str(base), scheme="plain")
+    disturb(before.model)
+    save_checkpoint(tmp_path, before.model, before.processor, PLAIN, {"base_model": str(base), "seed": 0})
+    loaded = load(str(tmp_path), scheme="mr2ag")
     assert loaded.scheme is not None
     assert (loaded.scheme.name, loaded.is_tuned) == ("mr2ag", False)
     known = before.model.get_input_embeddings().weight
@@ -237,9 +213,7 @@ def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(plain
 
 
 def test_an_adapter_without_tokens_is_to_be_merged_first(base, tmp_path):
-    loaded = load(str(base), scheme="plain")
-    adapted = get_peft_model(loaded.model, LoraConfig(target_modules=r".*language_model.*q_proj"))
-    save_checkpoint(tmp_path, adapted, loaded.processor, PLAIN, {"base_model": str(base), "seed": 0})
+    save_adapter(tmp_path, base, PLAIN, base_model=str(base), seed=0)
     with pytest.raises(UserError, match=r"is an adapter of scheme plain, and mr2ag is asked for: merge it"):
         load(str(tmp_path), scheme="mr2ag")
 
@@ -269,11 +243,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         load(str(tmp_path))
 
 
-def test_broken_weights_are_refused(base, tmp_path):
-    folder = copy_without(base, tmp_path)
-    (tmp_path / "copy" / "model.safetensors").unlink()
+def test_lost_weights_are_refused(base, tmp_path):
     with pytest.raises(UserError, match="cannot load the model"):
-        load(folder)
+        load(copy_without(base, tmp_path, "model.safetensors"))
 
 
 @pytest.mark.parametrize("value", ["<script>", [[]], 1e308, -1])
@@ -307,13 +279,10 @@ def test_dtype_decides_the_weights(base):
 
 
 def test_an_old_llava_processor_learns_its_image_tokens(make, tmp_path):
-    make.model("llava").save_pretrained(tmp_path)
-    make.processor("llava").save_pretrained(tmp_path)
+    make.saved(tmp_path, "llava")
     path = tmp_path / "processor_config.json"
-    content = json.loads(path.read_text())
-    for name in ("patch_size", "num_additional_image_tokens", "vision_feature_select_strategy"):
-        content.pop(name, None)
-    path.write_text(json.dumps(content))
+    newer = ("patch_size", "num_additional_image_tokens", "vision_feature_select_strategy")
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in newer}))
     rendered = load(str(tmp_path)).renderer.prefix("Why?", make.image())
     assert rendered.ids.count(make.processor("llava").image_token_id) == 16
 

@@ -23,12 +23,6 @@ SIDE = 64
 PAD, CROP = ImageSettings("pad"), ImageSettings("crop")
 
 
-def base(make: SimpleNamespace, folder: Path, family: str) -> str:
-    make.model(family).save_pretrained(folder)
-    make.processor(family).save_pretrained(folder)
-    return str(folder)
-
-
 def pixels_of(renderer: Any, image: Image.Image) -> Tensor:
     return renderer.prefix("Why?", image).vision["pixel_values"]
 
@@ -51,7 +45,7 @@ def as_clip_reads_it(square: Image.Image) -> Tensor:
 def test_a_picture_is_padded_bit_for_bit_as_llava_does(
     make: SimpleNamespace, tmp_path: Path, size: tuple[int, int]
 ) -> None:
-    renderer = load(base(make, tmp_path, "llava"), images=PAD).renderer
+    renderer = load(make.saved(tmp_path, "llava"), images=PAD).renderer
     image = make.image(size=size)
 
     square = padded_to_a_square(image)
@@ -66,7 +60,7 @@ def test_nothing_of_a_wide_picture_is_cut_off_and_what_is_added_has_the_mean_col
     make: SimpleNamespace, tmp_path: Path
 ) -> None:
     """A blue stripe at each end of a red picture three times as wide as high."""
-    folder = base(make, tmp_path, "llava")
+    folder = make.saved(tmp_path, "llava")
     image = Image.new("RGB", (192, 64), (255, 0, 0))
     image.paste((0, 0, 255), (0, 0, 16, 64))
     image.paste((0, 0, 255), (176, 0, 192, 64))
@@ -81,7 +75,7 @@ def test_nothing_of_a_wide_picture_is_cut_off_and_what_is_added_has_the_mean_col
 
 
 def test_the_keys_say_what_the_processor_would_do_by_itself(make: SimpleNamespace, tmp_path: Path) -> None:
-    folder, image = base(make, tmp_path, "llava"), make.image(size=(192, 64))
+    folder, image = make.saved(tmp_path, "llava"), make.image(size=(192, 64))
 
     plain, cropped = load(folder), load(folder, images=CROP)
 
@@ -102,7 +96,7 @@ def test_a_checkpoint_keeps_what_it_was_trained_with(
 ) -> None:
     from reflectune.train.weights.parameters import add_adapters
 
-    trained = load(base(make, tmp_path / "base", family), scheme="mr2ag", images=settings)
+    trained = load(make.saved(tmp_path / "base", family), scheme="mr2ag", images=settings)
     model: Any = trained.model
     if adapter:
         ids = trained.renderer.token_ids.values()
@@ -126,7 +120,7 @@ def test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels(
 ) -> None:
     """A token of the miniature is a square of 16 pixels a side."""
     bounds = ImageSettings(min_pixels=2 * 256, max_pixels=tokens * 256)
-    renderer = load(base(make, tmp_path, "qwen2_vl"), images=bounds).renderer
+    renderer = load(make.saved(tmp_path, "qwen2_vl"), images=bounds).renderer
 
     rendered = renderer.prefix("Why?", make.image(size=size))
 

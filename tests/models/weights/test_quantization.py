@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import build_model
@@ -43,16 +42,9 @@ def gradients(model, loaded):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def adapted(loaded):
-    ids = list(loaded.renderer.token_ids.values())
+def adapted(make, loaded):
     torch.manual_seed(0)
-    config = LoraConfig(
-        r=4,
-        target_modules=TARGETS,
-        trainable_token_indices={"embed_tokens": ids, "lm_head": ids},
-        init_lora_weights=False,
-    )
-    return get_peft_model(loaded.model, config)
+    return make.adapted(loaded, TARGETS)
 
 
 def test_the_language_models_layers_are_in_four_bits_and_nothing_else(base):
@@ -64,16 +56,12 @@ def test_the_language_models_layers_are_in_four_bits_and_nothing_else(base):
     assert set(kept.values()) == {torch.bfloat16}
     assert any("vision" in name or "visual" in name for name in kept)
     assert any("projector" in name or "merger" in name for name in kept)
-    assert all(
-        loaded.model.get_parameter(f"{name}.weight").quant_state.nested for name in quantized_layers(loaded.model)
-    )
+    weights = [loaded.model.get_parameter(f"{name}.weight") for name in quantized_layers(loaded.model)]
+    assert all(weight.quant_state.nested for weight in weights)
 
 
 def test_new_tokens_get_the_rows_that_they_get_without_four_bits(base):
-    plain, four = (
-        load(base, scheme="mr2ag", seed=3),
-        load(base, scheme="mr2ag", seed=3, quantization=Quantization("float32")),
-    )
+    plain, four = (load(base, scheme="mr2ag", seed=3, quantization=q) for q in (None, Quantization("float32")))
     rows = list(plain.renderer.token_ids.values())
 
     for name in ("get_input_embeddings", "get_output_embeddings"):
@@ -94,7 +82,7 @@ def test_weights_written_out_compute_the_same(base, make):
 def test_an_evaluation_takes_no_gradient_away(base, make):
     """bitsandbytes repacks weights in evaluation mode on a CPU with AVX512-BF16; see `check_quantized`."""
     loaded = load(base, scheme="mr2ag", quantization=Quantization("float32"))
-    model = adapted(loaded)
+    model = adapted(make, loaded)
     before = gradients(model, loaded)
     first = logits(loaded, make, model.eval())
     after = gradients(model, loaded)
@@ -108,7 +96,7 @@ def test_an_evaluation_takes_no_gradient_away(base, make):
 def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, make, dtype, tmp_path):
     quantization = Quantization(dtype)
     loaded = load(base, scheme="mr2ag", seed=5, quantization=quantization)
-    model = adapted(loaded).eval()
+    model = adapted(make, loaded).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "token" in name and parameter.requires_grad:
@@ -123,22 +111,18 @@ def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, 
     assert again.quantization is None
     assert {p.dtype for p in again.model.parameters()} == {torch.float32}
     assert all(p.requires_grad for p in again.model.parameters())
-    near = 1e-4 if dtype == "float32" else 0.1  # the first read in bfloat16
-    torch.testing.assert_close(logits(again, make), expected, rtol=near, atol=near * 10)
+    rtol = 1e-4 if dtype == "float32" else 0.1  # the first read in bfloat16
+    torch.testing.assert_close(logits(again, make), expected, rtol=rtol, atol=rtol * 10)
     plain = json.loads((tmp_path / "adapter" / "reflectune.json").read_text()) | {"quantization": None}
     (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(plain))
-    assert (logits(load(str(tmp_path / "adapter")), make) - expected).abs().max() > 3 * (
-        logits(again, make) - expected
-    ).abs().max()
+    farther, near = (logits(one, make) - expected for one in (load(str(tmp_path / "adapter")), again))
+    assert farther.abs().max() > 3 * near.abs().max()
 
 
 def test_four_bits_are_part_of_the_fingerprint(base):
-    plain = load(base, scheme="mr2ag")
-    four, single = (
-        load(base, scheme="mr2ag", quantization=Quantization("float32", double)) for double in (True, False)
-    )
+    kinds = (None, Quantization("float32", True), Quantization("float32", False))
 
-    assert len({loaded.fingerprint for loaded in (plain, four, single)}) == 3
+    assert len({load(base, scheme="mr2ag", quantization=kind).fingerprint for kind in kinds}) == 3
 
 
 def test_without_bitsandbytes_nothing_is_loaded(monkeypatch):
@@ -152,9 +136,9 @@ def test_without_bitsandbytes_nothing_is_loaded(monkeypatch):
         load("/nowhere", quantization=Quantization())
 
 
-def test_an_adapter_is_no_base_for_four_bits(base, tmp_path):
+def test_an_adapter_is_no_base_for_four_bits(base, make, tmp_path):
     loaded = load(base, scheme="mr2ag")
-    save_checkpoint(tmp_path, adapted(loaded), loaded.processor, MR2AG, {"base_model": base, "seed": 0})
+    save_checkpoint(tmp_path, adapted(make, loaded), loaded.processor, MR2AG, {"base_model": base, "seed": 0})
 
     with pytest.raises(UserError, match="is an adapter, and 4 bits are for a base model; merge it"):
         load(str(tmp_path), quantization=Quantization())

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
-from peft import LoraConfig, get_peft_model
-from torch import nn
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, load, save_checkpoint
@@ -22,8 +20,8 @@ from reflectune.models.weights.quantization import Quantization
 from reflectune.models.weights.spreading import find_places, input_device, spread
 
 SHORT = ["When was the tower built?", "Who?", "Who?", "Made of?"]
-LONG = [f"{text} It is a tower of oak that Ada Byron built." * 3 for text in SHORT]
-"""Beyond the tokens up to which shared ones are copied on a CPU."""
+QUESTIONS = {"short": SHORT, "long": [f"{text} It is a tower of oak that Ada Byron built." * 3 for text in SHORT]}
+"""The long ones are beyond the tokens up to which shared ones are copied on a CPU."""
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
@@ -31,22 +29,23 @@ def loaded(request: pytest.FixtureRequest, make: SimpleNamespace) -> Loaded:
     return make.loaded(request.param)
 
 
-def said(loaded: Loaded, model: Any, make: SimpleNamespace, questions: list[str]) -> list[Any]:
+@pytest.fixture(scope="module")
+def expected(loaded: Loaded, make: SimpleNamespace) -> dict[str, list[Any]]:
+    return {questions: said(loaded, loaded.model, make, questions) for questions in QUESTIONS}
+
+
+def said(loaded: Loaded, model: Any, make: SimpleNamespace, questions: str) -> list[Any]:
     """All that the engine says of four questions, two of them about the same picture, and of their passages."""
     engine = PrefixEngine(SimpleNamespace(**{**vars(loaded), "model": model}), token_budget=600, keep_images=2)
     renderer = loaded.renderer
     pictures = [make.image(seed, size) for seed, size in ((0, (80, 60)), (1, (64, 64)), (1, (64, 64)), (2, (30, 120)))]
-    prefixes = engine.read([renderer.prefix(*pair) for pair in zip(questions, pictures, strict=True)])
-    branches = [
-        [
-            PassageScheme.of(renderer).passage_branch(
-                renderer, make.passage(f"Built in 18{q}{k}." + " Of oak." * 4 * k)
-            )
-            for k in range(count)
-        ]
-        for q, count in enumerate((3, 0, 1, 2))
-    ]
-    state = engine.branch(prefixes, branches)
+    prefixes = engine.read([renderer.prefix(*pair) for pair in zip(QUESTIONS[questions], pictures, strict=True)])
+
+    def branch(q: int, k: int) -> list[int]:
+        passage = make.passage(f"Built in 18{q}{k}." + " Of oak." * 4 * k)
+        return PassageScheme.of(renderer).passage_branch(renderer, passage)
+
+    state = engine.branch(prefixes, [[branch(q, k) for k in range(count)] for q, count in enumerate((3, 0, 1, 2))])
     rows = [(0, 1), (3, 0), (0, 2), (2, 0)]
     ids = [renderer.token_id(role) for role in ("retrieve", "no_retrieve", "relevant")]
     drawn = engine.generate(state, rows, ids[2:], 6, Sampling(1.0, [7, 8, 9, 10]))
@@ -64,20 +63,16 @@ def layers_of(model: Any) -> int:
     return len(model.model.language_model.layers)
 
 
-def hooked(model: nn.Module) -> int:
-    return sum("forward" in vars(module) for module in model.modules())
-
-
-@pytest.mark.parametrize("questions", [SHORT, LONG], ids=["short", "long"])
-def test_behind_accelerates_hooks_all_is_the_same(loaded: Loaded, make: SimpleNamespace, questions: list[str]) -> None:
+@pytest.mark.parametrize("questions", QUESTIONS)
+def test_behind_accelerates_hooks_all_is_the_same(loaded, make, expected, questions: str) -> None:
     model = dispatch_model(copy.deepcopy(loaded.model), {"": "cpu"}, force_hooks=True)
-    assert hooked(model) > layers_of(model)
-    assert said(loaded, model, make, questions) == said(loaded, loaded.model, make, questions)
+    assert sum("forward" in vars(module) for module in model.modules()) > layers_of(model)
+    assert said(loaded, model, make, questions) == expected[questions]
 
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", "disk"), ("disk", "cpu"), ("disk", "disk")])
 def test_with_layers_on_the_disk_all_is_the_same(
-    loaded: Loaded, make: SimpleNamespace, pretended: ModuleType, tmp_path: Path, first: str, second: str
+    loaded, make, expected, pretended: ModuleType, tmp_path: Path, first: str, second: str
 ) -> None:
     model = copy.deepcopy(loaded.model)
     places = pretended.halves(model, first, second)
@@ -85,19 +80,17 @@ def test_with_layers_on_the_disk_all_is_the_same(
     away = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
     assert len(away) > layers_of(model)  # weights that are there in a forward pass alone
     assert input_device(model) == torch.device("cpu")
-    assert said(loaded, model, make, LONG) == said(loaded, loaded.model, make, LONG)
+    assert said(loaded, model, make, "long") == expected["long"]
 
 
-@pytest.mark.parametrize("questions", [SHORT, LONG], ids=["short", "long"])
-@pytest.mark.parametrize(("first", "second"), [("cpu:1", "cpu:2"), ("cpu:2", "cpu:1")])
+@pytest.mark.parametrize(("questions", "first", "second"), [("short", "cpu:1", "cpu:2"), ("long", "cpu:2", "cpu:1")])
 def test_layers_on_two_devices_never_mix_them_and_all_is_the_same(
-    loaded: Loaded, make: SimpleNamespace, pretended: ModuleType, questions: list[str], first: str, second: str
+    loaded, make, expected, pretended: ModuleType, questions: str, first: str, second: str
 ) -> None:
-    expected = said(loaded, loaded.model, make, questions)
     with pretended.PretendDevices() as devices, torch.no_grad():
         model = spread(copy.deepcopy(loaded.model), pretended.halves(loaded.model, first, second), torch.float32)
         assert input_device(model) == torch.device(first)
-        assert said(loaded, model, make, questions) == expected
+        assert said(loaded, model, make, questions) == expected[questions]
     assert {torch.device(first), torch.device(second)} <= devices.seen
 
 
@@ -115,14 +108,13 @@ def test_what_is_loaded_with_a_device_map_is_the_same_bit_by_bit(
     make: SimpleNamespace, pretended: ModuleType, tmp_path: Path
 ) -> None:
     """Whatever the dtype, and with the tokens' new rows; where this machine has no GPU, by its own places too."""
-    base = make.model("qwen2_vl")
-    base.save_pretrained(tmp_path)
-    make.processor("qwen2_vl").save_pretrained(tmp_path)
-    maps = [pretended.halves(base, "cpu", "cpu"), *([] if torch.cuda.is_available() else ["auto", "sequential"])]
+    base = make.saved(tmp_path, "qwen2_vl")
+    halves = pretended.halves(make.model("qwen2_vl"), "cpu", "cpu")
+    maps = [halves, *([] if torch.cuda.is_available() else ["auto", "sequential"])]
     for dtype in ("float32", "bfloat16", "float16"):
-        wanted = load(str(tmp_path), scheme="mr2ag", dtype=dtype)
+        wanted = load(base, scheme="mr2ag", dtype=dtype)
         for device_map in maps:
-            actual = load(str(tmp_path), scheme="mr2ag", dtype=dtype, device="none", device_map=device_map)
+            actual = load(base, scheme="mr2ag", dtype=dtype, device="none", device_map=device_map)
             assert actual.fingerprint == wanted.fingerprint
             tensors = zip(actual.model.state_dict().items(), wanted.model.state_dict().items(), strict=True)
             for (name, one), (other_name, other) in tensors:
@@ -131,26 +123,16 @@ def test_what_is_loaded_with_a_device_map_is_the_same_bit_by_bit(
 
 
 def test_an_adapter_is_merged_and_then_spread(make: SimpleNamespace, pretended: ModuleType, tmp_path: Path) -> None:
-    base, folder = tmp_path / "base", tmp_path / "adapter"
-    make.model("llava").save_pretrained(base)
-    make.processor("llava").save_pretrained(base)
-    start = load(str(base), scheme="mr2ag", seed=5)
-    ids = list(start.renderer.token_ids.values())
-    config = LoraConfig(
-        r=4,
-        target_modules=r".*language_model.*\.(q|v)_proj",
-        trainable_token_indices={"embed_tokens": ids, "lm_head": ids},
-        init_lora_weights=False,
-    )
-    adapted = get_peft_model(start.model, config)
-    save_checkpoint(folder, adapted, start.processor, MR2AG, {"base_model": str(base), "seed": 5})
-    merged, without = load(str(folder)), load(str(base), scheme="mr2ag", seed=5)
-    expected = said(merged, merged.model, make, LONG)
-    assert expected != said(without, without.model, make, LONG)
+    base, folder = make.saved(tmp_path / "base", "llava"), tmp_path / "adapter"
+    start = load(base, scheme="mr2ag", seed=5)
+    save_checkpoint(folder, make.adapted(start), start.processor, MR2AG, {"base_model": base, "seed": 5})
+    merged, without = load(str(folder)), load(base, scheme="mr2ag", seed=5)
+    expected = said(merged, merged.model, make, "long")
+    assert expected != said(without, without.model, make, "long")
     with pretended.PretendDevices() as devices, torch.no_grad():
         actual = load(str(folder), device_map=pretended.halves(merged.model, "cpu:1", "cpu:2"))
         assert actual.fingerprint == merged.fingerprint
-        assert said(actual, actual.model, make, LONG) == expected
+        assert said(actual, actual.model, make, "long") == expected
     assert {torch.device("cpu:1"), torch.device("cpu:2")} <= devices.seen
 
 
