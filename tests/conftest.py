@@ -1,6 +1,7 @@
 """Fixtures of several folders: programs and launches, an OpenAI-compatible server with faults, small checkpoints."""
 
 import gc
+import itertools
 import json
 import os
 import select
@@ -18,13 +19,18 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from PIL import Image
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+
+if TYPE_CHECKING:
+    from reflectune.formats.knowledge_base import KnowledgeBase
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
@@ -349,19 +355,72 @@ def stub_server() -> Iterator[Callable[..., StubServer]]:
 
 
 @pytest.fixture(scope="session")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a CLIP with random weights."""
+def write_clip(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """Return a function that writes a CLIP with random weights of a seed, and returns its folder."""
     from reflectune.examples.miniature.models.architecture import (  # slow to import: many tests need no model
         build_clip,
         build_clip_processor,
         train_tokenizer,
     )
 
-    folder = tmp_path_factory.mktemp("clip")
-    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
-    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
-    build_clip_processor(tokenizer).save_pretrained(folder)
-    return str(folder)
+    def write(seed: int) -> str:
+        folder = tmp_path_factory.mktemp("clip")
+        tokenizer = train_tokenizer(["the red owl of the tower"] * 4, 300, "clip")
+        build_clip(tokenizer, size="test", seed=seed).save_pretrained(folder)
+        build_clip_processor(tokenizer).save_pretrained(folder)
+        return str(folder)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def clip_folder(write_clip: Callable[[int], str]) -> str:
+    """Return the folder of a CLIP with random weights."""
+    return write_clip(1)
+
+
+@pytest.fixture(scope="session")
+def encoder(clip_folder: str) -> Any:
+    """Return the folder of a CLIP; in tests of retrieval, the encoder itself."""
+    return clip_folder
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[[int], Image.Image]:
+    """Return a function that draws a picture of four coloured quarters, decided by a number."""
+    colours = ("red", "green", "blue", "white", "black", "orange", "purple", "grey", "yellow", "pink")
+
+    def draw(seed: int) -> Image.Image:
+        image = Image.new("RGB", (64, 64))
+        for quarter in range(4):
+            colour = colours[(seed // (quarter + 1) + quarter * seed) % len(colours)]
+            image.paste(Image.new("RGB", (32, 32), colour), (32 * (quarter % 2), 32 * (quarter // 2)))
+        return image
+
+    return draw
+
+
+@pytest.fixture
+def entries(tmp_path: Path, picture: Callable[[int], Image.Image]) -> list[Entry]:
+    """Return ten entries with 1, 2 or 0 pictures each, next to the knowledge base's folder, and 0 to 2 sections."""
+    (tmp_path / "images").mkdir()
+    made, numbers = [], itertools.count()
+    for row in range(10):
+        images = [f"images/{number}.png" for number in itertools.islice(numbers, (1, 2, 0)[row % 3])]
+        for image in images:
+            picture(int(Path(image).stem)).save(tmp_path / image)
+        sections = (Section("Diet", f"It eats {row} mice.\n\nAnd voles."), Section("References", ""))
+        name, url = f"Owl nº {row}", f"https://x/{row}"
+        made.append(Entry(f"e{row}", name, url, "A bird.", tuple(images), sections[: row % 3]))
+    return made
+
+
+@pytest.fixture
+def kb(tmp_path: Path, entries: list[Entry]) -> KnowledgeBase:
+    """Write the entries as a knowledge base in three shards."""
+    from reflectune.formats.knowledge_base import write_knowledge_base
+
+    return write_knowledge_base(tmp_path / "knowledge", entries, name="owls", image_root="..", shard_size=4)
 
 
 @contextmanager
