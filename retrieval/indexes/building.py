@@ -118,11 +118,11 @@ def build_index(
         processes.wait()  # all know it before the first one takes the index apart
         shards = folder / _UNFINISHED
         if is_first:
-            settings = _shard_settings(choice_of(manifest), batch_size, shard_rows, leave_out, summaries)
+            settings = _shard_settings(choice_of(folder, manifest), batch_size, shard_rows, leave_out, summaries)
             _claim(shards, origin_of(kb, encoder), settings)
             fields = fields_of(encoder, summaries=summaries)
             reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), shard_rows)
-        store = choice_of(manifest).address or choice_of(manifest).kind
+        store = choice_of(folder, manifest).address or choice_of(folder, manifest).kind
     processes.wait()
     if not (folder / MANIFEST).is_file():
         if not len(kb):
@@ -135,7 +135,7 @@ def build_index(
         if is_first:
             _assemble(kb, encoder, folder, plan, leave_out, progress)
     processes.wait()
-    check_shareable(choice_of(read_manifest(folder)).address, processes)
+    check_shareable(choice_of(folder, read_manifest(folder)).address, processes)
     with processes.main_process_first():  # which may have to send a server what it lost
         index = load_index(folder, kb, encoder, verify=verify, resend=is_first)
     check_store(folder, index.manifest, store)

@@ -26,6 +26,7 @@ from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES
 from reflectune.retrieval.stores.ivf import CODES
 from reflectune.retrieval.stores.milvus import MilvusStore
+from reflectune.retrieval.stores.names import full_address
 from reflectune.retrieval.stores.opening import Choice, open_store
 
 MANIFEST: Final = "manifest.json"
@@ -114,10 +115,10 @@ def load_index(
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_origin(folder, manifest, origin_of(kb, encoder))
-    choice = choice_of(manifest)
+    choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"]), verify=verify)
     owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
-    store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest))
+    store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest), creates=resend)
     sizes, expected = (
         (len(store), len(owner), len(entries)),
         tuple(manifest[name] for name in ("rows", "rows", "entries")),
@@ -143,17 +144,19 @@ def check_server(store: VectorStore, *, resend: bool) -> None:
 
 def check_store(folder: Path, manifest: Mapping[str, Any], store: str) -> None:
     """Refuse another store than an index was built with, unless it is `auto`."""
-    built = manifest.get("address") or manifest["store"]
-    if store not in ("auto", built):
+    choice = choice_of(folder, manifest)
+    built = choice.address or choice.kind
+    if store != "auto" and full_address(store) != built:
         raise UserError(
             f"the index {folder} was built with `store: {built}`, now it is `{store}`; go on with that, or build the "
             "index in another folder"
         )
 
 
-def choice_of(manifest: dict[str, Any]) -> Choice:
-    """The store that an index was built with."""
-    return Choice(manifest["store"], manifest["precision"], "it was built so", manifest.get("address", ""))
+def choice_of(folder: Path, manifest: Mapping[str, Any]) -> Choice:
+    """Return the store that the index in `folder` was built with."""
+    address = full_address(manifest.get("address", ""), folder)
+    return Choice(manifest["store"], manifest["precision"], "it was built so", address)
 
 
 def files_of(choice: Choice, fields: Sequence[str]) -> list[str]:

@@ -56,7 +56,7 @@ def reopen_index(
         paths: The files of a shard, by its number.
         shard_rows: Entries of a shard.
     """
-    choice = choice_of(dict(manifest))
+    choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, tuple(manifest["fields"])), verify=False)
     store = ExactStore(folder, manifest["fields"], precision=choice.precision)
     owners, entries, pictureless = (read_positions(folder / name) for name in (OWNERS, ENTRIES, PICTURELESS))

@@ -141,7 +141,7 @@ def build_text_index(
             _assemble(folder, shards, origin, choice, rows, kb, encoder, questions)
             shutil.rmtree(shards)
     processes.wait()
-    check_shareable(read_text_manifest(folder)["address"], processes)
+    check_shareable(choice_of(folder, read_text_manifest(folder)).address, processes)
     with processes.main_process_first():  # which may have to send a server what it lost
         index = load_text_index(folder, kb, encoder, cutting, resend=processes.index == 0)
     check_store(folder, index.manifest, store)
@@ -167,10 +167,11 @@ def load_text_index(
     folder = Path(folder)
     manifest = read_text_manifest(folder)
     check_origin(folder, manifest, _origin(kb, encoder, cutting))
-    choice = choice_of(manifest)
+    choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), _files(choice), verify=False)
     counts = read_positions(folder / COUNTS)
-    opened = open_store(choice, folder, {FIELD: encoder.dimensions}, collection=collection_of(manifest))
+    fields, collection = {FIELD: encoder.dimensions}, collection_of(manifest)
+    opened = open_store(choice, folder, fields, collection=collection, creates=resend)
     if len(counts) != len(kb) or counts.min(initial=0) < 0 or not len(opened) == counts.sum() == manifest["rows"]:
         raise UserError(f"{folder} holds other passages than its manifest says; {AGAIN}")
     check_server(opened, resend=resend)
@@ -295,7 +296,13 @@ def _assemble(
             vectors.add({FIELD: block})
     counts = np.concatenate(list(_blocks(shards, 1)))
     write_array(folder / COUNTS, counts)
-    manifest = {**origin, "store": choice.kind, "address": choice.address, "precision": choice.precision, "rows": rows}
+    manifest = {
+        **origin,
+        "store": choice.kind,
+        "address": choice.address_from(folder),
+        "precision": choice.precision,
+        "rows": rows,
+    }
     manifest["cut"] = int(sum(block.sum() for block in _blocks(shards, 2)))
     manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice) if name != CODES)
     store = open_store(choice, folder, fields, collection=collection_of(manifest))

@@ -104,7 +104,7 @@ def write_index(
         "fields": dict(fields),
         "precision": choice.precision,
         "store": choice.kind,
-        **({"address": choice.address} if choice.address else {}),
+        **({"address": choice.address_from(folder)} if choice.address else {}),
         "rows": rows,
         "entries": first,
         "images": images,

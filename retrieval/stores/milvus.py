@@ -6,9 +6,11 @@ lists, and drops rows that one of them lacks.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from reflectune.core.errors import UserError
 from reflectune.retrieval.stores.base import Found, Rows, Vectors, checked_query, joined, rescored
 from reflectune.retrieval.stores.exact import ExactStore
+from reflectune.retrieval.stores.names import is_lite
 
 TOKEN: Final = "MILVUS_TOKEN"
 _FIELD, _ROW = "vector", "row"
@@ -49,12 +52,13 @@ class MilvusStore:
         rows: The vectors, which score candidates.
         cells: Cells of the server's index, in each of its segments.
         probes: Cells to look into for a query.
+        creates: Create a file of Milvus Lite that doesn't exist.
         progress: Called with the number of rows sent.
 
     The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent if it is set.
 
     Raises:
-        UserError: There is no client, or no server answers at the address.
+        UserError: There is no client, no server answers at the address, or the file doesn't exist or is in use.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class MilvusStore:
         *,
         cells: int = 1024,
         probes: int = 64,
+        creates: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> None:
         try:
@@ -75,6 +80,8 @@ class MilvusStore:
             ) from error
         self.address, self.collection, self.rows, self.fields = address, collection, rows, rows.fields
         self._cells, self._probes, self._progress = cells, probes, progress
+        if is_lite(address):
+            self._prepare_file(creates)
         with self._asking():
             self._client = MilvusClient(address, token=os.environ.get(TOKEN, ""), timeout=_SECONDS)
             self._kind = index_kind(str(self._client.get_server_version()))
@@ -95,6 +102,9 @@ class MilvusStore:
         with self._asking():
             if not self._client.has_collection(self.collection):
                 self._create()
+            if not self._has_index():  # a killed process may have made the collection alone
+                self._client.create_index(self.collection, self._index())
+            self._client.load_collection(self.collection)  # queries count only loaded rows
             sent = self.sent()
             begin = sent - sent % BATCH if sent < len(self) else sent  # a request may have been half done
             for first in range(begin, len(self), BATCH):
@@ -105,24 +115,22 @@ class MilvusStore:
                 if self._progress is not None:
                     self._progress(len(rows))
             self._client.flush(self.collection)
-            if _FIELD not in self._client.list_indexes(self.collection):
-                self._client.create_index(self.collection, self._index())
-            self._client.load_collection(self.collection)
         self.check()
 
     def check(self) -> None:
-        """Refuse a collection that doesn't have the rows, or has vectors of another length.
+        """Load the collection; refuse one that doesn't have the rows, or has vectors of another length.
 
         Raises:
             UserError: It isn't as it should be, or isn't there.
         """
         with self._asking():
-            if not self._client.has_collection(self.collection):
+            if not self._client.has_collection(self.collection) or not self._has_index():
                 raise UserError(f"{self._place} isn't there; build the index again, which sends its rows")
             dimensions = {
                 field["name"]: field["params"].get("dim")
                 for field in self._client.describe_collection(self.collection)["fields"]
             }
+            self._client.load_collection(self.collection)  # another process, or a restart, has released it
             held = self.sent()
         if set(dimensions) != {_ROW, _FIELD} or int(dimensions[_FIELD]) != sum(self.fields.values()):
             raise UserError(f"{self._place} has the fields {dimensions}: it was not made from this index; drop it")
@@ -171,8 +179,22 @@ class MilvusStore:
         schema.add_field(_ROW, DataType.INT64, is_primary=True)
         schema.add_field(_FIELD, DataType.FLOAT_VECTOR, dim=sum(self.fields.values()))
         self._client.create_collection(self.collection, schema=schema, consistency_level="Strong")
-        self._client.create_index(self.collection, self._index())  # queries count only what is loaded
-        self._client.load_collection(self.collection)
+
+    def _has_index(self) -> bool:
+        return _FIELD in self._client.list_indexes(self.collection)
+
+    def _prepare_file(self, creates: bool) -> None:
+        """Refuse a file of Milvus Lite that isn't there, or make the folder that it will be in."""
+        logging.getLogger("milvus_lite").setLevel(
+            logging.CRITICAL
+        )  # below, it logs tracebacks of errors that it raises
+        if creates:
+            Path(self.address).parent.mkdir(parents=True, exist_ok=True)
+        elif not os.path.exists(self.address):
+            raise UserError(
+                f"the Milvus Lite file of the index {self.rows.folder} isn't there: {self.address}; move it back, or "
+                "run `build_index` again, which makes it from the index without encoding anything"
+            )
 
     def _index(self) -> Any:
         parameters = self._client.prepare_index_params()
@@ -194,7 +216,12 @@ class MilvusStore:
             yield
         except MilvusException as error:
             said = " ".join(str(error.message or error).split())[:300]
+            server, fix = f"the Milvus server at {self.address}", "start it and run the command again"
+            if is_lite(self.address):
+                server, fix = (
+                    f"Milvus Lite's file {self.address}",
+                    "end the process that has it open, or use another file",
+                )
             raise UserError(
-                f"the Milvus server at {self.address} can't do it: {said}; start it and run the command again, "
-                "or search without one: `--store faiss` when the index is built"
+                f"{server} can't do it: {said}; {fix}, or search without one: `--store faiss` when the index is built"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 from reflectune.core.config import setting
@@ -13,7 +14,17 @@ from reflectune.core.values import checked_by
 
 def is_server(store: str) -> bool:
     """Return True if a store's name is the address of a Milvus server, or a file of Milvus Lite."""
-    return store.endswith(".db") or (is_url(store) and not secrets_in(store))
+    return is_lite(store) or (is_url(store) and not secrets_in(store))
+
+
+def is_lite(store: str) -> bool:
+    """Return True if a store's name is a file of Milvus Lite."""
+    return store.endswith(".db") and not is_url(store)
+
+
+def full_address(store: str, folder: str | os.PathLike[str] = ".") -> str:
+    """Return a store's name, with the full path of a file of Milvus Lite that is relative to `folder`."""
+    return os.path.realpath(os.path.join(os.path.realpath(folder), store)) if is_lite(store) else store
 
 
 def store_name(store: str) -> str:
@@ -35,7 +46,7 @@ def check_shareable(store: str, processes: Processes) -> None:
     Raises:
         UserError: They would open one file of Milvus Lite.
     """
-    if processes.count > 1 and store.endswith(".db"):
+    if processes.count > 1 and is_lite(store):
         raise UserError(
             f"`store`: {store} serves one process at a time, and this launch has {processes.count}; start it without "
             "`accelerate launch`, or give a server's address"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final, Literal
 
 from reflectune.retrieval.stores.base import Fields, VectorStore
 from reflectune.retrieval.stores.exact import ExactStore, Precision
-from reflectune.retrieval.stores.names import is_server
+from reflectune.retrieval.stores.names import full_address, is_lite, is_server
 
 Kind = Literal["exact", "faiss", "milvus"]
 
@@ -28,13 +29,17 @@ class Choice:
         kind: Of the store.
         precision: Of its rows' files.
         reason: Why this one, as a sentence.
-        address: Of a Milvus server.
+        address: Of a Milvus server; of Milvus Lite the full path of its file.
     """
 
     kind: Kind
     precision: Precision
     reason: str
     address: str = ""
+
+    def address_from(self, folder: Path) -> str:
+        """Return the address for a manifest in `folder`: a file's path is relative to it, so that both can be moved."""
+        return os.path.relpath(self.address, os.path.realpath(folder)) if is_lite(self.address) else self.address
 
     def disk(self, rows: int, fields: Fields) -> int:
         """Bytes on this machine's disk, by arithmetic."""
@@ -58,7 +63,7 @@ def choose(store: str, rows: int, fields: Fields) -> Choice:
         fields: Dimensions of each field.
     """
     if is_server(store):
-        return Choice("milvus", "float16", "a server searches it", store)
+        return Choice("milvus", "float16", "a server searches it", full_address(store))
     size = 4 * rows * sum(fields.values())
     reason = f"{rows:,} rows of {sum(fields.values()):,} numbers are {size / (1 << 30):.2g} GiB in float32"
     if store == "faiss" or (store == "auto" and size > EXACT_BYTES):
@@ -72,6 +77,7 @@ def open_store(
     fields: Fields,
     *,
     collection: str,
+    creates: bool = True,
     progress: Callable[[int], object] | None = None,
 ) -> VectorStore:
     """Open a store, or create one.
@@ -81,10 +87,11 @@ def open_store(
         folder: Folder of its files.
         fields: Dimensions of each field.
         collection: Name of its collection on a server.
+        creates: Create a file of Milvus Lite that doesn't exist.
         progress: Called with the number of rows put into an approximate index.
 
     Raises:
-        UserError: Its files are damaged, or a server doesn't answer.
+        UserError: Its files are damaged or missing, or a server doesn't answer.
     """
     rows = ExactStore(folder, fields, precision=choice.precision)
     if choice.kind == "faiss":
@@ -94,7 +101,7 @@ def open_store(
     if choice.kind == "milvus":
         from reflectune.retrieval.stores.milvus import MilvusStore
 
-        return MilvusStore(choice.address, collection, rows, progress=progress)
+        return MilvusStore(choice.address, collection, rows, creates=creates, progress=progress)
     return rows
 
 

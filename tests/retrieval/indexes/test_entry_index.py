@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,42 @@ def test_a_file_of_milvus_lite_is_refused_in_a_launch_of_several(kb, encoder, tm
     with pytest.raises(UserError, match=r"serves one process at a time, and this launch has 2"):
         build_index(kb, encoder, tmp_path / "index", store=str(tmp_path / "a.db"), processes=Processes(0, 2))
     assert not (tmp_path / "index").exists()
+
+
+def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_folder(
+    kb, encoder, clip_folder, forked_python, tmp_path, monkeypatch
+) -> None:
+    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
+    (built := tmp_path / "built").mkdir()
+    named = [
+        "--knowledge",
+        str(kb.folder),
+        "--encoder",
+        clip_folder,
+        "--output",
+        "runs/index",
+        "--store",
+        "runs/a/x.db",
+    ]
+    command = [forked_python, "-m", "reflectune.retrieval.build_index", *named]
+    for _ in range(2):  # a finished index is loaded by a process that has not built it
+        subprocess.run(command, cwd=built, check=True, capture_output=True)
+    built.rename(moved := tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    index = load_index(moved / "runs/index", kb, encoder)
+    own = vectors(index, "image")
+    assert index.store.search({"image": own}, 1).rows[pictured(index), 0].tolist() == pictured(index).tolist()
+    index.store.close()
+    shutil.move(moved / "runs/a", tmp_path / "away")
+    with pytest.raises(UserError, match=r"isn't there: .*moved/runs/a/x\.db; move it back, or run `build_index` again"):
+        load_index(moved / "runs/index", kb, encoder)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    monkeypatch.chdir(moved)
+    again = build_index(kb, Counting(encoder, 0), "runs/index", store="runs/a/x.db")
+    assert again.store.sent() == 13
+    again.store.close()
 
 
 def test_a_server_that_lost_its_rows_is_sent_them_by_the_command_that_the_error_names(kb, encoder, tmp_path) -> None:

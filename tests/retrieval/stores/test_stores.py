@@ -327,6 +327,9 @@ def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("pymilvus", reason="needs reflectune[milvus]")
     with pytest.raises(UserError, match=r"the Milvus server at http://127\.0\.0\.1:9 can't do it: .*`--store faiss`"):
         MilvusStore("http://127.0.0.1:9", "vectors", ExactStore(tmp_path, FIELDS))
+    (tmp_path / "text.db").write_text("text")
+    with pytest.raises(UserError, match=r"Milvus Lite's file .*text\.db can't do it: .*`--store faiss`"):
+        MilvusStore(str(tmp_path / "text.db"), "vectors", ExactStore(tmp_path, FIELDS))
 
 
 def test_a_collection_that_lacks_rows_or_is_of_something_else_is_refused(tmp_path: Path) -> None:
