@@ -416,7 +416,7 @@ def entries(tmp_path: Path, picture: Callable[[int], Image.Image]) -> list[Entry
 
 
 @pytest.fixture
-def kb(tmp_path: Path, entries: list[Entry]) -> KnowledgeBase:
+def kb(tmp_path: Path, entries: list[Entry]) -> "KnowledgeBase":
     """Write the entries as a knowledge base in three shards."""
     from reflectune.formats.knowledge_base import write_knowledge_base
 
