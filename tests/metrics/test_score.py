@@ -4,9 +4,7 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,10 +100,8 @@ def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path, run
     assert "evqa_exact, official mode" in done.stdout
     assert re.search(r"multi-answer +100.00 %", done.stdout)
     assert "`&&` was read as a comma in 1 answers" in done.stdout
-    assert (
-        "cover_match, official mode"
-        in run("--predictions", path, "--dataset", folder, "--metric", "cover_match").stdout
-    )
+    covered = run("--predictions", path, "--dataset", folder, "--metric", "cover_match").stdout
+    assert "cover_match, official mode" in covered
     unmatchable = run("--predictions", path, "--dataset", folder, "--metric", "vqa").stdout
     assert "1 questions have answers that VQA's metric matches with no prediction" in unmatchable
     write_json(folder / "dataset.json", {"fingerprint": "f"})
@@ -125,13 +121,7 @@ def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None
 def test_all_problems_are_told_at_once(tmp_path: Path, run: Run) -> None:
     done = run("--predictions", tmp_path / "none", "--metric", "evqa", "--judge", "pmsr")
     assert done.returncode == 2
-    for said in (
-        "`dataset` is needed",
-        "not found",
-        "`bem`",
-        "`llm_model` is needed",
-        "a place for the judge's replies",
-    ):
+    for said in ("`dataset` is needed", "not found", "`bem`", "`llm_model` is needed", "place for the judge's replies"):
         assert said in done.stderr
 
 
@@ -141,42 +131,18 @@ def test_a_dry_run_says_what_it_would_do(tmp_path: Path, dataset: Path) -> None:
     assert done.stdout.startswith("would score")
 
 
-class Judge(BaseHTTPRequestHandler):
-    """Calls an answer correct if it says "Answer 0", and mumbles about "Answer 1"."""
-
-    requests = 0
-
-    def do_POST(self) -> None:
-        Judge.requests += 1
-        request = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        assert json.loads(request)["temperature"] == 0
-        text = "Correct" if "Answer 0" in request else "well…" if "Answer 1" in request else "Incorrect"
-        body = json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+def verdict(request: str) -> str:
+    return "Correct" if "Answer 0" in request else "well…" if "Answer 1" in request else "Incorrect"
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    Judge.requests = 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as http_server:
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http_server.server_port}/v1"
-        http_server.shutdown()
-
-
-def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path, dataset, server, run) -> None:
+def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path, dataset, stub_server, run) -> None:
+    server = stub_server(verdict)
     arguments = ["--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--judge", "mrag"]
-    arguments += ["--llm_url", server, "--llm_model", "stub", "--output", tmp_path / "scores.json"]
+    arguments += ["--llm_url", server.url, "--llm_model", "stub", "--output", tmp_path / "scores.json"]
     for _ in range(2):
         done = run(*arguments)
         assert done.returncode == 0, done.stderr
         verdicts = json.loads((tmp_path / "scores.json").read_text())["runs"][0]["judge"]
         assert [verdicts[key] for key in ("correct", "unparsed", "incorrect", "missing")] == [2, 2, 2, 2]
         assert (verdicts["judge"], verdicts["accuracy_strict"], verdicts["accuracy_official"]) == ("stub", 2 / 8, 2 / 4)
-        assert Judge.requests == 3
+        assert [body["temperature"] for _, body in server.requests] == [0] * 3
