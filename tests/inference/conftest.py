@@ -1,18 +1,23 @@
 """Small things that the inference tests are built from, as the fixture `make`, and a model that follows a script."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from reflectune.core.types import Evidence, Passage, Question
+from reflectune.core.types import Entry, Evidence, Passage, Question, Section
 from reflectune.examples.miniature.models.architecture import Family, build_model, build_processor, train_tokenizer
+from reflectune.formats.dataset import write_questions
 from reflectune.formats.hits import Hit, PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeReply,
@@ -27,12 +32,22 @@ from reflectune.inference.operators.requests import (
 from reflectune.inference.operators.trajectory import Tools
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
+from reflectune.models.prefix.engine import PrefixEngine, Prefixes
+from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.rendering.turns import ANSWER_PROMPTS, prompt_parts
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.tokens import add_reflection_tokens
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
+
+SPLITS = ("val_unseen_question", "val_unseen_entity")
 
 
 def question(number: int, split: str = "val_unseen_entity", answer: str = "oak", **more: Any) -> Question:
@@ -69,6 +84,37 @@ def hit(entry_id: str, rank: int, score: float = 0.5) -> Hit:
 
 def evidence(entry_id: str = "e1", section: int = 0) -> tuple[Evidence, ...]:
     return (Evidence(entry_id, section),)
+
+
+def entry(number: int, *images: str) -> Entry:
+    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
+    return Entry(f"e{number}", f"Title e{number}", summary="A drawing.", images=images, sections=sections)
+
+
+def data_set(
+    folder: Path, entries: Sequence[Entry], questions: Sequence[Question], encoder: str = "", **manifest: object
+) -> KnowledgeBase:
+    """Write a data set folder, and an index if an encoder is given, as `convert` and `build_index` leave them."""
+    knowledge = write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    for split in {question.split for question in questions}:
+        write_questions(folder, split, [question for question in questions if question.split == split])
+    record = {"name": "test", "metric": "infoseek", "seed": 0, "fingerprint": "f" * 16, "counts": {}, **manifest}
+    (folder / "dataset.json").write_text(json.dumps(record))
+    if encoder:
+        build_index(knowledge, load_encoder(encoder), folder / "index")
+    return knowledge
+
+
+def text_index(knowledge: KnowledgeBase, folder: Path, *cutting: Any) -> None:
+    """Build an index of texts with the miniature's encoder."""
+    encoder = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
+    build_text_index(knowledge, encoder, folder, Cutting(*cutting))
+
+
+def keys(world: Path, encoder: str, models: SimpleNamespace, **more: object) -> dict[str, Any]:
+    """Return the keys of a config that is run on a data set with its index and two models."""
+    where = {"dataset": str(world), "index": str(world / "index"), "encoder": encoder, "device": "cpu"}
+    return {**where, "model": models.tuned, "base_model": models.base, "max_new_tokens": 4, **more}
 
 
 def filled(prompt: Prompt, room: int = 99) -> str:
@@ -179,7 +225,48 @@ def scripting() -> type[Script]:
 @pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The builders above; a fixture, since test modules cannot import one another."""
-    return SimpleNamespace(question=question, passage=passage, read=read, trace=trace, hit=hit, evidence=evidence)
+    texts = {"question": question, "passage": passage, "hit": hit, "evidence": evidence, "entry": entry}
+    return SimpleNamespace(read=read, trace=trace, data_set=data_set, text_index=text_index, keys=keys, **texts)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
+    """Three entries that look alike, and five questions: four to look up, one to answer by looking."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "images").mkdir()
+    for number, colour in enumerate(("red", "blue", "green")):
+        Image.new("RGB", (64, 64), colour).save(folder / f"images/e{number}.png")
+    questions = [question(4, SPLITS[0], "red", image="images/e0.png", requires_retrieval=False)]
+    for number in range(4):
+        entity = f"e{number % 3}"
+        asked = {"image": f"images/{entity}.png", "text": "What does it eat?", "entity_ids": (entity,)}
+        questions.append(question(number, SPLITS[number % 2], **asked, evidence=evidence(entity)))
+    looks = {
+        "e0": {"kind": "owl", "colour": "red"},
+        "e1": {"kind": "owl", "colour": "blue"},
+        "e2": {"kind": "cat", "colour": "red"},
+    }
+    entries = [entry(number, f"images/e{number}.png") for number in range(3)]
+    relations = {name: ["diet", "home"] for name in looks}
+    data_set(folder, entries, questions, encoder, looks=looks, relations=relations)
+    return folder
+
+
+class Watched(PrefixEngine):
+    """An engine that keeps the ids of what it reads."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen: list[list[int]] = []
+
+    def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
+        self.seen += [prefix.ids for prefix in prefixes]
+        return super().read(prefixes)
+
+
+@pytest.fixture(scope="session")
+def watched() -> type[Watched]:
+    return Watched
 
 
 @pytest.fixture(scope="session", params=["llava", pytest.param("qwen2_vl", marks=pytest.mark.slow)])

@@ -68,6 +68,9 @@ def test_names_stand_for_forms() -> None:
         ({"pipelines": ["mmkb_rag"], "base_model": ""}, "`base_model` is needed by mmkb_rag"),
         ({"pipelines": ["mmkb_rag"], "model": ""}, "`model` is needed by mmkb_rag"),
         ({"pipelines": ["mmkb_rag"], "index": ""}, "`index` is needed by mmkb_rag"),
+        ({"pipelines": ["text_rag"]}, "needed by text_rag: build one with `reflectune build_index --rows passages`"),
+        ({"text_index": "nowhere", "pipelines": ["text_rag"]}, "`text_index`: nowhere has no manifest.json"),
+        ({"text_knowledge": "nowhere", "pipelines": ["text_rag"]}, "`text_knowledge`: nowhere has no kb.json"),
     ],
 )
 def test_each_problem_is_named(folders, change: dict, words: str) -> None:

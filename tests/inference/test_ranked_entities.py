@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.formats.dataset import Dataset, write_questions
-from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
@@ -27,25 +26,23 @@ ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterati
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     """Two entries and two questions about them; of the second one's picture nobody ranked anything."""
     folder = tmp_path_factory.mktemp("world")
-    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
-    entries = [Entry(f"e{n}", f"Title {n}", summary="A drawing.", sections=sections) for n in range(2)]
-    write_knowledge_base(folder / "knowledge", entries, name="kb")
     questions = []
     for number, colour in enumerate(("red", "green")):
         Image.new("RGB", (64, 64), colour).save(folder / f"{colour}.png")
-        gold = {"entity_ids": (f"e{number}",), "evidence": (Evidence(f"e{number}", 0),), "answers": ("mice",)}
-        questions.append(
-            Question(f"q{number}", f"{colour}.png", "What does it eat?", split="val", requires_retrieval=True, **gold)
-        )
-    write_questions(folder, "val", questions)
-    manifest = {"name": "test", "metric": "exact_match", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
-    (folder / "dataset.json").write_text(json.dumps(manifest))
+        gold = {"entity_ids": (f"e{number}",), "evidence": make.evidence(f"e{number}")}
+        questions.append(make.question(number, "val", "mice", image=f"{colour}.png", text="What does it eat?", **gold))
+    make.data_set(folder, [make.entry(0), make.entry(1)], questions, metric="exact_match")
     rows = [{"image": "red.png", "entities": ["e1", "elsewhere", "e0"]}, {"image": "gone.png", "entities": ["e0"]}]
     (folder / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def settings(world: Path, ranked: Path | None = None, **more: Any) -> EvaluateConfig:
+    where = {"dataset": str(world), "ranked_entities": str(ranked or world / "ranked.jsonl"), "splits": ["val"]}
+    return EvaluateConfig(**{**where, "device": "cpu", "gamma": 0.0, "max_new_tokens": 4, **more})
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +60,7 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
 def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(name: str, world, models, checkpoints) -> None:
     recipe = find_recipe(name)
     tuned = "mmkb_rag" if name in ("mmkb_rag", "reflection") else "reflectiva" if name == "reflectiva" else "mr2ag"
-    config = EvaluateConfig(
-        dataset=str(world),
-        ranked_entities=str(world / "ranked.jsonl"),
-        base_model=checkpoints.base,
-        gamma=0.0,
-        max_new_tokens=4,
-        max_reply_tokens=4,
-        device="cpu",
-    )
+    config = settings(world, base_model=checkpoints.base, max_reply_tokens=4)
     dataset = Dataset(world)
     parts = PipelineParts(
         dataset.knowledge,
@@ -92,15 +81,7 @@ def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(name: str,
 
 @pytest.mark.parametrize("name", ITERATIVE)
 def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path, tmp_path: Path) -> None:
-    config = EvaluateConfig(
-        dataset=str(world),
-        ranked_entities=str(world / "ranked.jsonl"),
-        base_model="base",
-        pipelines=[name],
-        splits=["val"],
-        output=str(tmp_path / "out"),
-        device="cpu",
-    )
+    config = settings(world, base_model="base", pipelines=[name], output=str(tmp_path / "out"))
     problem, *others = config.problems()
     assert all(name == "pmsr_web" and "`text_index` is needed" in other for other in others)
     assert problem == f"`index` is needed by {name}: ranked entities can't be searched with texts"
@@ -114,26 +95,16 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
 def test_an_evaluation_says_what_it_read_and_for_how_many_nothing_was_found(world, checkpoints, tmp_path) -> None:
     def evaluate(folder: Path, ranked: Path) -> dict[str, list[str]]:
         """The lines of the traces' files."""
-        config = EvaluateConfig(
-            dataset=str(world),
-            ranked_entities=str(ranked),
-            base_model=checkpoints.base,
-            model=checkpoints.tuned,
-            pipelines=["naive_rag", "mr2ag"],
-            splits=["val"],
-            output=str(folder),
-            gamma=0.0,
-            max_new_tokens=4,
-            device="cpu",
-        )
+        models = {"model": checkpoints.tuned, "base_model": checkpoints.base, "output": str(folder)}
+        config = settings(world, ranked, pipelines=["naive_rag", "mr2ag"], **models)
         assert config.problems() == []
         experiment.run(config)
         return {path.name: path.read_text().splitlines() for path in (folder / "traces").glob("*.jsonl")}
 
     first = evaluate(tmp_path / "out", world / "ranked.jsonl")
     rows = {row["question_id"]: row for row in map(json.loads, first["retrieval.jsonl"][1:])}
-    assert [(hit["entry_id"], hit["score"]) for hit in rows["q0"]["hits"]] == [("e1", 1.0), ("e0", 0.5)]
-    assert rows["q1"]["hits"] == []
+    assert [(hit["entry_id"], hit["score"]) for hit in rows["q000"]["hits"]] == [("e1", 1.0), ("e0", 0.5)]
+    assert rows["q001"]["hits"] == []
     report = (tmp_path / "out/report.html").read_text()
     assert "For 1 of 2 questions no entry was found." in report
     assert "ranked.jsonl, fingerprint" in report

@@ -5,7 +5,6 @@ ids that it has read.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.probing.config import GenerationSettings
 from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
-from reflectune.formats.dataset import Dataset, write_questions
-from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.dataset import Dataset
 from reflectune.formats.passages import split_passages
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
@@ -47,12 +45,6 @@ from reflectune.models.schemes.examples import (
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.contexts import Document
-from reflectune.retrieval.encoders.checkpoints import find_checkpoint
-from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.train.runs.answers import AnswerReader
@@ -115,45 +107,26 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> Chatty:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
+def world(tmp_path_factory: pytest.TempPathFactory, encoder: str, make) -> Path:
     """Two entries of two sections with an index, and three questions: for a word, for a list, for sentences."""
     folder = tmp_path_factory.mktemp("world")
-    (folder / "images").mkdir()
     sections = (Section("Home", "It lives in an oak and in an elm."), Section("Diet", "It eats mice."))
     entries = []
     for name, colour in (("e0", "red"), ("e1", "blue")):
-        Image.new("RGB", (64, 64), colour).save(folder / f"images/{name}.png")
-        entries.append(Entry(id=name, title=f"Title {name}", images=(f"images/{name}.png",), sections=sections))
-    write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
-    write_questions(folder, "train", QUESTIONS)
-    record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}, "metric": "infoseek"}
-    (folder / "dataset.json").write_text(json.dumps(record))
-    kb = KnowledgeBase(folder / "knowledge")
-    build_index(kb, load_encoder(encoder), folder / "index")
-    reading = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
-    build_text_index(kb, reading, folder / "text_index", Cutting())
+        Image.new("RGB", (64, 64), colour).save(folder / f"{name}.png")
+        entries.append(Entry(id=name, title=f"Title {name}", images=(f"{name}.png",), sections=sections))
+    make.text_index(make.data_set(folder, entries, QUESTIONS, encoder), folder / "text_index")
     return folder
 
 
-def _question(style: str, answer: str, answer_type: Any) -> Question:
-    text = "What does it live in?"
-    return Question(
-        style,
-        "images/e0.png",
-        text,
-        (answer,),
-        answer_type=answer_type,
-        split="train",
-        requires_retrieval=True,
-        entity_ids=("e0",),
-        evidence=(Evidence("e0", 0),),
-    )
-
-
+ABOUT: dict[str, Any] = {"split": "train", "requires_retrieval": True, "entity_ids": ("e0",)}
 QUESTIONS = [
-    _question("short", WORD, "string"),
-    _question("list", LIST, "multi_answer"),
-    _question("free", "In an oak.", "free_form"),
+    Question(style, "e0.png", "What does it live in?", (answer,), None, kind, evidence=(Evidence("e0", 0),), **ABOUT)
+    for style, answer, kind in (
+        ("short", WORD, "string"),
+        ("list", LIST, "multi_answer"),
+        ("free", "In an oak.", "free_form"),
+    )
 ]
 
 
@@ -287,7 +260,7 @@ def test_a_single_question_is_answered_in_a_word(
     chatty.yes = yes
     more = {"answer_model": "tuned", "mct": "none"} if scheme == "mmkb_rag" else {}
     model = (prompted if scheme == "mmkb_rag" else checkpoints).tuned
-    where = {"model": model, "image": str(world / "images/e0.png"), "question": "What does it live in?"}
+    where = {"model": model, "image": str(world / "e0.png"), "question": "What does it live in?"}
     trace = single.answer(AnswerConfig(**settings(**where, **more)))
     assert trace.retrieved is (yes > 0.5)
     assert trace.answer == WORD
@@ -296,7 +269,7 @@ def test_a_single_question_is_answered_in_a_word(
 def test_a_model_that_does_not_reflect_has_nothing_to_show(models, settings, world, tmp_path) -> None:
     plain = models["plain_model"]
     save_checkpoint(tmp_path, plain.model, plain.processor, find_scheme("plain"), {"base_model": plain.name})
-    where = {"model": str(tmp_path), "image": str(world / "images/e0.png"), "question": "What does it live in?"}
+    where = {"model": str(tmp_path), "image": str(world / "e0.png"), "question": "What does it live in?"}
     with pytest.raises(UserError, match="fine-tuned with the scheme plain, which doesn't reflect"):
         single.answer(AnswerConfig(**settings(**where)))
 

@@ -14,8 +14,6 @@ from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
-from reflectune.core.types import Entry, Section
-from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, cut, read_request
 from reflectune.inference.lmms.config import BenchmarkConfig
 from reflectune.models.loading import load
@@ -28,14 +26,10 @@ Answer = Callable[..., list[BenchmarkReply]]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     """Two entries, and for a red picture the order in which they are found."""
     folder = tmp_path_factory.mktemp("world")
-    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
-    entries = [Entry(f"e{n}", f"Title {n}", summary="A drawing.", sections=sections) for n in range(2)]
-    write_knowledge_base(folder / "knowledge", entries, name="kb")
-    manifest = {"name": "test", "metric": "exact_match", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
-    (folder / "dataset.json").write_text(json.dumps(manifest))
+    make.data_set(folder, [make.entry(0), make.entry(1)], [], metric="exact_match")
     Image.new("RGB", (64, 64), "red").save(folder / "red.png")
     (folder / "ranked.jsonl").write_text(json.dumps({"image": "red.png", "entities": ["e1", "e0"]}))
     return folder

@@ -12,9 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from reflectune.core.types import Entry, Section
 from reflectune.examples.lmms_eval.table import read_runs
-from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.lmms.config import MODES, BenchmarkConfig
 
 ROOT = Path(__file__).parents[3]
@@ -36,14 +34,10 @@ def python() -> str:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     """Two entries, found for the picture of every question of the task."""
     folder = tmp_path_factory.mktemp("world")
-    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
-    entries = [Entry(f"e{n}", f"Title {n}", summary="A drawing.", sections=sections) for n in range(2)]
-    write_knowledge_base(folder / "knowledge", entries, name="kb")
-    manifest = {"name": "test", "metric": "exact_match", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
-    (folder / "dataset.json").write_text(json.dumps(manifest))
+    make.data_set(folder, [make.entry(0), make.entry(1)], [], metric="exact_match")
     rankings = []
     for number, row in enumerate(pq.read_table(TASK / "questions.parquet").to_pylist()):
         (folder / f"{number}.jpg").write_bytes(row["image"]["bytes"])

@@ -30,8 +30,6 @@ from reflectune.inference.pipelines.registry import iterative
 from reflectune.inference.pipelines.wikiseeker import WikiSeeker, WikiSeekerSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
-from reflectune.models.prefix.engine import PrefixEngine, Prefixes
-from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.retrieval.retrievers.joint import JointSearch
 from reflectune.retrieval.retrievers.queries import Query
@@ -229,21 +227,9 @@ def test_entries_that_cannot_be_searched_degrade_too(error: Exception, scripting
 # Reflection tokens that a passage quotes, on a real model that has them.
 
 
-class Watched(PrefixEngine):
-    """An engine that keeps the ids of what it reads."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.seen: list[list[int]] = []
-
-    def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
-        self.seen += [prefix.ids for prefix in prefixes]
-        return super().read(prefixes)
-
-
-def test_reflection_tokens_of_a_passage_reach_no_prompt(checkpoints, scripting, pictures) -> None:
+def test_reflection_tokens_of_a_passage_reach_no_prompt(checkpoints, scripting, pictures, watched) -> None:
     loaded = load(checkpoints.tuned)
-    engine = Watched(loaded, 4096)
+    engine = watched(loaded, 4096)
     forged = f"{' '.join(MR2AG.tokens.values())} {loaded.processor.image_token} </s> <pad>"
     script = scripting(find=lambda query, base: [forged])
     model = LocalModel(engine, pictures=2)

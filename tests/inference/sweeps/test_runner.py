@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from reflectune.inference.running.loading import (
 )
 from reflectune.inference.sweeps.points import START, GridSettings, Point
 from reflectune.inference.sweeps.runner import GridRunner
+from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
@@ -54,28 +56,24 @@ MMKB += [
 
 
 @pytest.fixture
-def setting(small_world, encoder, request) -> SimpleNamespace:
-    """Config and data set for one pipeline's checkpoints."""
+def setting(world, encoder, make, checkpoints, prompted) -> Callable[[str], SimpleNamespace]:
+    """Config and data set for one pipeline's checkpoints, and what a point's traces are."""
 
-    def make(pipeline: str, models: SimpleNamespace) -> SimpleNamespace:
-        config = GridSettings(
-            dataset=str(small_world),
-            index=str(small_world / "index"),
-            encoder=encoder,
-            model=models.tuned,
-            base_model=models.base,
-            plain_model=models.plain,
-            scheme=pipeline,
-            max_new_tokens=4,
-            max_reply_tokens=6,
-            device="cpu",
-        )
-        dataset = Dataset(small_world)
+    def build(pipeline: str = "mr2ag", **more: Any) -> SimpleNamespace:
+        models = checkpoints if pipeline == "mr2ag" else prompted
+        keys = {"plain_model": models.plain, "scheme": pipeline, "max_reply_tokens": 6, **more}
+        config, dataset = GridSettings(**make.keys(world, encoder, models, **keys)), Dataset(world)
         questions = [q for split in ("val_unseen_question", "val_unseen_entity") for q in dataset.questions(split)]
-        images = [load_image(q.image, root=small_world) for q in questions]
-        return SimpleNamespace(config=config, dataset=dataset, questions=questions, images=images, pipeline=pipeline)
+        images = [load_image(q.image, root=world) for q in questions]
+        runner = GridRunner(config, dataset, pipeline)
 
-    return make
+        def run(name: str, **settings: Any) -> dict[str, Trace]:
+            return runner.run(Point(name, settings), questions, images)
+
+        made = {"config": config, "dataset": dataset, "questions": questions, "images": images, "pipeline": pipeline}
+        return SimpleNamespace(**made, runner=runner, stats=runner.stats, run=run)
+
+    return build
 
 
 def plainly(case: SimpleNamespace, point: Point) -> dict[str, Any]:
@@ -126,116 +124,88 @@ def assert_alike(actual: Any, expected: Any, where: str = "") -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "points"), [("mr2ag", MR2AG), ("mmkb_rag", MMKB)])
-def test_a_memory_changes_no_trace(setting, checkpoints, prompted, pipeline, points) -> None:
-    case = setting(pipeline, checkpoints if pipeline == "mr2ag" else prompted)
-    runner = GridRunner(case.config, case.dataset, pipeline)
+def test_a_memory_changes_no_trace(setting, pipeline, points) -> None:
+    case = setting(pipeline)
     for point in points:
-        traces = {key: comparable(trace) for key, trace in runner.run(point, case.questions, case.images).items()}
+        traces = {key: comparable(trace) for key, trace in case.run(point.name, **point.settings).items()}
         assert_alike(traces, plainly(case, point), point.name)
-    assert 0 < runner.stats().done < runner.stats().requested
+    assert 0 < case.stats().done < case.stats().requested
 
 
-def test_a_point_asked_again_costs_nothing_until_it_is_forgotten(setting, prompted) -> None:
-    case = setting("mmkb_rag", prompted)
-    runner = GridRunner(case.config, case.dataset, "mmkb_rag")
-    first = runner.run(MMKB[2], case.questions, case.images)
-    cost = runner.stats().done
-    again = runner.run(MMKB[2], case.questions, case.images)
-    assert runner.stats().done == cost
-    assert {key: comparable(trace) for key, trace in again.items()} == {
-        key: comparable(trace) for key, trace in first.items()
-    }
-    runner.forget()
-    runner.run(MMKB[2], case.questions, case.images)
-    assert runner.stats().done == 2 * cost
+def test_a_point_asked_again_costs_nothing_until_it_is_forgotten(setting) -> None:
+    case, point = setting("mmkb_rag"), MMKB[2]
+    first = case.run(point.name, **point.settings)
+    cost = case.stats().done
+    again = case.run(point.name, **point.settings)
+    assert case.stats().done == cost
+    assert list(map(comparable, again.values())) == list(map(comparable, first.values()))
+    case.runner.forget()
+    case.run(point.name, **point.settings)
+    assert case.stats().done == 2 * cost
 
 
-def test_a_gate_only_re_reads_its_score(setting, prompted) -> None:
-    case = setting("mmkb_rag", prompted)
-    runner = GridRunner(case.config, case.dataset, "mmkb_rag")
+def test_a_gate_only_re_reads_its_score(setting) -> None:
+    case = setting("mmkb_rag")
     for gamma in (0.0, 1.0):
-        runner.run(Point("ends", {"gamma": gamma}), case.questions, case.images)
-    cost = runner.stats().done
+        case.run("ends", gamma=gamma)
+    cost = case.stats().done
     for gamma in (0.2, 0.4, 0.5, 0.6, 0.8):
-        runner.run(Point(f"{gamma}", {"gamma": gamma}), case.questions, case.images)
-    assert runner.stats().done == cost
+        case.run(f"{gamma}", gamma=gamma)
+    assert case.stats().done == cost
 
 
-def test_without_relevance_every_passage_is_answered_from(setting, checkpoints) -> None:
-    case = setting("mr2ag", checkpoints)
-    runner = GridRunner(case.config, case.dataset, "mr2ag")
-    traces = runner.run(Point("off", {"gamma": 0.0, "relevance": False}), case.questions, case.images)
-    for trace in traces.values():
-        assert len(trace.passages) == 9
+def test_without_relevance_every_passage_is_answered_from(setting) -> None:
+    for trace in setting().run("off", gamma=0.0, relevance=False).values():
+        assert len(trace.passages) == 6
         assert all(passage.answer is not None and passage.s_rel == 1.0 for passage in trace.passages)
 
 
-def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
-    case = setting("mr2ag", checkpoints)
-    runner = GridRunner(case.config, case.dataset, "mr2ag")
-    traces = runner.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), case.questions, case.images)
+def test_an_oracle_finds_the_questions_own_entry(setting) -> None:
+    case = setting()
+    traces = case.run("gold", gamma=0.0, entries="gold")
+    passages = case.run("gold", pipeline="naive_rag_passages", entries="gold")
+    assert set(passages) == {question.id for question in case.questions if question.requires_retrieval}
     for question in case.questions:
         assert [hit.entry_id for hit in traces[question.id].hits] == list(question.entity_ids)
+        if question.requires_retrieval:
+            read = {each.passage.entry_id for each in passages[question.id].passages}
+            assert read == set(question.entity_ids)
 
 
 def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
-    case = setting("mr2ag", checkpoints)
-    config = case.config.model_copy(update={"plain_model": checkpoints.base})
-    runner = GridRunner(config, case.dataset, "mr2ag")
     with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
-        runner.run(Point("tuned", {"pipeline": "closed_book_tuned"}), case.questions, case.images)
+        setting(plain_model=checkpoints.base).run("tuned", pipeline="closed_book_tuned")
 
 
-def test_a_baselines_contexts_are_not_kept(setting, checkpoints) -> None:
+def test_a_baselines_contexts_are_not_kept(setting) -> None:
     """Each is read at one point alone; those of all depths together would fill the memory."""
-    case = setting("mr2ag", checkpoints)
-    runner = GridRunner(case.config, case.dataset, "mr2ag")
-    for point, model, is_kept in (
-        (Point("naive", {"pipeline": "naive_rag_articles"}), "base_model", False),
-        (Point("start", {"gamma": 0.0}), "model", True),
+    case = setting()
+    for settings, model, is_kept in (
+        ({"pipeline": "naive_rag_articles"}, "base_model", False),
+        ({"gamma": 0.0}, "model", True),
     ):
         done = []
         for _ in range(2):
-            runner.run(point, case.questions, case.images)
-            done.append(runner.engine(model).stats.done)
+            case.run("point", **settings)
+            done.append(case.runner.engine(model).stats.done)
         assert (done[0] == done[1]) is is_kept
 
 
-def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) -> None:
-    case = setting("mr2ag", checkpoints)
-    runner = GridRunner(case.config, case.dataset, "mr2ag")
-    point = Point("gold", {"pipeline": "naive_rag_passages", "entries": "gold"})
-    traces = runner.run(point, case.questions, case.images)
-    knowledge_based = [question for question in case.questions if question.requires_retrieval]
-    assert set(traces) == {question.id for question in knowledge_based}
-    for question in knowledge_based:
-        assert {p.passage.entry_id for p in traces[question.id].passages} == set(question.entity_ids)
-
-
-def test_the_reranker_is_part_of_decisive_settings(setting, checkpoints) -> None:
-    case = setting("mr2ag", checkpoints)
-    runner = GridRunner(case.config, case.dataset, "mr2ag")
+def test_the_reranker_is_part_of_decisive_settings(setting) -> None:
+    runner = setting().runner
     assert set(runner.fingerprints(["model"], [Point("start")])) == {"model"}
     points = [Point("naive", {"pipeline": "naive_rag_passages"})]
     assert set(runner.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}
 
 
 @pytest.mark.parametrize("title_weight", [0.0, 1.0], ids=["images", "titles"])
-def test_a_point_retrieves_by_its_own_weights(setting, checkpoints, title_weight) -> None:
-    case = setting("mr2ag", checkpoints)
-    runner = GridRunner(case.config, case.dataset, "mr2ag")
-    points = [Point(START), Point("other", {"title_weight": title_weight}), Point("again", {})]
-    start, other, again = (runner.run(point, case.questions, case.images) for point in points)
-    expected = open_entries(RetrieverConfig.of(points[1].config(case.config)), case.dataset, "cpu").search(
-        case.images, 5
-    )
-    for question, hits in zip(case.questions, expected, strict=True):
-        if other[question.id].hits:
-            assert [hit.entry_id for hit in other[question.id].hits] == [hit.entry_id for hit in hits]
-            assert [hit.score for hit in other[question.id].hits] == pytest.approx(
-                [hit.score for hit in hits], abs=1e-5
-            )
+def test_a_point_retrieves_by_its_own_weights(setting, title_weight) -> None:
+    case, point = setting(), Point("other", {"title_weight": title_weight})
+    start, other, again = case.run(START), case.run("other", title_weight=title_weight), case.run("again")
+    retriever = open_entries(RetrieverConfig.of(point.config(case.config)), case.dataset, "cpu")
+    for question, hits in zip(case.questions, retriever.search(case.images, 5), strict=True):
+        if found := other[question.id].hits:
+            assert [hit.entry_id for hit in found] == [hit.entry_id for hit in hits]
+            assert [hit.score for hit in found] == pytest.approx([hit.score for hit in hits], abs=1e-5)
     assert any(start[q.id].hits and start[q.id].hits != other[q.id].hits for q in case.questions)
-    assert {key: comparable(trace) for key, trace in again.items()} == {
-        key: comparable(trace) for key, trace in start.items()
-    }
+    assert list(map(comparable, again.values())) == list(map(comparable, start.values()))

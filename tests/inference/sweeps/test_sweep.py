@@ -16,27 +16,14 @@ from reflectune.inference.sweeps.config import Grid, SweepConfig
 
 
 @pytest.fixture
-def sweep(small_world, encoder, tmp_path):
-    def make(models, pipeline: str, grid: dict, output: str = "out", **more) -> SweepConfig:
-        config = SweepConfig(
-            dataset=str(small_world),
-            index=str(small_world / "index"),
-            encoder=encoder,
-            model=models.tuned,
-            base_model=models.base,
-            pipeline=pipeline,
-            grid=Grid(grid),
-            output=str(tmp_path / output),
-            batch_questions=2,
-            max_new_tokens=4,
-            max_reply_tokens=6,
-            device="cpu",
-            **more,
-        )
+def sweep(world, encoder, tmp_path, make):
+    def build(models, pipeline: str, grid: dict, **more) -> SweepConfig:
+        keys = {"output": str(tmp_path / "out"), "batch_questions": 2, "max_reply_tokens": 6, **more}
+        config = SweepConfig(pipeline=pipeline, grid=Grid(grid), **make.keys(world, encoder, models, **keys))
         assert config.problems() == []
         return config
 
-    return make
+    return build
 
 
 def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
@@ -66,13 +53,9 @@ def test_mr2ag_has_rankings_and_both_reliability_diagrams(sweep, checkpoints) ->
     config = sweep(checkpoints, "mr2ag", {"ranking": ["random", "full"], "top_n": [1, 3]}, gamma=0.0)
     record = sweep_run.run(config)
     assert [point["name"] for point in record["points"]] == ["start", "ranking=random", "top_n=1", "top_n=3"]
-    assert record["points"][2]["passages_read"] == 3.0
-    assert {path.stem for path in Path(config.output).glob("*.svg")} == {
-        "ranking",
-        "top_n",
-        "reliability_gate",
-        "reliability_relevance",
-    }
+    assert record["points"][2]["passages_read"] == 2.0
+    drawn = {path.stem for path in Path(config.output).glob("*.svg")}
+    assert drawn == {"ranking", "top_n", "reliability_gate", "reliability_relevance"}
 
 
 def test_a_cut_off_sweep_resumes_to_the_same_scores(sweep, checkpoints) -> None:
@@ -91,8 +74,8 @@ def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
         sweep_run.run(sweep(checkpoints, "mr2ag", {"gamma": [0.1]}))
 
 
-def test_problems_are_told_before_anything_is_loaded(small_world) -> None:
-    issues = find_problems(SweepConfig, {"dataset": str(small_world), "grid": Grid('{"gamma": [2.0]}')})
+def test_problems_are_told_before_anything_is_loaded(world) -> None:
+    issues = find_problems(SweepConfig, {"dataset": str(world), "grid": Grid('{"gamma": [2.0]}')})
     assert any("`gamma` must be between 0 and 1" in issue for issue in issues)
     assert [issue for issue in issues if "needed" in issue]
 
@@ -103,7 +86,7 @@ def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipelin
     assert set(SweepConfig(pipeline=pipeline).may_vary()) - {"relevance", "ranking"} == decide
 
 
-def test_a_setting_of_another_pipeline_is_refused(small_world) -> None:
-    config = SweepConfig(dataset=str(small_world), pipeline="mr2ag", grid=Grid({"mct": ["merge"], "gamma": [0.1]}))
+def test_a_setting_of_another_pipeline_is_refused(world) -> None:
+    config = SweepConfig(dataset=str(world), pipeline="mr2ag", grid=Grid({"mct": ["merge"], "gamma": [0.1]}))
     (issue_of_grid,) = [issue for issue in config.problems() if issue.startswith("`grid`")]
     assert "mct can't be varied for mr2ag" in issue_of_grid

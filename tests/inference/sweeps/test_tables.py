@@ -18,11 +18,11 @@ from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 
 @pytest.fixture
-def run(small_world, checkpoints, tmp_path) -> Path:
+def run(world, checkpoints, tmp_path) -> Path:
     """A finished quick start of tiny random models."""
     folder = tmp_path / "run"
-    shutil.copytree(small_world, folder / "world")
-    shutil.copytree(small_world / "index", folder / "index")
+    shutil.copytree(world, folder / "world")
+    shutil.copytree(world / "index", folder / "index")
     shutil.copytree(checkpoints.tuned, folder / "checkpoint")
     shutil.copytree(checkpoints.plain, folder / "plain_checkpoint")
     return folder
