@@ -1,7 +1,5 @@
 """A device's name is either a device or an error that says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from reflectune.core.launching import alone, launched, rank, spreading_problem

@@ -1,7 +1,5 @@
 """Paths in data are opened below the data's folders, or refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of many processes: the same file whatever was cut off where, and nothing made twice without need."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

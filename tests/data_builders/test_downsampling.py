@@ -1,7 +1,5 @@
 """Greedy downsampling against figure A13 of MI-RAG written out, the search for a threshold, and the data set."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

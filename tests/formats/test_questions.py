@@ -1,7 +1,5 @@
 """The rules of a valid question."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoders of tiny random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbers of a text that answer a question."""
 
-from __future__ import annotations
-
 import pytest
 
 from reflectune.core.types import Passage, Question

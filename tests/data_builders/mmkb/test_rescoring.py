@@ -1,7 +1,5 @@
 """Answers of probes, scored by a different metric."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

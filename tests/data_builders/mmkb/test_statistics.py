@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel

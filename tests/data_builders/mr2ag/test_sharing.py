@@ -1,7 +1,5 @@
 """mR²AG-IT built by several processes: each image searched for once, each question built once, the same bytes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading

@@ -1,7 +1,5 @@
 """A tiny world with an index, and the miniature, for tests of probing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

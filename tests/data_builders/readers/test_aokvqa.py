@@ -1,18 +1,14 @@
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.aokvqa import questions
-from reflectune.data_builders.readers.images import ImageFolder
 
-ROW = {
+from .conftest import array, draw, read_set
+
+ROW: dict[str, Any] = {
     "split": "val",
     "image_id": 461751,
     "question_id": "22jbM6gDxdaMaunuzgrsBB",
@@ -23,48 +19,31 @@ ROW = {
     "difficult_direct_answer": False,
     "rationales": ["He's smoking while riding.", "The man smokes.", "It is a cigarette."],
 }
+META = {"choices": "toothpick\nfood\npopsicle stick\ncigarette", "difficult_direct_answer": "false"}
 HIDDEN = ("correct_choice_idx", "direct_answers", "rationales")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "val2017").mkdir()
-    Image.new("RGB", (4, 4)).save(tmp_path / "val2017" / "000000461751.jpg")
-    return tmp_path
+    return draw(tmp_path, "val2017/000000461751.jpg")
 
 
 def read(folder: Path, *rows: object) -> list[Question]:
-    path = folder / "aokvqa_v1p0_val.json"
-    path.write_text(json.dumps(rows))
-    return [question for question, _ in questions(path, split="val", images=ImageFolder(folder))]
+    return read_set("aokvqa", array(folder / "aokvqa_v1p0_val.json", *rows), folder, split="val")
 
 
 def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:
+    answers = (*["cigarette"] * 9, "smoke")
+    meta = META | {"correct_choice": "cigarette", "rationale": "He's smoking while riding."}
     assert read(folder, ROW) == [
-        Question(
-            id="22jbM6gDxdaMaunuzgrsBB",
-            image="val2017/000000461751.jpg",
-            text="What is in the motorcyclist's mouth?",
-            answers=(*["cigarette"] * 9, "smoke"),
-            split="val",
-            requires_retrieval=None,
-            meta={
-                "choices": "toothpick\nfood\npopsicle stick\ncigarette",
-                "correct_choice": "cigarette",
-                "rationale": "He's smoking while riding.",
-                "difficult_direct_answer": "false",
-            },
-        )
+        Question(ROW["question_id"], "val2017/000000461751.jpg", ROW["question"], answers, split="val", meta=meta)
     ]
 
 
 def test_the_test_file_has_no_answers(folder: Path) -> None:
     (question,) = read(folder, {name: value for name, value in ROW.items() if name not in HIDDEN})
     assert question.answers == ()
-    assert dict(question.meta) == {
-        "choices": "toothpick\nfood\npopsicle stick\ncigarette",
-        "difficult_direct_answer": "false",
-    }
+    assert question.meta == META
 
 
 @pytest.mark.parametrize(
@@ -85,12 +64,3 @@ def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) 
     with pytest.raises(UserError, match=problem) as caught:
         read(folder, ROW, {**ROW, **change})
     assert "aokvqa_v1p0_val.json:2: " in str(caught.value)
-
-
-def test_a_file_that_is_cut_off(folder: Path) -> None:
-    path = folder / "cut.json"
-    path.write_text(json.dumps([ROW])[:-40])
-    with pytest.raises(UserError, match=r"cut\.json"):
-        list(questions(path, split="val", images=ImageFolder(folder)))
-    with pytest.raises(UserError, match="not from the roles questions"):
-        questions({"questions": path}, split="val", images=ImageFolder(folder))

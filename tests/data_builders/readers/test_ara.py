@@ -1,19 +1,15 @@
 """ECCV26-ARA's files, by rows of its own layout."""
 
-from __future__ import annotations
-
-import csv
 import json
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers.ara import questions
-from reflectune.data_builders.readers.images import ImageFolder
+
+from .conftest import csv_file, draw, read_set
 
 WIKI = "https://en.wikipedia.org/wiki/"
 EVQA = {
@@ -59,55 +55,29 @@ PAIR = {
 }
 
 
-def write(path: Path, *rows: Mapping[str, str]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def draw(root: Path, paths: Sequence[str]) -> ImageFolder:
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(root / path)
-    return ImageFolder(root)
-
-
-def read(path: Path, images: ImageFolder | None = None) -> list[Question]:
-    return [question for question, _ in questions(path, split="test", images=images or ImageFolder())]
+read = partial(read_set, "ara", split="test")
 
 
 def test_repaired_questions_of_evqa_keep_their_row_and_type(tmp_path: Path) -> None:
-    images = draw(tmp_path / "images", ["landmarks/0/a/1/0a1b2c3d.jpg", "inaturalist/val/bird.jpg"])
+    images = draw(tmp_path / "images", "landmarks/0/a/1/0a1b2c3d.jpg", "inaturalist/val/bird.jpg")
     (tmp_path / "val.json").write_text(json.dumps({"images": [{"id": 77, "file_name": "val/bird.jpg"}]}))
-    path = write(tmp_path / "evqa_fixed.csv", EVQA, BIRD, LIST)
+    path = csv_file(tmp_path / "evqa_fixed.csv", EVQA, BIRD, LIST)
     source = {"questions": path, "inaturalist": tmp_path / "val.json"}
-    tall, bird, several = (question for question, _ in questions(source, split="test", images=images))
+    tall, bird, several = read(source, images)
+    meta = {"row": "12", "question_type": "templated", "dataset_name": "landmarks"}
     assert tall == Question(
-        id="E-VQA_12",
-        image="landmarks/0/a/1/0a1b2c3d.jpg",
-        text="In what year were the first digs?",
-        answers=("1925", "in 1925"),
-        split="test",
-        requires_retrieval=True,
-        entity_ids=(WIKI + "Scupi",),
-        evidence=(Evidence(WIKI + "Scupi", 2),),
-        meta={
-            "row": "12",
-            "question_type": "templated",
-            "dataset_name": "landmarks",
-            "question_before": "When were the first digs?",
-        },
+        *("E-VQA_12", "landmarks/0/a/1/0a1b2c3d.jpg", "In what year were the first digs?", ("1925", "in 1925"), None),
+        *("string", "test", True, (WIKI + "Scupi",), (Evidence(WIKI + "Scupi", 2),)),
+        meta | {"question_before": "When were the first digs?"},
     )
     assert bird.image == "inaturalist/val/bird.jpg"
     assert (several.answer_type, several.answers) == ("multi_answer", ("a&&b", "b&&a"))
 
 
 def test_repaired_questions_of_infoseek_have_a_range_that_their_answer_states(tmp_path: Path) -> None:
-    images = draw(tmp_path / "oven", ["04/oven_04955907.JPEG"])
+    images = draw(tmp_path / "oven", "04/oven_04955907.JPEG")
     wordless = {**INFOSEEK, "answer": "very high"}
-    height, words = read(write(tmp_path / "infoseek_fixed.csv", INFOSEEK, wordless), images)
+    height, words = read(csv_file(tmp_path / "infoseek_fixed.csv", INFOSEEK, wordless), images)
     assert (height.answer_type, height.answers, height.range) == ("numerical", ("170–200 cm",), (170.0, 200.0))
     assert (height.image, height.evidence) == ("04/oven_04955907.JPEG", ())
     assert height.meta == {"question_before": "How high is it?"}
@@ -116,16 +86,12 @@ def test_repaired_questions_of_infoseek_have_a_range_that_their_answer_states(tm
 
 def test_a_row_of_two_entities_is_asked_in_three_settings(tmp_path: Path) -> None:
     paths = [PAIR["anchor_image_path"], *(PAIR[f"method{n}_composite_image_path"] for n in (1, 2))]
-    alone, intra, inter = read(write(tmp_path / "queries.csv", PAIR), draw(tmp_path, paths))
+    alone, intra, inter = read(csv_file(tmp_path / "queries.csv", PAIR), draw(tmp_path, *paths))
     key = PAIR["anchor_data_id"]
-    assert [question.id for question in (alone, intra, inter)] == [
-        f"{key}__{s}" for s in ("anchor", "method1", "method2")
-    ]
-    assert [question.image for question in (alone, intra, inter)] == paths
-    assert [question.split for question in (alone, intra, inter)] == [
-        "test_one_entity",
-        "test_intra_category",
-        "test_inter_category",
+    assert [(question.id, question.image, question.split) for question in (alone, intra, inter)] == [
+        (f"{key}__anchor", paths[0], "test_one_entity"),
+        (f"{key}__method1", paths[1], "test_intra_category"),
+        (f"{key}__method2", paths[2], "test_inter_category"),
     ]
     assert alone.text == PAIR["anchor_question"]
     assert intra.text == PAIR["method1_query"]
@@ -138,10 +104,10 @@ def test_a_row_of_two_entities_is_asked_in_three_settings(tmp_path: Path) -> Non
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     unsaved = {**PAIR, "method2_image_status": "missing_pair"}
     with pytest.raises(UserError, match="method2_image_status"):
-        read(write(tmp_path / "a.csv", unsaved))
+        read(csv_file(tmp_path / "a.csv", unsaved))
     with pytest.raises(UserError, match="question_type"):
-        read(write(tmp_path / "b.csv", {**EVQA, "question_type": "other"}))
+        read(csv_file(tmp_path / "b.csv", {**EVQA, "question_type": "other"}))
     with pytest.raises(UserError, match="roles are questions, inaturalist"):
-        list(questions({"annotations": tmp_path}, split="test", images=ImageFolder()))
+        read({"annotations": tmp_path})
     with pytest.raises(UserError, match="names images of iNaturalist"):
-        read(write(tmp_path / "c.csv", BIRD), ImageFolder(tmp_path))
+        read(csv_file(tmp_path / "c.csv", BIRD), tmp_path)

@@ -1,20 +1,17 @@
-from __future__ import annotations
-
-import csv
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers.evqa import questions
-from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.scoring import join
+
+from .conftest import csv_file, draw, read_set
 
 entries = knowledge_reader("evqa").entries
 
@@ -43,6 +40,9 @@ ROWS: list[dict[str, str]] = [
          "Dog rose", "", "", "", "test", "Who named the dog rose?", "False"),
     )
 ]  # fmt: skip
+
+
+read_evqa = partial(read_set, "evqa", split="test")
 
 
 def expected(
@@ -77,9 +77,7 @@ EXPECTED = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     landmarks = [f"landmarks/{'/'.join(image_id[:3])}/{image_id}.jpg" for image_id in (GLDV2, GLDV2_2)]
-    for path in (*landmarks, f"inaturalist/{BIRD}", f"inaturalist/{PLANT}"):
-        (tmp_path / "images" / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / "images" / path)
+    draw(tmp_path / "images", *landmarks, f"inaturalist/{BIRD}", f"inaturalist/{PLANT}")
     names = [(1, "val/0/other.jpg"), (2690123, BIRD), (2690999, PLANT)]
     fields = {"width": 500, "height": 375, "license": 0, "rights_holder": "a", "date": "2019", "latitude": 1.5,
               "longitude": None, "location_uncertainty": None}  # fmt: skip
@@ -94,19 +92,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(path: Path, *rows: dict[str, str]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, HEADER)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def read(folder: Path, *rows: dict[str, str], **options: object) -> list[Question]:
-    source = {"questions": write(folder / "test.csv", *rows), "inaturalist": folder / "val.json"}
-    return [
-        question for question, _ in questions(source, split="test", images=ImageFolder(folder / "images"), **options)
-    ]  # type: ignore[arg-type]
+    source = {"questions": csv_file(folder / "test.csv", *rows), "inaturalist": folder / "val.json"}
+    return read_evqa(source, folder / "images", **options)
 
 
 def test_the_four_types_of_question(folder: Path) -> None:
@@ -135,16 +123,12 @@ def test_echosights_ids_find_the_questions_even_after_a_row_is_left_out(folder: 
 
 
 def test_a_record_that_is_cut_off_has_a_number_too(folder: Path) -> None:
-    path = write(folder / "test.csv", *ROWS)
+    path = csv_file(folder / "test.csv", *ROWS)
     lines = path.read_text().split("\n")
     path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]))
     bad: list[BadRow] = []
     source = {"questions": path, "inaturalist": folder / "val.json"}
-    kept = [
-        question
-        for question, _ in questions(source, split="test", images=ImageFolder(folder / "images"), reject=bad.append)
-    ]
-    assert kept == EXPECTED[1:]
+    assert read_evqa(source, folder / "images", reject=bad.append) == EXPECTED[1:]
     assert [str(error) for error in bad] == [f"{path}:2: has 2 values for 14 columns; fix the line"]
 
 
@@ -160,13 +144,12 @@ def test_entities_and_sections_are_those_of_the_knowledge_base(folder: Path) -> 
 
 
 def test_no_images_no_json(folder: Path) -> None:
-    path = write(folder / "test.csv", *ROWS)
-    assert {q.image for q, _ in questions(path, split="test", images=ImageFolder(None))} == {""}
+    path = csv_file(folder / "test.csv", *ROWS)
+    assert {q.image for q in read_evqa(path)} == {""}
     with pytest.raises(UserError, match="give their file names as the role `inaturalist`"):
-        list(questions(path, split="test", images=ImageFolder(folder / "images")))
-    path = write(folder / "test.csv", *ROWS[1:3])
-    of_landmarks = [question for question, _ in questions(path, split="test", images=ImageFolder(folder / "images"))]
-    assert [q.image for q in of_landmarks] == [EXPECTED[1].image, EXPECTED[2].image]
+        read_evqa(path, folder / "images")
+    path = csv_file(folder / "test.csv", *ROWS[1:3])
+    assert [q.image for q in read_evqa(path, folder / "images")] == [EXPECTED[1].image, EXPECTED[2].image]
 
 
 def test_a_json_without_images_is_refused(folder: Path) -> None:
@@ -175,7 +158,7 @@ def test_a_json_without_images_is_refused(folder: Path) -> None:
         read(folder, ROWS[0])
     for source in ({"inaturalist": folder}, {"questions": folder, "landmarks": folder}):
         with pytest.raises(UserError, match="roles are questions, inaturalist, lens, and questions is needed"):
-            list(questions(source, split="test", images=ImageFolder(None)))
+            read_evqa(source)
 
 
 @pytest.mark.parametrize(

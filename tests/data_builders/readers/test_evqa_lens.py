@@ -1,7 +1,5 @@
 """E-VQA's published Lens results as ranked entities of a data set's own pictures."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

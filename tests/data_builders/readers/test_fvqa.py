@@ -1,32 +1,23 @@
-from __future__ import annotations
-
-import io
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.fvqa import questions
 from reflectune.data_builders.readers.images import ImageFolder
 
+from .conftest import encoded, parquet, read_set
 
-def picture(colour: str) -> dict[str, object]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 4), colour).save(buffer, "JPEG")
-    return {"bytes": buffer.getvalue(), "path": None}
+RED = {"bytes": encoded("red"), "path": None}
 
 
 def row(**changes: object) -> dict[str, object]:
     return {
         "data_id": "fvqa_train_0",
         "prompt": [{"content": "What is the country of origin of this food?", "role": "user"}],
-        "images": [picture("red")],
+        "images": [RED],
         "reward_model": {
             "candidate_answers": json.dumps(["Kingdom of Spain", "Spain", "ES"]),
             "ground_truth": "Spain",
@@ -39,31 +30,21 @@ def row(**changes: object) -> dict[str, object]:
     }
 
 
-def write(path: Path, *rows: dict[str, object]) -> Path:
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
-
-
 def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
-    images = ImageFolder(tmp_path / "out", tmp_path / "out" / "images")
-    return [question for question, _ in questions(path, split="train", images=images, **options)]  # type: ignore[arg-type]
+    return read_set("fvqa", path, ImageFolder(tmp_path / "out", tmp_path / "out" / "images"), **options)
 
 
 def test_the_training_file(tmp_path: Path) -> None:
     prompt = [{"content": "Answer briefly.", "role": "system"}, {"content": "<image>\nWho is it?", "role": "user"}]
     only_gold = {"candidate_answers": None, "ground_truth": "Ann", "style": "rule"}
     free = row(data_id="fvqa_train_1", prompt=prompt, reward_model=only_gold, category="search_free")
-    first, second = read(write(tmp_path / "fvqa_train.parquet", row(), free), tmp_path)
+    first, second = read(parquet(tmp_path / "fvqa_train.parquet", row(), free), tmp_path)
     assert first == Question(
-        id="fvqa_train_0",
-        image=first.image,
-        text="What is the country of origin of this food?",
-        answers=("Spain", "Kingdom of Spain", "ES"),
-        split="train",
-        requires_retrieval=True,
+        *("fvqa_train_0", first.image, "What is the country of origin of this food?"),
+        *(("Spain", "Kingdom of Spain", "ES"), None, "string", "train", True),
         meta={"category": "search_required", "data_source": "mmsearch_r1/fvqa_train"},
     )
-    assert (tmp_path / "out" / first.image).read_bytes() == picture("red")["bytes"]
+    assert (tmp_path / "out" / first.image).read_bytes() == encoded("red")
     assert (second.text, second.answers, second.requires_retrieval) == ("Who is it?", ("Ann",), False)
 
 
@@ -71,7 +52,7 @@ def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_p
     rows = [row(), row(prompt=[{"content": "Which?", "role": "user"}])]
     for one in rows:
         del one["category"], one["data_id"]
-    numbered = read(write(tmp_path / "fvqa_test.parquet", *rows), tmp_path)
+    numbered = read(parquet(tmp_path / "fvqa_test.parquet", *rows), tmp_path)
     assert [(one.id, one.requires_retrieval) for one in numbered] == [("fvqa_test_0", None), ("fvqa_test_1", None)]
 
 
@@ -79,7 +60,7 @@ def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_p
     ("change", "problem"),
     [
         ({"images": []}, "field `images`: has 0 images"),
-        ({"images": [picture("red"), picture("blue")]}, "field `images`: has 2 images"),
+        ({"images": [RED, {"bytes": encoded("blue"), "path": None}]}, "field `images`: has 2 images"),
         ({"images": [{"bytes": b"GIF89a cut off", "path": None}]}, "field `images`: 14 bytes are not an image"),
         ({"prompt": [{"content": "Be brief.", "role": "system"}]}, "field `prompt`: has no question of the user"),
         ({"prompt": [{"content": "<image>", "role": "user"}]}, "field `prompt`: has no question"),
@@ -91,22 +72,13 @@ def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_p
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:
-    path = write(tmp_path / "fvqa_train.parquet", row(data_id="fvqa_train_7", **change))
+    path = parquet(tmp_path / "fvqa_train.parquet", row(data_id="fvqa_train_7", **change))
     with pytest.raises(UserError, match=f"fvqa_train.parquet:1: id fvqa_train_7: {problem}"):
         read(path, tmp_path)
 
 
 def test_a_bad_row_may_be_left_out(tmp_path: Path) -> None:
     bad: list[BadRow] = []
-    path = write(tmp_path / "fvqa_train.parquet", row(images=[]), row(data_id="fvqa_train_1"))
+    path = parquet(tmp_path / "fvqa_train.parquet", row(images=[]), row(data_id="fvqa_train_1"))
     assert [one.id for one in read(path, tmp_path, reject=bad.append)] == ["fvqa_train_1"]
     assert [error.row_id for error in bad] == ["fvqa_train_0"]
-
-
-def test_a_truncated_file_and_roles_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "fvqa_train.parquet", row())
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"fvqa_train.parquet"):
-        read(path, tmp_path)
-    with pytest.raises(UserError, match="not from the roles train"):
-        list(questions({"train": path}, split="train", images=ImageFolder()))

@@ -1,21 +1,18 @@
-from __future__ import annotations
-
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.hotpotqa import questions
-from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 
+from .conftest import array, parquet, read_set
+
 entries = knowledge_reader("hotpotqa").entries
+read = partial(read_set, "hotpotqa", split="dev")
 
 WOOD = ["Ed Wood", ["Ed Wood is a film.", " It is by Tim Burton."]]
 DERRICKSON = ["Scott Derrickson", ["Scott Derrickson is an American director."]]
@@ -41,11 +38,6 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def write(path: Path, *rows: object) -> Path:
-    path.write_text(json.dumps(rows))
-    return path
-
-
 def hub(row: dict[str, Any]) -> dict[str, Any]:
     facts, context = row["supporting_facts"], row["context"]
     return {
@@ -56,22 +48,13 @@ def hub(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read(path: Path, **options: Any) -> list[Question]:
-    return [question for question, _ in questions(path, split="dev", images=ImageFolder(), **options)]
-
-
 def test_questions_with_the_articles_that_support_them(tmp_path: Path) -> None:
-    first, second = read(write(tmp_path / "dev.json", *ROWS))
+    first, second = read(array(tmp_path / "dev.json", *ROWS))
+    names = ("Scott Derrickson", "Ed Wood")
     assert first == Question(
-        id="5a8b57f25542995d1e6f1371",
-        image="",
-        text="Were Scott Derrickson and Ed Wood of the same nationality?",
-        answers=("yes",),
-        split="dev",
-        requires_retrieval=True,
-        entity_ids=("Scott Derrickson", "Ed Wood"),
-        evidence=(Evidence("Scott Derrickson", 0), Evidence("Ed Wood", 0)),
-        meta={"type": "comparison", "level": "hard"},
+        *("5a8b57f25542995d1e6f1371", "", "Were Scott Derrickson and Ed Wood of the same nationality?", ("yes",), None),
+        *("string", "dev", True, names, tuple(Evidence(name, 0) for name in names)),
+        {"type": "comparison", "level": "hard"},
     )
     assert (second.answers, second.entity_ids) == (("Chief of Protocol",), ("Shirley Temple",))
 
@@ -79,25 +62,23 @@ def test_questions_with_the_articles_that_support_them(tmp_path: Path) -> None:
 def test_each_article_is_an_entry_once(tmp_path: Path) -> None:
     wood = "Ed Wood is a film. It is by Tim Burton."
     director = "Scott Derrickson is an American director."
-    assert list(entries(write(tmp_path / "dev.json", *ROWS))) == [
+    assert list(entries(array(tmp_path / "dev.json", *ROWS))) == [
         Entry("Ed Wood", "Ed Wood", summary=wood, sections=(Section("Ed Wood", wood),)),
-        Entry(
-            "Scott Derrickson", "Scott Derrickson", summary=director, sections=(Section("Scott Derrickson", director),)
-        ),
+        Entry(DERRICKSON[0], DERRICKSON[0], summary=director, sections=(Section(DERRICKSON[0], director),)),
         Entry("Shirley Temple", "Shirley Temple", sections=(Section("Shirley Temple", ""),)),
     ]
 
 
 def test_the_hub_says_the_same(tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
-    pq.write_table(pa.Table.from_pylist([hub(row) for row in ROWS]), tmp_path / "hub" / "validation.parquet")
-    plain = write(tmp_path / "dev.json", *ROWS)
+    parquet(tmp_path / "hub" / "validation.parquet", *map(hub, ROWS))
+    plain = array(tmp_path / "dev.json", *ROWS)
     assert read(tmp_path / "hub") == read(plain)
     assert list(entries(tmp_path / "hub")) == list(entries(plain))
 
 
 def test_the_test_file_has_no_answers(tmp_path: Path) -> None:
-    (question,) = read(write(tmp_path / "test.json", {name: ROWS[0][name] for name in ("_id", "question", "context")}))
+    (question,) = read(array(tmp_path / "test.json", {name: ROWS[0][name] for name in ("_id", "question", "context")}))
     assert (question.answers, question.entity_ids, question.evidence, dict(question.meta)) == ((), (), (), {})
 
 
@@ -108,15 +89,12 @@ def test_the_test_file_has_no_answers(tmp_path: Path) -> None:
         ({"answer": 3}, "field `answer`: is 3"),
         ({"supporting_facts": ["Ed Wood"]}, "field `supporting_facts`: is not a list of pairs"),
         ({"supporting_facts": [[3, 0]]}, "field `supporting_facts`: is not a list of pairs"),
-        (
-            {"supporting_facts": {"title": ["Ed Wood"], "sent_id": []}},
-            "field `supporting_facts`: is not a list of pairs",
-        ),
+        ({"supporting_facts": {"title": ["Ed Wood"], "sent_id": []}}, "`supporting_facts`: is not a list of pairs"),
         ({"_id": ""}, "field `_id`: is empty"),
     ],
 )
 def test_a_bad_question_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
-    path = write(tmp_path / "dev.json", ROWS[1], {**ROWS[0], **change})
+    path = array(tmp_path / "dev.json", ROWS[1], {**ROWS[0], **change})
     with pytest.raises(UserError, match=problem) as caught:
         read(path)
     assert f"{path}:2: " in str(caught.value)
@@ -124,20 +102,10 @@ def test_a_bad_question_is_named(tmp_path: Path, change: dict[str, Any], problem
 
 def test_a_bad_article_is_named(tmp_path: Path) -> None:
     without = {name: value for name, value in ROWS[1].items() if name != "context"}
-    path = write(tmp_path / "dev.json", without, {**ROWS[0], "context": [["Ed Wood", [3]], DERRICKSON]})
+    path = array(tmp_path / "dev.json", without, {**ROWS[0], "context": [["Ed Wood", [3]], DERRICKSON]})
     noted: list[BadRow] = []
     assert [entry.id for entry in entries(path, reject=noted.append)] == ["Scott Derrickson"]
     assert [str(error).split("dev.json:")[1].split(";")[0] for error in noted] == [
         "1: id 5a8c7595554299585d9e36b6: field `context`: is missing",
         "2: id Ed Wood: field `sentences`: is [3] (list)",
     ]
-
-
-def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
-    path = write(tmp_path / "dev.json", *ROWS)
-    path.write_text(path.read_text()[:-40])
-    for reader in (read, lambda path: list(entries(path))):
-        with pytest.raises(UserError, match=r"dev\.json"):
-            reader(path)
-    with pytest.raises(UserError, match="not from the roles"):
-        questions({"dev": path}, split="dev", images=ImageFolder())

@@ -1,7 +1,5 @@
 """Each public knowledge base in its published layout, field by field, and the user's own."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Which files of a model are read, and that nothing but tensors is taken from a pickle."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """EVA-CLIP by its published names and numbers, and against a reference that is written out here."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

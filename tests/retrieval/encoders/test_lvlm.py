@@ -1,7 +1,5 @@
 """Multimodal language models as encoders: exact prompts, and the last token's state by the model itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

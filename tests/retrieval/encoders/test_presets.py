@@ -1,7 +1,5 @@
 """Published text encoders read as their model cards say, unless the user says otherwise."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Pictures that are test pictures too: found however they are scaled, and left out of an index that says so."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Entries' summaries as a field of an index: built, grown, gone on with, searched, and refused where there are none."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An index of passages, and the search for a text in it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

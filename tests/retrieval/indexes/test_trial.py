@@ -1,7 +1,5 @@
 """A trial's hours: counts over rates, divided among a launch's processes."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

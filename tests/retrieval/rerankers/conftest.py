@@ -1,7 +1,5 @@
 """Tiny random models of the three kinds, and passages of two articles."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

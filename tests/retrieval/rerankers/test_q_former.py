@@ -1,7 +1,5 @@
 """EchoSight's Q-Former on random weights of a tiny geometry: its scores against its equations, written out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

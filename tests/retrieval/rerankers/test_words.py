@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from reflectune.core.types import Passage
 from reflectune.retrieval.rerankers.words import best_by_words
 

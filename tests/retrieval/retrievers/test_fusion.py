@@ -1,7 +1,5 @@
 """A query's image and text as one vector: the rules of fusion against sums by hand, and against each other."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Joint search: order, duplicates, failures, budgets, and that knowledge bases are searched at the same time."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

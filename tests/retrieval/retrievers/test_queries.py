@@ -1,7 +1,5 @@
 """What is searched with: queries, weights, and the papers' settings of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Searching an index of entries with images, texts and both: the same as comparing everything by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Sequence

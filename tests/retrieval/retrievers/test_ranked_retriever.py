@@ -1,7 +1,5 @@
 """Entries by a file of rankings: what a picture's row lists is found for it, whatever file the picture came from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Passages inside the entries that were found, and their summaries."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A search server that misbehaves, and what of its replies is believed; and the local tool that asks no network."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence

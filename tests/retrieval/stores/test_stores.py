@@ -3,8 +3,6 @@
 A Milvus server is tested as Milvus Lite is, if REFLECTUNE_TEST_MILVUS says where one is; its collections are dropped.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
