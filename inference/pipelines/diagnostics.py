@@ -87,11 +87,6 @@ class DiagnosticPassages:
         self._written = _read_written(companion(root, manifest, PROBES))
         self._listed = _read_listed(companion(root, manifest, LOOK_ALIKES), knowledge)
 
-    @property
-    def has_look_alikes(self) -> bool:
-        """True if the data set defines look-alikes."""
-        return bool(self._written or self._listed) or bool(self._looks and self._relations)
-
     def build(self, question: Question) -> list[DiagnosticProbe]:
         """Return the probes of a question with evidence, gold first; none if its evidence has no passage."""
         entries = dict.fromkeys(evidence.entry_id for evidence in question.evidence)

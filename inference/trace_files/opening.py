@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.trace import Trace, from_row
-from reflectune.inference.trace_files.columns import TraceColumns
 from reflectune.inference.trace_files.layout import is_questions
 from reflectune.inference.trace_files.reading import TraceFile
 
@@ -26,19 +25,6 @@ def read_traces(path: Path) -> Iterator[Trace]:
         UserError: It is damaged.
     """
     return iter(TraceFile(path)) if path.suffix == ".parquet" else map(from_row, read_rows(path))
-
-
-def traces_of(path: Path, question_ids: Collection[str]) -> Mapping[str, Trace]:
-    """Return the traces of those of these questions that a file has, by id; in Parquet they stay on disk.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    selected = set(question_ids)
-    if path.suffix == ".parquet":
-        file = TraceFile(path)
-        return TraceColumns(file, [question_id for question_id in file.ids if question_id in selected])
-    return {row["id"]: from_row(row) for row in read_rows(path) if row["id"] in selected}
 
 
 def find_trace(path: Path, question_id: str) -> Trace | None:

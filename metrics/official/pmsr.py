@@ -5,8 +5,7 @@ counts, whichever article it belongs to, and every iteration adds texts. Never c
 
 The rows are those that PMSR's program writes, and these functions give the results of its evaluation. Quirks are kept:
 a name is a substring, so "Rome" is mentioned by "Romeo"; a name that is empty after normalization ("The") is always
-mentioned; accents are removed from names in a list, and never from the text. A strict test is
-`reflectune.metrics.reporting.retrieval.entity_mentioned`.
+mentioned; accents are removed from names in a list, and never from the text.
 """
 
 from __future__ import annotations

@@ -24,13 +24,6 @@ def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
     return float((made == truth).mean())
 
 
-def balanced_accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
-    """Mean of the share of positives accepted and the share of negatives rejected; 0.5 is chance."""
-    made, truth = _pair(decisions, labels, bool)
-    _both(truth)
-    return float(made[truth].mean() + (~made[~truth]).mean()) / 2
-
-
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Chance that a positive outscores a negative, a tie counting half (Mann–Whitney U over pairs; exact)."""
     values, numbers = _pair(scores, labels, float)

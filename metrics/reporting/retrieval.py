@@ -11,7 +11,6 @@ from typing import Literal
 
 from reflectune.core.types import Evidence, Passage
 from reflectune.metrics.judging.cover import cover_match
-from reflectune.metrics.official import pmsr
 
 
 def recall_at_k(candidates: Sequence[str], ground_truth: str, ks: Sequence[int]) -> dict[int, int]:
@@ -72,39 +71,6 @@ def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
     """
     _check(exact, k)
     return len(set(ranked[:k]) & set(exact[:k])) / len(set(exact[:k]))
-
-
-def entity_mentioned(
-    entities: Sequence[str], texts: Sequence[str], mode: Literal["official", "strict"] = "strict"
-) -> bool:
-    """Return True if any entity is named in the retrieved texts.
-
-    Args:
-        entities: Names with one meaning; each may be several names joined by `|`, all of them required.
-        texts: Retrieved texts, titles included.
-        mode: `official` is PMSR's test (`metrics.official.pmsr`), a substring of all texts as one; `strict` looks for
-            the name's tokens in a row in one text.
-    """
-    if mode == "official":
-        return pmsr.names_in(entities, "\n\n".join(texts))
-    groups = [[part for part in name.split("|") if part.strip()] for name in entities]
-    return any(
-        bool(group) and all(any(cover_match(text, [part]) for text in texts) for part in group) for group in groups
-    )
-
-
-def cumulative_recall(hits: Sequence[Sequence[bool]]) -> list[float]:
-    """Return the share of questions that have found their target by each iteration; it never falls.
-
-    Args:
-        hits: For each question, True for each iteration that found it. A question that stops early keeps its last
-            value, and counts in every iteration.
-
-    Returns:
-        One recall for each iteration of the longest question; [] if no question has any.
-    """
-    rounds = max(map(len, hits), default=0)
-    return [sum(any(question_hits[: count + 1]) for question_hits in hits) / len(hits) for count in range(rounds)]
 
 
 def reciprocal_rank(ranked: Sequence[str], gold: Collection[str]) -> float:

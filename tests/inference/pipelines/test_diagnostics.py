@@ -60,7 +60,6 @@ def test_probes_of_the_data_set_go_before_looks(make, tmp_path, knowledge) -> No
     assert [(p.source, p.passage.entry_id) for p in probes if attribute_of(p.source)] == [
         ("look_alike:mark", "made_up")
     ]
-    assert diagnostic_passages.has_look_alikes
 
 
 def test_entries_that_a_list_calls_alike_are_shown_under_the_same_heading(make, tmp_path, knowledge) -> None:
@@ -69,7 +68,6 @@ def test_entries_that_a_list_calls_alike_are_shown_under_the_same_heading(make, 
     probes = found.build(make.question(0, evidence=make.evidence("gold", 0)))
     assert [(p.source, p.passage.heading) for p in probes[2:]] == [("look_alike:several", "Diet")] * 2
     assert {p.passage.entry_id for p in probes[2:]} == {"blue_owl", "red_cat"}
-    assert found.has_look_alikes
     answering = make.question(0, answer="About the diet of red_cat.", evidence=make.evidence("gold", 0))
     assert "red_cat" not in {p.passage.entry_id for p in found.build(answering)}  # it would not be wrong to accept it
 
@@ -85,7 +83,6 @@ def test_without_looks_there_are_no_look_alikes(make, tmp_path, knowledge) -> No
     diagnostic_passages = builder(tmp_path, knowledge)
     probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 0)))
     assert [p.source for p in probes] == ["gold", "same_article"]
-    assert not diagnostic_passages.has_look_alikes
 
 
 def test_a_question_without_evidence_has_no_probes(make, tmp_path, knowledge) -> None:

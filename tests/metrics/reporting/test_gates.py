@@ -15,13 +15,11 @@ BINARY = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2).filter(
 )
 
 
-def test_accuracy_and_balanced_accuracy() -> None:
+def test_accuracy() -> None:
     decisions, labels = [True, True, True, False], [True, True, True, True]
     assert gates.accuracy(decisions, labels) == 0.75
     decisions, labels = [True, True, True, True], [True, True, True, False]
     assert gates.accuracy(decisions, labels) == 0.75
-    assert gates.balanced_accuracy(decisions, labels) == 0.5
-    assert gates.balanced_accuracy([True, False, False], [True, True, False]) == 0.75
 
 
 @given(MIXED)
@@ -67,8 +65,6 @@ def test_risk_at_full_coverage_is_the_error_rate(rows: list[tuple[float, bool]])
 def test_what_is_undefined_is_refused() -> None:
     with pytest.raises(ValueError, match="positives and negatives"):
         gates.auroc([0.1, 0.2], [True, True])
-    with pytest.raises(ValueError, match="positives and negatives"):
-        gates.balanced_accuracy([True], [False])
     with pytest.raises(ValueError, match="1-D arrays"):
         gates.accuracy([], [])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):

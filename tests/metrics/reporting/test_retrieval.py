@@ -48,27 +48,6 @@ def test_pseudo_relevance_is_the_answers_text_in_any_case() -> None:
         retrieval.prr_at_k([], ["no"], 1, "official")
 
 
-def test_an_entity_is_mentioned_strictly_only_by_whole_words_of_one_text() -> None:
-    assert retrieval.entity_mentioned(["Rome"], ["Romeo"], "official")
-    assert not retrieval.entity_mentioned(["Rome"], ["Romeo"])
-    assert retrieval.entity_mentioned(["New York"], ["in New", "York"], "official")
-    assert not retrieval.entity_mentioned(["New York"], ["in New", "York"])
-    assert retrieval.entity_mentioned(["x", "Rome|Oslo"], ["to Oslo", "from Rome"])
-    assert not retrieval.entity_mentioned(["Rome|Oslo", "|"], ["from Rome"])
-
-
-@given(st.lists(st.lists(st.booleans(), max_size=5), max_size=6))
-def test_cumulative_recall_never_falls_and_ends_at_recall(hits: list[list[bool]]) -> None:
-    recalls = retrieval.cumulative_recall(hits)
-    assert recalls == sorted(recalls)
-    assert len(recalls) == max(map(len, hits), default=0)
-    assert not recalls or recalls[-1] == sum(map(any, hits)) / len(hits)
-
-
-def test_a_question_that_stops_early_keeps_what_it_found() -> None:
-    assert retrieval.cumulative_recall([[True], [False, False, True], []]) == pytest.approx([1 / 3, 1 / 3, 2 / 3])
-
-
 def test_what_is_undefined_is_refused() -> None:
     with pytest.raises(ValueError, match="gold"):
         retrieval.article_recall_at_k(["a"], set(), 1)

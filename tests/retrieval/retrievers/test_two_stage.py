@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,15 +13,13 @@ from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit
 from reflectune.formats.passages import split_passages
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.rerankers.words import WordReranker, bm25_scores
+from reflectune.retrieval.rerankers.words import bm25_scores
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.two_stage import (
     BestPassages,
     PassagesInside,
-    SimilarityRanker,
     Summaries,
-    TextRanker,
     passages_inside,
     summary_of,
 )
@@ -58,7 +55,7 @@ def hits_of(names: Sequence[str]) -> list[Hit]:
 def test_passages_come_from_the_entries_found_best_first(rows: list[tuple[list[str], list[str]]], top: int) -> None:
     queries = [Query(IMAGE, " ".join(words)) for _, words in rows]
     entries = [hits_of(names) for names, _ in rows]
-    found = passages_inside(queries, entries, ARTICLES.__getitem__, TextRanker(), top)
+    found = passages_inside(queries, entries, ARTICLES.__getitem__, top)
     assert len(found) == len(rows)
     for place, ((names, words), hits) in enumerate(zip(rows, found, strict=True)):
         once = list(dict.fromkeys(names))
@@ -72,22 +69,14 @@ def test_passages_come_from_the_entries_found_best_first(rows: list[tuple[list[s
             first = 1 / (names.index(hit.passage.entry_id) + 1)  # an entry that comes twice counts at its first place
             assert hit.parts == {"passage": hit.score, "entry": first, "image": 0.5}
             assert hit.kb == "k"
-        alone = passages_inside([queries[place]], [entries[place]], ARTICLES.__getitem__, TextRanker(), top)
+        alone = passages_inside([queries[place]], [entries[place]], ARTICLES.__getitem__, top)
         assert alone == [hits]
-
-
-class Neural(WordReranker):
-    """A reranker that must not be asked about nothing."""
-
-    def rank(self, questions, passages, top_k=None):
-        assert all(question.strip() for question in questions)
-        return super().rank(questions, passages, top_k)
 
 
 def test_without_a_text_passages_keep_the_order_of_their_entries() -> None:
     queries = [Query(IMAGE), Query(IMAGE, "tower"), Query(IMAGE)]
     rows = [hits_of("ba"), hits_of("ab"), hits_of("d")]
-    first, second, third = passages_inside(queries, rows, ARTICLES.__getitem__, TextRanker(Neural()), 4)
+    first, second, third = passages_inside(queries, rows, ARTICLES.__getitem__, 4)
     assert [hit.passage.id for hit in first] == ["b#0.0", "b#0.1", "b#0.2", "a#0.0"]
     assert {hit.score for hit in first} == {0.0}
     assert second[0].passage.id == "b#0.0"
@@ -96,43 +85,9 @@ def test_without_a_text_passages_keep_the_order_of_their_entries() -> None:
 
 def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ValueError, match="1 queries with 2 lists"):
-        passages_inside([Query(IMAGE)], [[], []], ARTICLES.__getitem__, TextRanker(), 1)
+        passages_inside([Query(IMAGE)], [[], []], ARTICLES.__getitem__, 1)
     with pytest.raises(ValueError, match="0 passages"):
-        passages_inside([Query(IMAGE)], [[]], ARTICLES.__getitem__, TextRanker(), 0)
-
-
-class Axes:
-    """Images and texts on two axes: `owl` and the red image on one, all else on the other."""
-
-    name, revision, dimensions, fingerprint = "axes", "", 2, "f"
-
-    def encode_images(self, images):
-        return np.array([[1, 0] if image.getpixel((0, 0))[0] else [0, 1] for image in images], dtype=np.float32)
-
-    def encode_texts(self, texts):
-        return np.array([[1, 0] if "owl" in text else [0, 1] for text in texts], dtype=np.float32)
-
-
-@pytest.mark.parametrize(
-    ("query", "text_weight", "score"),
-    [
-        pytest.param(Query(IMAGE), 0.5, 1.0, id="image"),
-        pytest.param(Query(text="owl"), 0.25, 1.0, id="text"),
-        pytest.param(Query(IMAGE, "mouse"), 0.25, 0.75, id="both"),
-        pytest.param(Query(IMAGE, "mouse"), 0.0, 1.0, id="both, by the image"),
-    ],
-)
-def test_an_image_is_compared_with_the_text_of_passages(query: Query, text_weight: float, score: float) -> None:
-    ranker = SimilarityRanker(Axes(), text_weight=text_weight)
-    (hits,) = passages_inside([query], [hits_of("ba")], ARTICLES.__getitem__, ranker, 10)
-    assert [hit.passage.id for hit in hits] == ["b#0.2", "a#0.0", "b#0.0", "b#0.1", "a#0.1"]
-    assert [hit.score for hit in hits] == [score, score, *[1 - score] * 3]
-    assert passages_inside([query], [hits_of("c")], ARTICLES.__getitem__, ranker, 10) == [[]]
-
-
-def test_a_weight_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="text_weight"):
-        SimilarityRanker(Axes(), text_weight=1.5)
+        passages_inside([Query(IMAGE)], [[]], ARTICLES.__getitem__, 0)
 
 
 def test_a_multimodal_knowledge_base_is_searched_in_two_stages(kb, encoder, tmp_path: Path) -> None:
