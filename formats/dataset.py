@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
@@ -22,7 +23,7 @@ from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.core.types import METRICS, Metric, Question
-from reflectune.core.values import short
+from reflectune.core.values import Seed, SplitName, short
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.parts import is_in_part
 from reflectune.formats.questions import malformed
@@ -31,6 +32,47 @@ MANIFEST = "dataset.json"
 PROBES, LOOK_ALIKES = "probes.jsonl", "look_alikes.json"
 """Optional files of a data set that measure relevance: passages of its own, and look-alikes of each entry."""
 _PARTS = "*/part-*.parquet"
+
+
+class DatasetKey(Settings):
+    """The data set that a command reads."""
+
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)", hashed=False)
+
+    @cross_check
+    def dataset_problems(self) -> Iterable[str]:
+        """Return the problems of the data set's folder."""
+        if not self.dataset:
+            return ["`dataset` is needed: a data set folder, e.g. the output of convert"]
+        if not Path(self.dataset, MANIFEST).is_file():
+            return [f"`dataset`: {self.dataset} has no {MANIFEST}; give a folder that build_world or convert wrote"]
+        return []
+
+
+class SplitKey(DatasetKey):
+    """One split of a data set."""
+
+    split: SplitName = setting("train", "split of the questions", needed="")
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problem of a split that the data set lacks."""
+        yield from split_issues("split", self.dataset, [self.split])
+
+
+class SplitsKeys(DatasetKey):
+    """Several splits of a data set, and the questions drawn from each."""
+
+    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
+    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
+
+    @cross_check
+    def split_problems(self) -> Iterator[str]:
+        """Yield the problems of splits that the data set lacks."""
+        yield from split_issues("splits", self.dataset, self.splits)
+        if not self.splits:
+            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
 
 
 @dataclass(frozen=True)

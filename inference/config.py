@@ -9,6 +9,7 @@ from typing import Literal
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.launching import spreading_problem
 from reflectune.core.values import Device, DeviceMap, Dtype
+from reflectune.formats.dataset import DatasetKey
 from reflectune.models.names import model_name
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
@@ -17,20 +18,10 @@ ModelRole = Literal["model", "plain_model", "base_model"]
 """The keys that name a model: tuned to reflect, tuned without reflection, not tuned."""
 
 
-class DatasetSettings(Settings):
+class DatasetSettings(DatasetKey):
     """The data set, and whether a command only describes its work."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)", hashed=False)
     dry_run: bool = setting(False, "describe the run without starting it")
-
-    @cross_check
-    def dataset_problems(self) -> list[str]:
-        """Return the problems of the data set's folder."""
-        if not self.dataset:
-            return ["`dataset` is needed: a data set folder, e.g. the output of build_world"]
-        if not Path(self.dataset, "dataset.json").is_file():
-            return [f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"]
-        return []
 
 
 class EngineSettings(Settings):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from reflectune.core.config import Settings, setting
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import METRICS, Metric
-from reflectune.formats.dataset import MANIFEST, Dataset
+from reflectune.formats.dataset import MANIFEST, Dataset, DatasetKey
 from reflectune.metrics.judging.bem import Bem, load_bem
 from reflectune.metrics.scoring.registry import find_metric_name, metric_problems
 from reflectune.models.names import BemName
 
 
-class MetricConfig(Settings):
+class MetricKeys(Settings):
     """Settings of the metric."""
 
     metric: str = setting(
@@ -49,3 +50,12 @@ class MetricConfig(Settings):
         from reflectune.core.devices import find_device  # torch is slow to import: after the config is right
 
         return load_bem(self.bem, device=str(find_device(device)))
+
+
+class MetricConfig(MetricKeys, DatasetKey):
+    """Settings of the metric that scores answers to a data set's questions."""
+
+    @cross_check
+    def metric_problems(self) -> Iterator[str]:
+        """Yield the problems of the metric."""
+        yield from self.metric_issues(self.dataset)

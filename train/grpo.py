@@ -12,7 +12,6 @@ from pathlib import Path
 
 from reflectune.core.command import command
 from reflectune.core.config import cross_check
-from reflectune.formats.dataset import split_issues
 from reflectune.inference.config import BaseModelSettings, DatasetSettings, EngineSettings, ModelSettings
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
@@ -28,8 +27,6 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
     @cross_check
     def grpo_problems(self) -> Iterator[str]:
         """Yield the problems of measuring rewards."""
-        yield from self.metric_issues(self.dataset)
-        yield from split_issues("split", self.dataset, [self.split])
         if GateSettings.of(self) != GateSettings() or not MmkbRagSettings.of(self).ret:
             yield "`gamma` and `ret` mean nothing here: rewards are of both outcomes of the gate; leave them out"
         if not RetrieverConfig.of(self).finds_entries:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import Device, SplitName, output_of
-from reflectune.formats.dataset import split_issues
+from reflectune.core.values import Device, output_of
+from reflectune.formats.dataset import SplitKey
 from reflectune.formats.passages import Lead
 from reflectune.formats.reflection_data import MANIFEST
 from reflectune.retrieval.config import RetrieverConfig
@@ -50,24 +50,19 @@ _DECISIVE: Final = {
 } - {"index", "ranked_entities", "reranker_model", "reranker_token_budget"}
 
 
-class PlainConfig(EvidenceSettings, RerankerConfig, RetrieverConfig):
+class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
     """Build one split of plain fine-tuning data from the questions of finished mR²AG-IT data."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
     reflection: str = setting("", "mR²AG-IT folder, whose questions are taken", needed="")
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
-    split: SplitName = setting("train", "split of the questions", needed="")
     device: Device = setting("auto", "device of encoder and reranker: cpu, cuda, or auto")
     dry_run: bool = setting(False, "describe the build, show one example, and stop")
 
     @cross_check
     def plain_problems(self) -> Iterator[str]:
         """Yield the problems of keys that must fit each other, and of files that they name."""
-        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            yield f"`dataset`: {self.dataset} has no dataset.json; give a folder that convert has finished"
         if self.reflection and not Path(self.reflection, MANIFEST).is_file():
             yield f"`reflection`: {self.reflection} has no {MANIFEST}; build it with build_mr2ag"
-        yield from split_issues("split", self.dataset, [self.split])
         if self.needs_retrieval and not self.finds_entries:
             yield "`index` is needed (see build_index), or `ranked_entities`, or `evidence: [none]`"
 

@@ -8,22 +8,20 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.config import cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.core.values import SplitName
-from reflectune.formats.dataset import Dataset, split_issues
+from reflectune.formats.dataset import MANIFEST, Dataset, SplitKey, split_issues
 from reflectune.formats.parts import PartName
 
 SPARE = 1000
 """Visual-dependent questions drawn beyond the number that the ratio needs: some may be bad rows."""
 
 
-class QuestionSettings(Settings):
+class QuestionSettings(SplitKey):
     """Settings that select the questions."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
-    split: SplitName = setting("train", "split of the questions", needed="")
     part: PartName = setting("", "only a part of the questions, e.g. 1/2, divided by entity; default: all")
     limit: int | None = setting(
         None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
@@ -37,11 +35,8 @@ class QuestionSettings(Settings):
     @cross_check
     def question_problems(self) -> Iterator[str]:
         """Yield the problems of data sets and splits."""
-        for name in ("dataset", "visual_dataset"):
-            folder = getattr(self, name)
-            if folder and not Path(folder, "dataset.json").is_file():
-                yield f"`{name}`: {folder} has no dataset.json; give a folder that convert has finished"
-        yield from split_issues("split", self.dataset, [self.split])
+        if self.visual_dataset and not Path(self.visual_dataset, MANIFEST).is_file():
+            yield f"`visual_dataset`: {self.visual_dataset} has no {MANIFEST}; give a folder that convert wrote"
         visual = self.visual_split or (self.split if self.visual_dataset else "")
         yield from split_issues("visual_split", self.visual_dataset or self.dataset, [visual])
         if self.visual_ratio == 1 and self.visual_dataset:

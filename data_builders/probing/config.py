@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.launching import spreading_problem
-from reflectune.core.values import Device, DeviceMap, Dtype, Seed, SplitName, output_of
-from reflectune.formats.dataset import split_issues
+from reflectune.core.values import Device, DeviceMap, Dtype, Seed, output_of
+from reflectune.formats.dataset import SplitKey
 from reflectune.formats.parts import PartName
 from reflectune.formats.passages import Lead
 from reflectune.formats.reflection_data import MANIFEST
@@ -65,11 +65,11 @@ class WorkerSettings(Settings):
     )
 
 
-class ProbeConfig(GenerationSettings, DocumentSettings, WorkerSettings, MetricConfig, ImageKeys, RetrieverConfig):
+class ProbeConfig(
+    GenerationSettings, DocumentSettings, WorkerSettings, SplitKey, MetricConfig, ImageKeys, RetrieverConfig
+):
     """Ask a model a split's questions without and with each retrieved document, and record its answers."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
-    split: SplitName = setting("train", "split of the questions", needed="")
     part: PartName = setting(
         "", "only a part of the questions, e.g. 2/2, divided by entity: one that the model was not trained on"
     )
@@ -90,28 +90,12 @@ class ProbeConfig(GenerationSettings, DocumentSettings, WorkerSettings, MetricCo
     dry_run: bool = setting(False, "describe the questions, show one prompt, and stop")
 
     @cross_check
-    def dataset_problems(self) -> Iterator[str]:
-        """Yield a problem if the data set is missing."""
-        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            yield f"`dataset`: {self.dataset} has no dataset.json; give a folder that convert has finished"
-
-    @cross_check
     def trained_on_problems(self) -> Iterator[str]:
         """Yield the problems of the data whose questions are left out."""
         if self.leave_out_facts and not self.trained_on:
             yield "`leave_out_facts` needs `trained_on`: the data whose facts are left out"
         if self.trained_on and not Path(self.trained_on, MANIFEST).is_file():
             yield f"`trained_on`: {self.trained_on} has no {MANIFEST}; give a folder that a data builder wrote"
-
-    @cross_check
-    def metric_problems(self) -> Iterator[str]:
-        """Yield the problems of the metric."""
-        yield from self.metric_issues(self.dataset)
-
-    @cross_check
-    def split_problems(self) -> Iterator[str]:
-        """Yield the problems of the split."""
-        yield from split_issues("split", self.dataset, [self.split])
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import Seed, SplitName, output_of
-from reflectune.formats.dataset import split_issues
+from reflectune.core.values import Seed, output_of
+from reflectune.formats.dataset import SplitKey
 from reflectune.inference.config import DatasetSettings, ModelSettings
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import CriticShares, LessonStage
@@ -61,11 +61,10 @@ class ReagLessonKeys(Settings):
         return CriticShares(self.negatives, self.hard_share, self.distractors)
 
 
-class LessonsConfig(ReagLessonKeys, ModelSettings, DatasetSettings, TaughtPipelines):
+class LessonsConfig(ReagLessonKeys, SplitKey, ModelSettings, DatasetSettings, TaughtPipelines):
     """Write the prompts of an iterative pipeline, with ideal replies, as training data of scheme plain."""
 
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
-    split: SplitName = setting("train", "whose questions; those with evidence are taken", needed="")
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     query_forms: list[str] = setting(
         list(FORMS),
@@ -83,11 +82,6 @@ class LessonsConfig(ReagLessonKeys, ModelSettings, DatasetSettings, TaughtPipeli
         """Yield the model and the index that are missing."""
         values = {"base_model": self.base_model, "index": RetrieverConfig.of(self).index}
         yield from [f"`{name}` is needed" for name, value in values.items() if not value]
-
-    @cross_check
-    def split_problems(self) -> Iterator[str]:
-        """Yield the problems of the split."""
-        yield from split_issues("split", self.dataset, [self.split])
 
     @cross_check
     def pipeline_problems(self) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 from reflectune.core.config import cross_check, setting
@@ -42,7 +42,7 @@ class BenchmarkConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
         if self.mode in ("no_retrieval", "gate") and not MmkbRagSettings.of(self).ret:
             yield f"`ret` is off, but mode {self.mode} reads the gate"
 
-    def dataset_problems(self) -> list[str]:
+    def dataset_problems(self) -> Iterable[str]:
         """Return the problems of the data set's folder. One mode reads its knowledge base."""
         return super().dataset_problems() if self.mode == "pipeline" else []
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.values import Device, InputFile, OutputFile, Seed, Share, SplitName
-from reflectune.formats.dataset import split_issues
+from reflectune.core.values import Device, InputFile, OutputFile, Share
+from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import DatasetSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.pipelines.recipe import Recipe
-from reflectune.inference.pipelines.registry import (
-    all_forms,
-    all_recipes,
-    find_recipe,
-    missing_parts,
-)
+from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
 from reflectune.inference.running.runner import RunSettings
 from reflectune.inference.running.settings import AllPipelines, ReflectingPipelines
 from reflectune.inference.trace_files.opening import trace_files
@@ -27,26 +22,11 @@ from reflectune.retrieval.config import IndexKeys, RetrieverConfig
 from reflectune.retrieval.retrievers.queries import Fusion
 
 
-class EvaluateConfig(RunSettings, MetricConfig, ModelSettings, DatasetSettings, AllPipelines):
+class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, DatasetSettings, AllPipelines):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
-    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
     report_questions: int = setting(1000, "questions to list in the report", ge=0)
-    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
-
-    @cross_check
-    def metric_problems(self) -> Iterator[str]:
-        """Yield the problems of the metric."""
-        yield from self.metric_issues(self.dataset)
-
-    @cross_check
-    def split_problems(self) -> Iterator[str]:
-        """Yield the problems of the splits."""
-        yield from split_issues("splits", self.dataset, self.splits)
-        if not self.splits:
-            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
 
     @cross_check
     def form_problems(self) -> Iterator[str]:
@@ -114,7 +94,7 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
         return {name: path for name, path in stored.items() if self.pipeline in ("", name)}
 
     @cross_check
-    def dataset_problems(self) -> list[str]:
+    def dataset_problems(self) -> Iterable[str]:
         """Return the problems of the data set's folder; an evaluation's traces are shown without it."""
         return [] if self.evaluation else super().dataset_problems()
 
@@ -132,11 +112,9 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
             yield f"`pipeline`: {self.evaluation} has no traces of {self.pipeline}; one of {', '.join(stored)}"
 
 
-class RecallConfig(TextIndexSettings, IndexKeys):
+class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
     """Measure how often an index finds the right entries and passages."""
 
-    dataset: str = setting("", "data set folder (questions, images, knowledge base)", needed="")
-    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "whose questions", needed="")
     title_weights: list[Share] = setting(
         [0.0, 0.25, 0.5, 0.75, 1.0], "weights of titles in an entry's score; eq. 3: 0.5", needed=""
     )
@@ -149,8 +127,6 @@ class RecallConfig(TextIndexSettings, IndexKeys):
     )
     overlap: bool = setting(False, "compare an approximate index with an exact search of its vectors, which is slow")
     depths: list[Annotated[int, Field(ge=1)]] = setting([1, 5, 10, 20, 50], "k of recall@k", needed="")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
-    seed: Seed = setting(0, "of the draw, and of the intervals")
     output: OutputFile = setting("", "JSON file for the figures; they are printed in any case")
     device: Device = setting("auto", "where the encoder runs: cpu, cuda, or auto")
 
@@ -161,9 +137,3 @@ class RecallConfig(TextIndexSettings, IndexKeys):
             yield "`index` is needed, or `ranked_entities`, or `text_index`"
         if self.text_weights and not self.index:
             yield "`index` is needed by `text_weights`, which are of texts against titles in it"
-
-    @cross_check
-    def dataset_problems(self) -> Iterator[str]:
-        """Yield a problem if the data set is missing."""
-        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            yield f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"

@@ -10,8 +10,8 @@ from pydantic import PlainValidator, model_validator
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.parsing import parse_json
-from reflectune.core.values import Seed, SplitName, one_of, output_of, short
-from reflectune.formats.dataset import split_issues
+from reflectune.core.values import one_of, output_of, short
+from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.registry import find_recipe, sweepable
 from reflectune.inference.sweeps.points import ELSEWHERE, GridSettings, Point, expand, problems
@@ -40,38 +40,23 @@ def read_grid(value: Any) -> Grid:
         raise ValueError(f"must be a JSON mapping of settings to lists of values: {error}") from None
 
 
-class SweepConfig(MetricConfig, GridSettings):
+class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
     pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose settings to vary")
     grid: Annotated[Grid, PlainValidator(read_grid)] = setting(Grid(), "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
-    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     output: Annotated[str, output_of()] = setting("", "folder for sweep.json, sweep.html and the plots", needed="")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong"
     )
-    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:
         """Set the pipeline's own scheme, if none is named."""
         self.scheme = self.scheme or self.pipeline
         return self
-
-    @cross_check
-    def metric_problems(self) -> Iterator[str]:
-        """Yield the problems of the metric."""
-        yield from self.metric_issues(self.dataset)
-
-    @cross_check
-    def split_problems(self) -> Iterator[str]:
-        """Yield the problems of the splits."""
-        yield from split_issues("splits", self.dataset, self.splits)
-        if not self.splits:
-            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
 
     @cross_check
     def grid_problems(self) -> Iterator[str]:

@@ -30,7 +30,7 @@ PassagesOf = Callable[[str], Sequence[Passage]]
 """The passages of an entry, by its id."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PassagesInside:
     """Multimodal knowledge base searched in two stages: entries by the whole query, then passages inside them.
 
@@ -57,7 +57,7 @@ class PassagesInside:
         return passages_inside(queries, hits, self.passages_of, top)
 
 
-@dataclass(frozen=True)
+@dataclass
 class BestPassages:
     """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): one passage of each entry found.
 
@@ -88,7 +88,7 @@ class BestPassages:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Summaries:
     """Multimodal knowledge base of pairs of an image and a summary (PMSR): the summaries of the entries found.
 

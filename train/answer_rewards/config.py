@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import SplitName
-from reflectune.formats.dataset import split_issues
+from reflectune.formats.dataset import SplitKey
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
 from reflectune.train.data.mixture import DataSource
 from reflectune.train.settings.training import TrainingConfig
 
 
-class AnswerGrpoConfig(MetricConfig, TrainingConfig):
+class AnswerGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
     """Train the answers of a fine-tuned checkpoint by TRL's GRPO, without a KL term, for accuracy and format.
 
     `per_device_train_batch_size` counts replies.
@@ -28,13 +27,6 @@ class AnswerGrpoConfig(MetricConfig, TrainingConfig):
         hashed=False,  # its content is, and that of `dataset` and `train_data`
     )
     scheme: str = setting("plain", "always plain: replies have no tokens of their own")
-    dataset: str = setting(
-        "",
-        "data set folder, whose questions have the right answers",
-        needed="a data set folder, whose questions have the right answers",
-        hashed=False,
-    )
-    split: SplitName = setting("train", "split of its questions")
     train_data: str = setting(
         "",
         "prompts: a folder that write_lessons wrote with `stage: grpo`",
@@ -71,22 +63,10 @@ class AnswerGrpoConfig(MetricConfig, TrainingConfig):
             yield "`accuracy_reward` and `format_reward` are both 0: nothing would be learned"
 
     @cross_check
-    def dataset_problems(self) -> Iterator[str]:
-        """Yield the problems of the data set."""
-        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
-            yield f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one"
-        yield from split_issues("split", self.dataset, [self.split])
-
-    @cross_check
     def prompt_problems(self) -> Iterator[str]:
         """Yield a problem if the prompts are missing."""
         if self.train_data and not self.source.file.is_file():
             yield f"`train_data`: {self.source.file} does not exist; write it with write_lessons"
-
-    @cross_check
-    def metric_problems(self) -> list[str]:
-        """Return the problems of the metric."""
-        return self.metric_issues(self.dataset)
 
     @property
     def source(self) -> DataSource:

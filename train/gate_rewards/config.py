@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.values import OutputFolder, SplitName
+from reflectune.core.values import OutputFolder
+from reflectune.formats.dataset import SplitKey
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
 from reflectune.train.settings.training import TrainingConfig
@@ -18,7 +19,7 @@ PolicyLoss = Literal["expected", "grpo", "regression"]
 """Objectives of a gate; see `reflectune.train.gate_rewards.policy`."""
 
 
-class GateConfig(MetricConfig, TrainingConfig):
+class GateConfig(SplitKey, MetricConfig, TrainingConfig):
     """Train the gates of a fine-tuned checkpoint by reward."""
 
     model: ModelName = setting(
@@ -27,7 +28,6 @@ class GateConfig(MetricConfig, TrainingConfig):
         needed="a checkpoint that sft wrote",
         hashed=False,  # its content is
     )
-    split: SplitName = setting("train", "split of the data set's questions to train on")
     limit: int | None = setting(None, "most questions, drawn by seed; all if unset", ge=1)
     visual_limit: int | None = setting(
         None, "most of them that are visual-dependent, drawn by seed; all if unset", ge=0

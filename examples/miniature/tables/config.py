@@ -14,7 +14,7 @@ from reflectune.examples.miniature.world.questions import SPLITS
 from reflectune.formats.dataset import split_issues
 from reflectune.inference.pipelines.registry import sweepable
 from reflectune.inference.sweeps.points import GridSettings
-from reflectune.metrics.config import MetricConfig
+from reflectune.metrics.config import MetricKeys
 from reflectune.models.names import EncoderName, ModelName
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -22,7 +22,7 @@ REFLECTION = "reflection/reflection.json"
 """The manifest of a quick start's mR²AG-IT."""
 
 
-class TablesConfig(MetricConfig, RerankerConfig):
+class TablesConfig(MetricKeys, RerankerConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
     paper: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose tables")
