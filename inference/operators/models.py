@@ -15,7 +15,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
-from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply
+from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply, is_word
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # slow to import
 
 AboutPicture = tuple[Picture, Prompt]
 """The picture of a question, and a prompt about it."""
+
+_LEAST_ANSWERED = 0.1
+"""Probability of both words below which a judgement says nothing."""
 
 
 class LocalModel:
@@ -169,20 +172,24 @@ class ServedModel:
         return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
-        """Compute P(yes) and P(no) of each prompt from the server's log-probabilities; 0 for a word outside its top 20.
+        """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
 
-        Warns if neither word is among them, as with a reasoning model: such a judgement is meaningless.
+        0 for a word outside its top 20. Warns if a reply begins with other words, as a reasoning model's does: such a
+        judgement is meaningless.
 
         Raises:
-            UserError: The server returns no log-probabilities.
+            UserError: The server returns no log-probabilities, or NaN; or the words differ by case or marks only.
         """
+        if is_word(yes, no):
+            raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
         conversations = [conversation(image, prompt) for image, prompt in prompts]
         first_tokens = self._remote.log_probabilities(conversations, [yes, no], desc="")
         likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in first_tokens]
-        if not all(map(any, likely)):
+        if any(sum(pair) < _LEAST_ANSWERED for pair in likely):
             warnings.warn(
-                f"{self._remote.endpoint.shown_url} gives neither {yes!r} nor {no!r} among a reply's likeliest first "
-                "tokens, whose share is then 0; judge with a model that answers at once",
+                f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
+                f"{min(map(sum, likely)):.2%}), so that their share says nothing; judge with a model that answers at "
+                "once",
                 stacklevel=2,
             )
         return [

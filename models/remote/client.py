@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,6 +26,13 @@ Messages = list[dict[str, Any]]
 MOST_LOG_PROBABILITIES = 20
 """Most first tokens that OpenAI's API and vLLM (by default) return."""
 
+_BEFORE_A_WORD = "\N{LOWER ONE EIGHTH BLOCK}\u0120\u010a\u0109"
+"""Markers of vocabularies: a space of SentencePiece; a space, a line break and a tab of byte-level BPE."""
+
+_AROUND_A_WORD = "\"'`*_#([{<>}])\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}" + (
+    "\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}.,:;!"
+)
+
 
 @dataclass(frozen=True)
 class RemoteReply:
@@ -35,7 +43,8 @@ class RemoteReply:
         prompt_tokens: Tokens that were sent, as the server counts them.
         completion_tokens: Tokens that were received.
         finish: Finish reason: `stop`, `length` (cut off at `max_tokens`), `content_filter`.
-        first_token: Natural log-probabilities of the most likely first tokens, if they were requested.
+        first_token: Natural log-probabilities of the most likely first tokens by text, if they were requested; the
+            probabilities of ids with one text are added.
         refused: Reason of a refusal; "" for an answer. Refusals are not kept in the file.
     """
 
@@ -114,17 +123,17 @@ class RemoteModel:
         return [reply.text for reply in self.complete_all(conversations, desc=desc)]
 
     def log_probabilities(
-        self, conversations: Sequence[Messages], tokens: Iterable[str], *, desc: str = "requests"
+        self, conversations: Sequence[Messages], words: Iterable[str], *, desc: str = "requests"
     ) -> list[dict[str, float]]:
-        """Return, for each conversation, the natural log-probability of each of these tokens as the reply's first.
+        """Return, for each conversation, the natural log-probability that the reply begins with each of these words.
 
-        The server returns the 20 most likely first tokens; others are left out, and are at most as likely as the least
-        likely of them. A gate reads its two tokens from one request.
+        The probabilities of all first tokens that are the word (`is_word`) are added. The server returns the 20 most
+        likely first tokens; a word that none of them is, is left out. A gate reads its two words from one request.
 
         Raises:
-            UserError: The server gives no log-probabilities, refuses a request, or can't be used.
+            UserError: The server gives no log-probabilities or NaN, refuses a request, or can't be used.
         """
-        requested = set(tokens)
+        requested = dict.fromkeys(words)
         replies = self.complete_all(
             conversations, desc=desc, max_tokens=1, logprobs=True, top_logprobs=MOST_LOG_PROBABILITIES
         )
@@ -134,7 +143,7 @@ class RemoteModel:
                 raise UserError(
                     f"{self.endpoint.shown_url} gives no log-probabilities ({reason}); use a server that does"
                 )
-        return [{token: value for token, value in reply.first_token.items() if token in requested} for reply in replies]
+        return [_by_word(reply.first_token, requested) for reply in replies]
 
     def usage(self) -> dict[str, Any]:
         """Return the tokens and the cost of all replies in the file, of this run and earlier ones."""
@@ -259,8 +268,54 @@ def read_completion(value: Any) -> RemoteReply:
         prompt_tokens=int(used.get("prompt_tokens") or 0),
         completion_tokens=int(used.get("completion_tokens") or 0),
         finish=str(choice.get("finish_reason") or ""),
-        first_token={_storable(str(entry["token"])): float(entry["logprob"]) for entry in listed},
+        first_token=_first_token(listed),
     )
+
+
+def is_word(token: str, word: str) -> bool:
+    """Return True if a token is a word, without case, spaces, a vocabulary's markers, quotes, brackets and emphasis.
+
+    Example:
+        >>> [is_word(token, "Yes") for token in (" Yes", "\u0120yes", "**Yes", "Yesterday")]
+        [True, True, True, False]
+    """
+    return _bare(token) == _bare(word)
+
+
+def _bare(text: str) -> str:
+    stripped = text.strip().lstrip(_BEFORE_A_WORD).strip()
+    return (stripped.strip(_AROUND_A_WORD) or stripped).casefold()
+
+
+def _by_word(first_token: Mapping[str, float], words: Iterable[str]) -> dict[str, float]:
+    """Return the summed log-probability of each word that is among the tokens."""
+    found = {word: [value for token, value in first_token.items() if is_word(token, word)] for word in words}
+    return {word: _log_sum(values) for word, values in found.items() if values}
+
+
+def _first_token(listed: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Read the likely first tokens by text; tokens of probability 0 are left out.
+
+    Raises:
+        UserError: A log-probability is NaN.
+    """
+    by_text: dict[str, list[float]] = {}
+    for entry in listed:
+        token, value = _storable(str(entry["token"])), float(entry["logprob"])
+        if math.isnan(value):
+            raise UserError(
+                f"the server gives NaN as the log-probability of {token!r}: float16 overflows in some models, where "
+                "bfloat16 does not (`--dtype bfloat16`); else the weights that it serves are damaged"
+            )
+        if value > -math.inf:
+            by_text.setdefault(token, []).append(value)
+    return {token: _log_sum(values) for token, values in by_text.items()}
+
+
+def _log_sum(values: Sequence[float]) -> float:
+    """Return the logarithm of the sum of probabilities, at most 0."""
+    most = max(values)
+    return min(0.0, most + math.log(sum(math.exp(value - most) for value in values)))
 
 
 def _storable(text: str) -> str:

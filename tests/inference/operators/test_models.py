@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import io
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -100,9 +101,35 @@ def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:
 def test_a_judgement_that_says_nothing_is_no_secret(stub_server, remote) -> None:
     """A reasoning model begins with its thoughts."""
     server = stub_server(say, first_token={"<think>": math.log(0.9), "Well": math.log(0.1)})
-    with remote(server.url) as model, pytest.warns(UserWarning, match="neither 'Yes' nor 'No' among"):
+    with remote(server.url) as model, pytest.warns(UserWarning, match="begins with neither 'Yes' nor 'No'"):
         (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
     assert judged.share == 0
+
+
+def served(*listed: tuple[str, float]) -> str:
+    first = {"top_logprobs": [{"token": token, "logprob": value} for token, value in listed]}
+    return json.dumps({"choices": [{"message": {"content": "x"}, "logprobs": {"content": [first]}}]})
+
+
+@pytest.mark.parametrize(
+    "yes", [" Yes", "\u2581Yes", "\u0120Yes", "\u010ayes", "\nYes", "Yes", '"Yes', "**YES", "\u201cYes"]
+)
+def test_all_first_tokens_that_are_the_word_count(yes: str, stub_server, remote) -> None:
+    listed = [(yes, math.log(0.6)), (yes, math.log(0.2)), ("Yes", math.log(0.1)), ("No", -3.0), ("Yesterday", -4.0)]
+    server = stub_server(say, lambda text, number: {"body": served(*listed, ("Not", -math.inf))})
+    with remote(server.url) as model:
+        (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+    assert (judged.yes, judged.no) == pytest.approx((0.9, math.exp(-3)))
+
+
+def test_a_probability_that_is_nan_is_an_error_and_not_kept(stub_server, remote) -> None:
+    server = stub_server(say, lambda text, number: {"body": served(("Yes", math.nan), ("No", -0.1))})
+    with remote(server.url) as model:
+        with pytest.raises(UserError, match="NaN as the log-probability of 'Yes'"):
+            ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+        assert model.usage()["replies"] == 0
+        with pytest.raises(UserError, match="are one word"):
+            ServedModel(model).judge([(IMAGE, ASKED)], "Yes", " yes")
 
 
 def test_each_document_is_judged_in_a_request_of_its_own(stub_server, remote) -> None:
