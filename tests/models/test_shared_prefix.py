@@ -1,9 +1,10 @@
 """Every supported family: what is computed over a shared prefix is what independent rows compute."""
 
+import contextlib
 import copy
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    AutoModelForImageTextToText,
-    CLIPVisionConfig,
-    InternVLConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaNextConfig,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2VLConfig,
-    Qwen3VLConfig,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention import shared as shared_attention
@@ -37,13 +27,47 @@ from reflectune.models.weights.spreading import spread
 from reflectune.train.weights.parameters import freeze_tower, tower_of
 
 IMAGE, VOCABULARY = 3, 120
-FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]
+TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
+VISION = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+CLIP = {"model_type": "clip_vision_model", **VISION, "num_hidden_layers": 3, "image_size": 16, "patch_size": 8}
+QWEN_VISION = {"num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN_25_VISION = {**QWEN_VISION, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32}
+QWEN_IDS = {"video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "llava": (CLIP, {"model_type": "llama"}, {}),
+    "llava_next": (CLIP, {"model_type": "llama"}, {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}),
+    "qwen2_vl": ({**QWEN_VISION, "depth": 2, "embed_dim": 16, "hidden_size": 32}, ENDS | ROPE, QWEN_IDS),
+    "qwen2_5_vl": (
+        {**QWEN_25_VISION, "depth": 2, "window_size": 16, "fullatt_block_indexes": [1]},
+        ENDS | ROPE,
+        QWEN_IDS,
+    ),
+    "qwen3_vl": (
+        {**QWEN_25_VISION, "depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+        {**ENDS, **ROPE, "head_dim": 8},
+        QWEN_IDS,
+    ),
+    "internvl": (
+        {**VISION, "num_hidden_layers": 2, "image_size": [16, 16], "patch_size": [4, 4]},
+        {**ENDS, "model_type": "qwen2"},
+        {"image_seq_length": 4},
+    ),
+}
+"""Settings of a family's vision tower, of its language model, and of both together."""
+FAMILIES = list(CONFIGS)
 
 
-def build(family: str, *, tied: bool = False, seed: int = 0) -> PreTrainedModel:
+def build(family: str, *, tied: bool = False) -> PreTrainedModel:
     """A model of random weights, wide enough that its decisions differ."""
-    torch.manual_seed(seed)
-    model = _BUILDERS[family](tied)
+    torch.manual_seed(0)
+    vision, text, more = copy.deepcopy(CONFIGS[family])
+    text |= {**TEXT, "tie_word_embeddings": tied}
+    more |= {"image_token_index" if family == "llava_next" else "image_token_id": IMAGE, "tie_word_embeddings": tied}
+    config = AutoConfig.for_model(family, vision_config=vision, text_config=text, **more)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.15)
@@ -56,7 +80,8 @@ def prefix(model: PreTrainedModel, images: int, words: int, *, seed: int = 0) ->
     ids, vision = [1], []
     for number in range(images):
         count, made = _image(model, seed + number, generator)
-        ids += [*_words(1, generator), *_opened(model), *[IMAGE] * count, *_closed(model)]
+        before, after = ([5], [6]) if "qwen" in model.config.model_type else ([], [])
+        ids += [*_words(1, generator), *before, *[IMAGE] * count, *after]
         vision.append(made)
     ids += _words(words, generator)
     names = vision[0] if vision else {}
@@ -107,10 +132,9 @@ def plainly_learned(model: PreTrainedModel) -> Callable[[Callable[[PreTrainedMod
     return functools.cache(lambda make, images: learned(model, plain_batches(model, make(model, images))))
 
 
-def engine_of(model: PreTrainedModel, budget: int = 16_384) -> PrefixEngine:
+def engine_of(model: PreTrainedModel, budget: int = 16_384, **settings: Any) -> PrefixEngine:
     renderer = SimpleNamespace(end_token_id=2, decode=lambda ids: " ".join(map(str, ids)))
-    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="test")
-    return PrefixEngine(loaded, budget)
+    return PrefixEngine(SimpleNamespace(model=model, renderer=renderer, name="test"), budget, **settings)
 
 
 def questions(model: PreTrainedModel, images: int) -> list[Rendered]:
@@ -197,6 +221,18 @@ def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[
     ]
 
 
+@contextlib.contextmanager
+def training(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
+    model.train()
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        model.activation_checkpointing_disable()
+        model.eval()
+
+
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("by_parts", [True, False])
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -206,14 +242,8 @@ def test_loss_and_gradients_are_those_of_independent_rows(
     expected = plainly_learned(trees, images)
     monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: by_parts)
     made, collate = trees(model, images), TreeCollator(model)
-    model.train()
-    if checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    try:
+    with training(model, checkpointing):
         actual = learned(model, [collate(made)])
-    finally:
-        model.activation_checkpointing_disable()
-        model.eval()
     assert max(differences(actual, expected)) < 1e-4
 
 
@@ -228,9 +258,9 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
     assert max(differences(learned(model, [batch]), expected)) > 1e-2
 
 
-@pytest.fixture(scope="module")
-def qwen2_vl() -> PreTrainedModel:
-    return build("qwen2_vl")
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+def one_of_two(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return build(request.param)
 
 
 @given(
@@ -239,30 +269,28 @@ def qwen2_vl() -> PreTrainedModel:
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=25, deadline=None)
-def test_neither_budget_nor_order_matters(qwen2_vl, lengths, budget, rng):
-    model = qwen2_vl
-    prefixes = [prefix(model, 1, 2 + q, seed=q) for q in range(len(lengths))]
-    hung = [
-        [branch(n, seed=10 * q + k) for k, n in enumerate(branch_lengths)] for q, branch_lengths in enumerate(lengths)
-    ]
-    rows = [(q, k) for q, branch_lengths in enumerate(lengths) for k in range(len(branch_lengths))]
+def test_neither_budget_nor_order_matters(one_of_two, lengths, budget, rng):
+    prefixes = [prefix(one_of_two, 1, 2 + q, seed=q) for q in range(len(lengths))]
+    hung = [[branch(n, seed=10 * q + k) for k, n in enumerate(counts)] for q, counts in enumerate(lengths)]
+    rows = [(q, k) for q, counts in enumerate(lengths) for k in range(len(counts))]
 
-    def results(order: list[int], budget: int) -> tuple[list[Tensor], dict[tuple[int, int], list[int]]]:
-        engine = engine_of(model, budget)
-        state = engine.branch(engine.read([prefixes[q] for q in order]), [hung[q] for q in order])
-        gates = dict(zip(order, state.probabilities(GATES), strict=True))
-        wanted = [(order.index(q), k) for q, k in rows]
-        answers = engine.generate(state, wanted, max_new_tokens=3)
-        return [gates[q] for q in sorted(order)], {
-            row: answer.token_ids for row, answer in zip(rows, answers, strict=True)
-        }
+    def results(order: list[int], budget: int) -> tuple[Tensor, list[Tensor], list[Any]]:
+        engine = engine_of(one_of_two, budget)
+        opened = engine.read([prefixes[q] for q in order])
+        state = engine.branch(opened, [hung[q] for q in order])
+        back = [order.index(q) for q in range(len(order))]
+        answers = engine.generate(state, [(back[q], k) for q, k in rows], max_new_tokens=3)
+        relevance = state.probabilities(GATES)
+        return opened.probabilities(GATES)[back], [relevance[place] for place in back], answers
 
     order = list(range(len(lengths)))
     expected = results(order, 16_384)
     rng.shuffle(order)
     actual = results(order, budget)
-    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-7)
-    assert actual[1] == expected[1]
+    torch.testing.assert_close(actual[:2], expected[:2], rtol=1e-5, atol=1e-7)
+    for answer, wanted in zip(actual[2], expected[2], strict=True):
+        assert answer.token_ids == wanted.token_ids
+        assert answer.score == pytest.approx(wanted.score, rel=1e-3)
 
 
 def test_a_prefix_without_an_image_and_a_branch_beyond_the_context():
@@ -300,8 +328,7 @@ def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypa
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
     prefixes = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
     expected = [next_probabilities(model, question, [30, 31])[GATES] for question in prefixes]
-    engine, seen = engine_of(model), vision_calls(model)
-    engine = PrefixEngine(SimpleNamespace(model=model, renderer=engine.renderer, name="test"), keep_images=keep)
+    engine, seen = engine_of(model, keep_images=keep), vision_calls(model)
     probabilities = engine.branch(engine.read(prefixes), [[[30, 31]]] * 4).probabilities(GATES)
     for gates, wanted in zip(probabilities, expected, strict=True):
         torch.testing.assert_close(gates[0], wanted, rtol=1e-4, atol=1e-7)
@@ -367,14 +394,8 @@ def test_training_reads_a_picture_of_several_questions_once(model, images, check
     counts = [len(collate([tree])["pixel_values"]) for tree in made]
     assert len(batch["pixel_values"]) == sum(counts)
     seen = pixels_read(model, monkeypatch)
-    model.train()
-    if checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    try:
+    with training(model, checkpointing):
         actual = learned(model, [batch])
-    finally:
-        model.activation_checkpointing_disable()
-        model.eval()
     assert max(differences(actual, expected)) < 1e-4
     assert [len(pixels) for pixels in seen] == [sum(counts[:2])]
 
@@ -424,9 +445,7 @@ def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family):
     kept: list[bool] = []
     for name, module in model.named_modules():
         if tower_of(name) == "vision tower":
-            module.register_forward_hook(
-                lambda module, _, out: kept.append(out.requires_grad) if isinstance(out, Tensor) else None
-            )
+            module.register_forward_hook(lambda *io: kept.extend(t.requires_grad for t in io if torch.is_tensor(t)))
     gradients = learned(model.train(), [TreeCollator(model)(of_one_picture(model, 1))])
     assert kept
     assert not any(kept)
@@ -448,19 +467,8 @@ def _words(count: int, generator: torch.Generator) -> list[int]:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     most = max(part.shape[1] for part in parts)
-    if any(part.shape[1] != most for part in parts):
-        parts = [
-            torch.cat([part, part.new_zeros(len(part), most - part.shape[1], *part.shape[2:])], 1) for part in parts
-        ]
-    return torch.cat(parts)
-
-
-def _opened(model: PreTrainedModel) -> list[int]:
-    return [5] if "qwen" in model.config.model_type else []
-
-
-def _closed(model: PreTrainedModel) -> list[int]:
-    return [6] if "qwen" in model.config.model_type else []
+    paddings = [part.new_zeros(len(part), most - part.shape[1], *part.shape[2:]) for part in parts]
+    return torch.cat([torch.cat(pair, 1) for pair in zip(parts, paddings, strict=True)])
 
 
 def _image(model: PreTrainedModel, seed: int, generator: torch.Generator) -> tuple[int, dict[str, Tensor]]:
@@ -470,127 +478,10 @@ def _image(model: PreTrainedModel, seed: int, generator: torch.Generator) -> tup
         height, width = ((4, 4), (2, 6), (6, 4))[seed % 3]
         patch = model.config.vision_config.patch_size
         pixels = torch.randn(height * width, 3 * 2 * patch * patch, generator=generator)
-        return height * width // 4, {
-            "pixel_values": pixels,
-            "image_grid_thw": torch.tensor([[1, height, width]]),
-        }
+        return height * width // 4, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, height, width]])}
     if kind == "llava_next":
         size = ((32, 16), (32, 32))[seed % 2]  # two tiles or four, and the whole picture
         pixels = torch.randn(1, 1 + size[0] * size[1] // 256, 3, 16, 16, generator=generator)
         rows, columns = size[0] // 8, size[1] // 8
         return 4 + rows * (columns + 1), {"pixel_values": pixels, "image_sizes": torch.tensor([size])}
     return 4, {"pixel_values": torch.randn(1, 3, 16, 16, generator=generator)}
-
-
-def _text(kind: type, tied: bool, **more: Any) -> Any:
-    return kind(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        **more,
-    )
-
-
-def _clip() -> CLIPVisionConfig:
-    return CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=16, patch_size=8
-    )
-
-
-def _llava(tied: bool) -> PreTrainedModel:
-    config = LlavaConfig(
-        vision_config=_clip(), text_config=_text(LlamaConfig, tied), image_token_id=IMAGE, tie_word_embeddings=tied
-    )
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
-
-
-def _llava_next(tied: bool) -> PreTrainedModel:
-    config = LlavaNextConfig(
-        vision_config=_clip(),
-        text_config=_text(LlamaConfig, tied),
-        image_token_index=IMAGE,
-        image_grid_pinpoints=[[16, 32], [32, 16], [32, 32]],
-        tie_word_embeddings=tied,
-    )
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
-
-
-_QWEN_TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
-}
-_QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
-
-
-def _qwen2(tied: bool) -> PreTrainedModel:
-    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
-    config = Qwen2VLConfig(
-        text_config={**_QWEN_TEXT, "tie_word_embeddings": tied},
-        vision_config={**vision, "spatial_merge_size": 2, "temporal_patch_size": 2},
-        tie_word_embeddings=tied,
-        **_QWEN_IDS,
-    )
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
-
-
-def _qwen25(tied: bool) -> PreTrainedModel:
-    vision = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
-    more = {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
-    config = Qwen2_5_VLConfig(
-        text_config={**_QWEN_TEXT, "tie_word_embeddings": tied},
-        vision_config={**vision, **more, "spatial_merge_size": 2, "temporal_patch_size": 2},
-        tie_word_embeddings=tied,
-        **_QWEN_IDS,
-    )
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
-
-
-def _qwen3(tied: bool) -> PreTrainedModel:
-    vision = {"depth": 3, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
-    more = {"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
-    config = Qwen3VLConfig(
-        text_config={**_QWEN_TEXT, "head_dim": 8, "tie_word_embeddings": tied},
-        vision_config={**vision, **more, "spatial_merge_size": 2, "temporal_patch_size": 2},
-        tie_word_embeddings=tied,
-        **_QWEN_IDS,
-    )
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
-
-
-def _internvl(tied: bool) -> PreTrainedModel:
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = InternVLConfig(
-        vision_config={**vision, "image_size": [16, 16], "patch_size": [4, 4]},
-        text_config={
-            **{key: value for key, value in _QWEN_TEXT.items() if key != "rope_parameters"},
-            "model_type": "qwen2",
-            "tie_word_embeddings": tied,
-        },
-        image_token_id=IMAGE,
-        image_seq_length=4,
-        tie_word_embeddings=tied,
-    )
-    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
-
-
-_BUILDERS = {
-    "llava": _llava,
-    "llava_next": _llava_next,
-    "qwen2_vl": _qwen2,
-    "qwen2_5_vl": _qwen25,
-    "qwen3_vl": _qwen3,
-    "internvl": _internvl,
-}

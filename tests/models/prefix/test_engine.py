@@ -1,5 +1,4 @@
 import math
-import random
 
 import pytest
 import torch
@@ -33,9 +32,8 @@ def prefixes(loaded, make) -> list[Rendered]:
 @pytest.fixture(scope="module")
 def branches(loaded, make) -> list[list[list[int]]]:
     def branch(q: int, k: int) -> list[int]:
-        return PassageScheme.of(loaded.renderer).passage_branch(
-            loaded.renderer, make.passage(f"Number {q}{k}." + " It is made of oak." * ((q + k) % 4))
-        )
+        passage = make.passage(f"Number {q}{k}." + " It is made of oak." * ((q + k) % 4))
+        return PassageScheme.of(loaded.renderer).passage_branch(loaded.renderer, passage)
 
     return [[branch(q, k) for k in range(count)] for q, count in enumerate(COUNTS)]
 
@@ -44,46 +42,10 @@ def gate_ids(loaded: Loaded) -> list[int]:
     return [loaded.renderer.token_id(role) for role in ("retrieve", "no_retrieve")]
 
 
-def all_rows() -> list[tuple[int, int]]:
-    return [(q, k) for q, count in enumerate(COUNTS) for k in range(count)]
-
-
-def test_gates_are_those_of_independent_rows(loaded, prefixes, plain):
-    probabilities = PrefixEngine(loaded).read(prefixes).probabilities(gate_ids(loaded))
-    expected = torch.stack([plain.logits(loaded, p, [])[-1].softmax(-1)[gate_ids(loaded)] for p in prefixes])
-    assert probabilities.shape == (4, 2)
-    torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
-
-
-def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches, plain):
-    engine = PrefixEngine(loaded)
-    ids = [loaded.renderer.token_id(role) for role in ("relevant", "irrelevant")]
-    by_question = engine.branch(engine.read(prefixes), branches).probabilities(ids)
-    assert [relevance.shape for relevance in by_question] == [(count, 2) for count in COUNTS]
-    for prefix, question_branches, result in zip(prefixes, branches, by_question, strict=True):
-        for branch, probabilities in zip(question_branches, result, strict=True):
-            torch.testing.assert_close(
-                probabilities, plain.logits(loaded, prefix, branch)[-1].softmax(-1)[ids], rtol=1e-4, atol=1e-7
-            )
-
-
 def test_probabilities_are_of_the_full_softmax(loaded, prefixes):
     everything = list(range(loaded.model.get_output_embeddings().weight.shape[0]))
     probabilities = PrefixEngine(loaded).read(prefixes).probabilities(everything)
     torch.testing.assert_close(probabilities.sum(1), torch.ones(4))
-
-
-@pytest.mark.parametrize("forced", [[], ["relevant"]])
-def test_answers_and_scores_are_those_of_independent_rows(loaded, prefixes, branches, forced, plain):
-    engine = PrefixEngine(loaded)
-    state = engine.branch(engine.read(prefixes), branches)
-    first = [loaded.renderer.token_id(role) for role in forced]
-    rows = [(3, 4), (0, 1), (2, 0), (0, 0)]
-    for (q, k), answer in zip(rows, engine.generate(state, rows, first, max_new_tokens=6), strict=True):
-        ids, log_probs = plain.answer(loaded, prefixes[q], branches[q][k] + first, steps=6)
-        assert answer.token_ids == ids
-        assert answer.log_probs == pytest.approx(log_probs, abs=1e-4)
-        assert answer.score == pytest.approx(math.prod(map(math.exp, log_probs)) ** (1 / len(ids)), rel=1e-3)
 
 
 def test_answers_without_a_passage_are_those_of_independent_rows(loaded, prefixes, plain):
@@ -113,32 +75,6 @@ def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, pre
         assert answer.finished == (ids[-1] == end)
         assert answer.score == pytest.approx(math.exp(sum(log_probs) / len(log_probs)), rel=1e-3)
         assert answer.text == loaded.renderer.decode(ids[:-1] if answer.finished else ids)
-
-
-def results(loaded, prefixes, branches, budget, order):
-    """Everything the engine says, in the questions' own order."""
-    engine = PrefixEngine(loaded, token_budget=budget)
-    prefixes = engine.read([prefixes[q] for q in order])
-    state = engine.branch(prefixes, [branches[q] for q in order])
-    rows = [(place, k) for place, q in enumerate(order) for k in range(COUNTS[q])]
-    random.Random(str(order)).shuffle(rows)
-    answers = dict(zip(rows, engine.generate(state, rows, [5], max_new_tokens=4), strict=True))
-    gates, relevance = prefixes.probabilities([3, 4]), state.probabilities([3, 4])
-    back = [order.index(q) for q in range(4)]
-    ordered = [answers[back[q], k] for q, k in all_rows()]
-    return gates[back], torch.cat([relevance[i] for i in back]), ordered
-
-
-@pytest.mark.parametrize("budget", [1, 150, 400, 16_384])
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
-def test_neither_order_nor_budget_matters(loaded, prefixes, branches, budget, order):
-    expected = results(loaded, prefixes, branches, 16_384, [0, 1, 2, 3])
-    actual = results(loaded, prefixes, branches, budget, order)
-    for a, b in zip(actual[:2], expected[:2], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
-    for a, b in zip(actual[2], expected[2], strict=True):
-        assert a.token_ids == b.token_ids
-        assert a.score == pytest.approx(b.score, rel=1e-3)
 
 
 def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branches):
@@ -172,24 +108,13 @@ def test_mmkb_prompts_share_one_prefix(make, plain):
     engine, renderer = PrefixEngine(loaded), loaded.renderer
     prefix = renderer.question_prefix(QUESTIONS[0], make.image())
     passages = [make.passage("One."), make.passage("Two.")]
-    prompts = [
-        PromptScheme.of(renderer).prompt_branch(renderer, "ret"),
-        PromptScheme.of(renderer).prompt_branch(renderer, "srt", passages[:1]),
-    ]
-    prompts += [
-        PromptScheme.of(renderer).prompt_branch(renderer, "mct", passages),
-        PromptScheme.of(renderer).prompt_branch(renderer, "vqa", passages),
-    ]
+    asked = (("ret", []), ("srt", passages[:1]), ("mct", passages), ("vqa", passages))
+    prompts = [PromptScheme.of(renderer).prompt_branch(renderer, name, documents) for name, documents in asked]
     ids = [renderer.token_id(role) for role in ("retrieve", "relevant")]
     (by_prompt,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
     for prompt, probabilities in zip(prompts, by_prompt, strict=True):
         expected = plain.logits(loaded, prefix, prompt)[-1].softmax(-1)[ids]
         torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
-
-
-def test_reflection_tokens_stay_in_the_text(loaded):
-    token = loaded.renderer.token_id("irrelevant")
-    assert loaded.renderer.decode([token]) == "[Irrelevant]"
 
 
 def test_too_long_a_row_is_refused_not_cut(loaded, prefixes, branches):
@@ -206,11 +131,8 @@ def test_too_long_a_row_is_refused_not_cut(loaded, prefixes, branches):
 def test_a_model_that_computes_no_numbers_is_refused(make, family):
     """A finite weight may be so large that what follows overflows; every answer would be the same token."""
     loaded = make.loaded(family)
-    norm = next(
-        weight for name, weight in loaded.model.named_parameters() if name.endswith("language_model.norm.weight")
-    )
     with torch.no_grad():
-        norm.fill_(3e38)
+        loaded.model.model.language_model.norm.weight.fill_(3e38)
     engine = PrefixEngine(loaded)
     prefixes = engine.read([loaded.renderer.prefix(QUESTIONS[0], make.image(0, SIZES[0]))])
     with pytest.raises(UserError, match="NaN, in float32"):
