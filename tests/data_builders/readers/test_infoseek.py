@@ -3,13 +3,13 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.infoseek import derived_kind, questions
+from reflectune.data_builders.readers.infoseek import derived_kind
+
+from .conftest import draw, jsonl, read_set
 
 GALLERY = Path(__file__).parents[3].parent / "shared" / "data" / "infoseek_gallery"
 CHINA = ["cn", "People's Republic of China", "China", "Mainland China", "\U0001f1e8\U0001f1f3"]
@@ -52,15 +52,7 @@ EXPECTED = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path in ("oven_images/01/oven_01963180.JPEG", "oven_images/02/oven_02000000.jpg"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / path)
-    return tmp_path
-
-
-def jsonl(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return draw(tmp_path, "oven_images/01/oven_01963180.JPEG", "oven_images/02/oven_02000000.jpg")
 
 
 def roles(folder: Path, rows: list[dict[str, object]], withkb: object = WITHKB, qtype: object = QTYPE) -> dict:
@@ -69,10 +61,7 @@ def roles(folder: Path, rows: list[dict[str, object]], withkb: object = WITHKB, 
 
 
 def read(source: object, folder: Path, **options: object) -> list[Question]:
-    return [
-        question
-        for question, _ in questions(source, split="val", images=ImageFolder(folder / "oven_images"), **options)
-    ]
+    return read_set("infoseek", source, folder / "oven_images", split="val", **options)
 
 
 def test_the_three_files_are_joined_by_id(folder: Path) -> None:
@@ -84,9 +73,7 @@ def test_the_type_is_derived_without_a_qtype_file(folder: Path) -> None:
 
 
 def test_the_type_that_the_qtype_file_says_counts(folder: Path) -> None:
-    said = [
-        {**row, "question_type": "string" if row["question_type"] == "Time" else row["question_type"]} for row in QTYPE
-    ]
+    said = [QTYPE[0] | {"question_type": "string"}, *QTYPE[1:]]
     assert [q.answer_type for q in read(roles(folder, ROWS, qtype=said), folder)] == ["string", "numerical", "string"]
 
 
@@ -106,7 +93,7 @@ def test_dates_and_years_are_times(answer: str, kind: str) -> None:
 def test_annotations_alone_packed(folder: Path) -> None:
     path = folder / "infoseek_train.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps({**ROWS[0], "data_split": "train"}) + "\n").encode()))
-    ((question, _),) = questions(path, split="train", images=ImageFolder(None))
+    (question,) = read_set("infoseek", path)
     assert (question.split, question.entity_ids, question.image, dict(question.meta)) == ("train", (), "", {})
 
 
@@ -162,9 +149,7 @@ def test_a_row_that_the_other_files_lack(folder: Path) -> None:
 
 
 def test_bad_rows_of_the_other_files(folder: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"withkb.jsonl:4: id infoseek_val_00000000: field `entity_id`: is 'Q1', and 'Q148'"
-    ):
+    with pytest.raises(UserError, match=r"withkb.jsonl:4: id infoseek_val_00000000: field `entity_id`: is 'Q1', and"):
         read(roles(folder, ROWS, withkb=[*WITHKB, {**WITHKB[1], "entity_id": "Q1"}]), folder)
     with pytest.raises(UserError, match=r"qtype.jsonl:1: id x: field `question_type`: is 'Date'; it must be String"):
         read(roles(folder, ROWS, qtype=[{"data_id": "x", "question_type": "Date"}]), folder)
@@ -188,10 +173,7 @@ def test_roles_are_checked(folder: Path) -> None:
 
 @pytest.mark.skipif(not GALLERY.is_dir(), reason="the gallery is not here")
 def test_the_real_gallery_is_read() -> None:
-    gallery = [
-        question
-        for question, _ in questions(GALLERY / "questions.jsonl", split="val", images=ImageFolder(GALLERY / "images"))
-    ]
+    gallery = read_set("infoseek", GALLERY / "questions.jsonl", GALLERY / "images", split="val")
     assert len(gallery) == 12
     assert {q.answer_type for q in gallery} == {"string", "time", "numerical"}
     assert gallery[0] == Question(

@@ -1,31 +1,22 @@
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.infoseek_human import questions
 
-NAME = "mmsearch_r1_infoseek_sub_2k.parquet"
+from .conftest import encoded, parquet, read_set
 
-
-def picture() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 4), "red").save(buffer, "JPEG")
-    return buffer.getvalue()
+NAME, PICTURE = "mmsearch_r1_infoseek_sub_2k.parquet", encoded("red")
 
 
 ROW: dict[str, Any] = {
     "prompt": [{"role": "user", "content": "<image>\nWhat is the architectural style of this building?"}],
-    "images": [{"bytes": picture(), "path": None}],
+    "images": [{"bytes": PICTURE, "path": None}],
     "reward_model": {
         "candidate_answers": '["Ishi-no-ma-zukuri", "gongen-zukuri"]',
         "ground_truth": "gongen-zukuri",
@@ -39,47 +30,35 @@ ROW: dict[str, Any] = {
 META = {"image_id": "oven_04958159", "data_source": "mmsearch_r1/infoseek_sub_2k", "category": "infoseek"}
 
 
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
-
-
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    images = ImageFolder(folder, folder / "saved")
-    return [question for question, _ in questions(path, split="human", images=images, **options)]  # type: ignore[arg-type]
+    return read_set("infoseek_human", path, ImageFolder(folder, folder / "saved"), split="human", **options)
 
 
 def test_the_subset_with_answers_and_pictures(tmp_path: Path) -> None:
     reward = {"candidate_answers": "", "ground_truth": "1888", "style": "rule"}
-    path = write(tmp_path / NAME, ROW, {**ROW, "data_id": None, "reward_model": reward})
+    path = parquet(tmp_path / NAME, ROW, {**ROW, "data_id": None, "reward_model": reward})
     first, second = read(path, tmp_path)
     assert first == Question(
-        id="infoseek_human_0",
-        image=first.image,
-        text="What is the architectural style of this building?",
-        answers=("gongen-zukuri", "Ishi-no-ma-zukuri"),
-        split="human",
-        requires_retrieval=True,
+        *("infoseek_human_0", first.image, "What is the architectural style of this building?"),
+        *(("gongen-zukuri", "Ishi-no-ma-zukuri"), None, "string", "human", True),
         meta=META,
     )
-    assert (tmp_path / first.image).read_bytes() == picture()
+    assert (tmp_path / first.image).read_bytes() == PICTURE
     assert (second.id, second.answers, second.answer_type) == ("mmsearch_r1_infoseek_sub_2k_1", ("1888",), "time")
 
 
 def test_a_row_without_a_picture_has_that_of_oven(tmp_path: Path) -> None:
     (tmp_path / "04").mkdir()
-    (tmp_path / "04" / "oven_04958159.jpg").write_bytes(picture())
+    (tmp_path / "04" / "oven_04958159.jpg").write_bytes(PICTURE)
     for images in (None, [{"bytes": None, "path": "/home/somebody/1.jpg"}]):
-        (question,) = read(write(tmp_path / NAME, {**ROW, "images": images}), tmp_path)
+        (question,) = read(parquet(tmp_path / NAME, {**ROW, "images": images}), tmp_path)
         assert question.image == "04/oven_04958159.jpg"
-    with pytest.raises(
-        UserError, match=r"sub_2k.parquet:1: id infoseek_human_0: field `image_id`: no image of `oven_1`"
-    ):
-        read(write(tmp_path / NAME, {**ROW, "images": None, "image_id": "oven_1"}), tmp_path)
+    with pytest.raises(UserError, match=r"2k.parquet:1: id infoseek_human_0: field `image_id`: no image of `oven_1`"):
+        read(parquet(tmp_path / NAME, {**ROW, "images": None, "image_id": "oven_1"}), tmp_path)
 
 
 def test_infoseeks_own_file_without_answers(tmp_path: Path) -> None:
-    (tmp_path / "oven_04958159.jpg").write_bytes(picture())
+    (tmp_path / "oven_04958159.jpg").write_bytes(PICTURE)
     row = {"data_id": "infoseek_human_00000000", "image_id": "oven_04958159", "question": "Who built it?"}
     path = tmp_path / "infoseek_human.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(row)[:50] + "\n")
@@ -105,7 +84,7 @@ def test_infoseeks_own_file_without_answers(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
-    path = write(tmp_path / NAME, {**ROW, **change})
+    path = parquet(tmp_path / NAME, {**ROW, **change})
     with pytest.raises(UserError, match=rf"sub_2k.parquet:1: id infoseek_human_0: {problem}"):
         read(path, tmp_path)
 
@@ -113,8 +92,3 @@ def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], problem: str
 def test_other_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"read from .parquet, a folder of such, or .jsonl"):
         read(tmp_path / "human.csv", tmp_path)
-    with pytest.raises(UserError, match="not from the roles annotations"):
-        list(questions({"annotations": tmp_path}, split="human", images=ImageFolder(None)))
-    (tmp_path / NAME).write_bytes(b"PAR1 cut off")
-    with pytest.raises(UserError, match="is damaged"):
-        read(tmp_path / NAME, tmp_path)

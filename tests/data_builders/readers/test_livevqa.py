@@ -1,25 +1,16 @@
-import json
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.livevqa import questions
+
+from .conftest import array, draw, read_set
 
 PREVIEW = {"sample_id": "3_1", "query": "Who founded it?", "query_image": "/image/a.jpg", "gt_answer": "Ann Lee"}
-DETAIL = {
-    "sample_id": "3_1",
-    "query": "Who founded it?",
-    "query_image": "/image/a.jpg",
-    "gt_answer": "Ann Lee",
-    "topic": "A gallery opens",
-    "context": "A long article.",
-}
+DETAIL = {**PREVIEW, "topic": "A gallery opens", "context": "A long article."}
 LEVEL1 = {
     "question": "Based on the provided image, what event is taking place?",
     "question_type": "event",
@@ -42,26 +33,15 @@ BENCHMARK = {
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "pictures"
-    (folder / "image").mkdir(parents=True)
-    (folder / "2505.00049").mkdir()
-    for name in ("image/a.jpg", "cnn_1.jpg", "2505.00049/x2.jpg"):
-        Image.new("RGB", (4, 4)).save(folder / name)
-    return folder
+    return draw(tmp_path / "pictures", "image/a.jpg", "cnn_1.jpg", "2505.00049/x2.jpg")
 
 
-def write(path: Path, *rows: object) -> Path:
-    path.write_text(json.dumps(rows))
-    return path
-
-
-def read(source: Path | Mapping[str, object], images: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(source, split="test", images=ImageFolder(images), **options)]  # type: ignore[arg-type]
+read = partial(read_set, "livevqa", split="test")
 
 
 def test_the_preview(tmp_path: Path, images: Path) -> None:
-    path = write(tmp_path / "qa.json", PREVIEW, {**PREVIEW, "sample_id": 4, "query_image": "image/a.jpg"})
-    details = write(tmp_path / "qa_detailed.json", DETAIL)
+    path = array(tmp_path / "qa.json", PREVIEW, {**PREVIEW, "sample_id": 4, "query_image": "image/a.jpg"})
+    details = array(tmp_path / "qa_detailed.json", DETAIL)
     expected = Question("3_1", "image/a.jpg", "Who founded it?", ("Ann Lee",), split="test", requires_retrieval=True)
     first, second = read(path, images)
     assert first == expected
@@ -77,25 +57,12 @@ def test_a_benchmark_gives_two_questions_a_row_whose_answers_are_texts_and_not_l
 ) -> None:
     name = "0_20250507132827113360"
     meta = {"source": "CNN World", "time": "2024-10-02T01:38:01.679Z"}
-    assert read(write(tmp_path / "benchmark.json", BENCHMARK), images) == [
-        Question(
-            id=f"{name}_level1",
-            image="cnn_1.jpg",
-            text="Based on the provided image, what event is taking place?",
-            answers=("A debate", "the debate"),
-            split="test",
-            requires_retrieval=True,
-            meta={"level": "1", "question_type": "event", **meta},
-        ),
-        Question(
-            id=f"{name}_level2",
-            image="cnn_1.jpg",
-            text="How many jobs?",
-            answers=("109,000",),
-            split="test",
-            requires_retrieval=True,
-            meta={"level": "2", "question_type": "count", **meta},
-        ),
+    assert read(array(tmp_path / "benchmark.json", BENCHMARK), images) == [
+        Question(f"{name}_level{level}", "cnn_1.jpg", text, answers, None, "string", "test", True, meta=own | meta)
+        for level, text, answers, own in (
+            (1, LEVEL1["question"], ("A debate", "the debate"), {"level": "1", "question_type": "event"}),
+            (2, "How many jobs?", ("109,000",), {"level": "2", "question_type": "count"}),
+        )
     ]
 
 
@@ -103,7 +70,7 @@ def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: 
     bare = {key: value for key, value in LEVEL1.items() if key not in ("question_type", "img_url")}
     row = {**BENCHMARK, "img_path": "2505.00049/x2.jpg", "level1_qa": bare, "source": "arXiv"}
     del row["time"]
-    question = read(write(tmp_path / "benchmark.json", row), images)[0]
+    question = read(array(tmp_path / "benchmark.json", row), images)[0]
     assert (question.image, question.meta) == ("2505.00049/x2.jpg", {"level": "1", "source": "arXiv"})
 
 
@@ -122,7 +89,7 @@ def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: 
 def test_a_bad_row_is_named_and_may_be_left_out(
     tmp_path: Path, images: Path, row: dict[str, object], problem: str
 ) -> None:
-    path = write(tmp_path / "qa.json", row, PREVIEW)
+    path = array(tmp_path / "qa.json", row, PREVIEW)
     with pytest.raises(UserError, match=problem) as caught:
         read(path, images)
     assert f"{path}:1: " in str(caught.value)
@@ -131,15 +98,8 @@ def test_a_bad_row_is_named_and_may_be_left_out(
     assert len(bad) == 1
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path, images: Path) -> None:
-    path = write(tmp_path / "qa.json", PREVIEW)
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(UserError, match=r"qa.json"):
-        read(path, images)
-
-
 def test_roles_are_checked(tmp_path: Path, images: Path) -> None:
-    path = write(tmp_path / "qa.json", PREVIEW)
+    path = array(tmp_path / "qa.json", PREVIEW)
     with pytest.raises(UserError, match="roles are questions, details, and questions is needed; found details"):
         read({"details": path}, images)
     with pytest.raises(UserError, match="found questions, images"):

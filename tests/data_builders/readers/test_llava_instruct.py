@@ -1,62 +1,36 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import FollowUp, Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.llava_instruct import questions
 
-BUS = {
-    "id": "000000033471",
-    "image": "coco/train2017/000000033471.jpg",
-    "conversations": [
-        {"from": "human", "value": "<image>\nWhat are the colors of the bus?"},
-        {"from": "gpt", "value": "The bus is white and red."},
-        {"from": "human", "value": "Is it moving?"},
-        {"from": "gpt", "value": "No, it stands at the side of the road."},
-    ],
-}
-DETAIL = {
-    "id": "000000033471",
-    "image": "coco/train2017/000000033471.jpg",
-    "conversations": [{"from": "human", "value": "Describe the image.\n<image>"}, {"from": "gpt", "value": "A bus."}],
-}
-SHARED = {
-    "id": "wgfCQLB_0",
-    "conversations": [
-        {"from": "gpt", "value": "Hello."},
-        {"from": "human", "value": "Write a poem."},
-        {"from": "gpt", "value": "Roses are red."},
-    ],
-}
-BOOK = {
-    "id": 2354786,
-    "image": "vg/VG_100K/2354786.jpg",
-    "conversations": [
-        {"from": "human", "value": "<image>\nWho wrote it?\nAnswer with a phrase."},
-        {"from": "gpt", "value": "Ann"},
-    ],
-}
+from .conftest import array, draw, read_set
+
+
+def talk(*turns: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[place % 2], "value": turn} for place, turn in enumerate(turns)]
+
+
+ROAD = "No, it stands at the side of the road."
+TURNS = talk("<image>\nWhat are the colors of the bus?", "The bus is white and red.", "Is it moving?", ROAD)
+BUS: dict[str, Any] = {"id": "000000033471", "image": "coco/train2017/000000033471.jpg", "conversations": TURNS}
+DETAIL = {**BUS, "conversations": talk("Describe the image.\n<image>", "A bus.")}
+SHARED = {"id": "wgfCQLB_0", "conversations": talk("", "Hello.", "Write a poem.", "Roses are red.")[1:]}
+ASKED = talk("<image>\nWho wrote it?\nAnswer with a phrase.", "Ann")
+BOOK = {"id": 2354786, "image": "vg/VG_100K/2354786.jpg", "conversations": ASKED}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("coco/train2017/000000033471.jpg", "vg/VG_100K/2354786.jpg"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / name)
-    return tmp_path
+    return draw(tmp_path, "coco/train2017/000000033471.jpg", "vg/VG_100K/2354786.jpg")
 
 
 def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
-    path = folder / "llava_v1_5_mix665k.json"
-    path.write_text(json.dumps(rows))
-    return [question for question, _ in questions(path, split="train", images=ImageFolder(folder), **options)]
+    return read_set("llava_instruct", array(folder / "llava_v1_5_mix665k.json", *rows), folder, **options)
 
 
 def question(name: str, image: str, text: str, answer: str, *follow_ups: FollowUp) -> Question:
@@ -64,11 +38,9 @@ def question(name: str, image: str, text: str, answer: str, *follow_ups: FollowU
     return replace(answered, requires_retrieval=False, follow_ups=follow_ups)
 
 
-MOVING = FollowUp("Is it moving?", "No, it stands at the side of the road.")
-BUSES = question(
-    "000000033471", str(BUS["image"]), "What are the colors of the bus?", "The bus is white and red.", MOVING
-)
-DESCRIBED = question("000000033471-2", str(BUS["image"]), "Describe the image.", "A bus.")
+MOVING = FollowUp("Is it moving?", ROAD)
+BUSES = question(BUS["id"], BUS["image"], "What are the colors of the bus?", "The bus is white and red.", MOVING)
+DESCRIBED = question("000000033471-2", BUS["image"], "Describe the image.", "A bus.")
 WRITTEN = question("2354786", "vg/VG_100K/2354786.jpg", "Who wrote it?\nAnswer with a phrase.", "Ann")
 POEM = question("wgfCQLB_0", "", "Write a poem.", "Roses are red.")
 ROWS = (BUS, SHARED, DETAIL, BOOK)
@@ -122,35 +94,15 @@ def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) 
     assert "llava_v1_5_mix665k.json:2: " in str(caught.value)
 
 
-def test_a_file_that_is_cut_off(folder: Path) -> None:
-    path = folder / "cut.json"
-    path.write_text(json.dumps(ROWS)[:-80])
-    with pytest.raises(UserError, match=r"cut\.json"):
-        list(questions(path, split="train", images=ImageFolder(folder)))
-    with pytest.raises(UserError, match="not from the roles train"):
-        list(questions({"train": path}, split="train", images=ImageFolder(folder)))
-
-
 def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_or_behind(folder: Path) -> None:
     """Rows of `blip_laion_cc_sbu_558k.json`."""
     image = "vg/VG_100K/2354786.jpg"
     rows = [
-        {
-            "id": "004539375",
-            "image": image,
-            "conversations": [
-                {"from": "human", "value": "Render a clear and concise summary of the photo.\n<image>"},
-                {"from": "gpt", "value": "select luxury furniture 3 - inch gel memory foam mattress topper"},
-            ],
-        },
-        {
-            "id": "002239345",
-            "image": image,
-            "conversations": [
-                {"from": "human", "value": "<image>\nWrite a terse but informative summary of the picture."},
-                {"from": "gpt", "value": "a grey watch with an army style strap"},
-            ],
-        },
+        {"id": name, "image": image, "conversations": talk(asked, caption)}
+        for name, asked, caption in (
+            ("004539375", "Render a clear and concise summary of the photo.\n<image>", "select luxury furniture"),
+            ("002239345", "<image>\nWrite a terse but informative summary of the picture.", "a grey watch"),
+        )
     ]
 
     found = read(folder, *rows)
@@ -159,5 +111,5 @@ def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_o
         "Render a clear and concise summary of the photo.",
         "Write a terse but informative summary of the picture.",
     ]
-    assert found[1].answers == ("a grey watch with an army style strap",)
+    assert found[1].answers == ("a grey watch",)
     assert {(question.answer_type, question.requires_retrieval) for question in found} == {("free_form", False)}

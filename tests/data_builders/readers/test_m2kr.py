@@ -2,16 +2,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.m2kr import questions
 from reflectune.data_builders.readers.registry import knowledge_reader
+
+from .conftest import draw, parquet, read_set
 
 ASK = "Using the provided image, obtain documents that address the subsequent question: "
 TEXTS, NUMBERS = pa.list_(pa.string()), pa.list_(pa.float64())
@@ -62,23 +60,16 @@ TOWER = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path in ("01/oven_01963180.JPEG", "google-landmark/train/0/a/1/0a1b.jpg"):
-        (tmp_path / "images" / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / "images" / path)
+    draw(tmp_path / "images", "01/oven_01963180.JPEG", "google-landmark/train/0/a/1/0a1b.jpg")
     return tmp_path
 
 
-def write(path: Path, schema: pa.Schema, *rows: dict[str, Any]) -> Path:
-    pq.write_table(pa.Table.from_pylist(list(rows), schema), path)
-    return path
-
-
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="test", images=ImageFolder(folder / "images"), **options)]  # type: ignore[arg-type]
+    return read_set("m2kr", path, folder / "images", split="test", **options)
 
 
 def test_infoseek_with_ranges_rebuilt(folder: Path) -> None:
-    path = write(folder / "test-00000-of-00001.parquet", INFOSEEK, NUMERICAL, STRING)
+    path = parquet(folder / "test-00000-of-00001.parquet", NUMERICAL, STRING, schema=INFOSEEK)
     meta = {"entity_id": "Q148", "entity_text": "a bird", "image_id": "oven_01963180", "instruction": ASK[:-1]}
     passages = ("WikiWeb_bird_1", "WikiWeb_bird_4")
     evidence = tuple(Evidence(passage, 0) for passage in passages)
@@ -97,7 +88,7 @@ def test_infoseek_with_ranges_rebuilt(folder: Path) -> None:
 
 def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
     (folder / "EVQA_data").mkdir()
-    write(folder / "EVQA_data" / "test-00000-of-00001.parquet", EVQA, TOWER)
+    parquet(folder / "EVQA_data" / "test-00000-of-00001.parquet", TOWER, schema=EVQA)
     (question,) = read(folder / "EVQA_data", folder)
     assert question == Question(
         "EVQA_7", "google-landmark/train/0/a/1/0a1b.jpg", "How tall is it?", ("56 m", "56"), None, "string", "test",
@@ -105,8 +96,7 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
         {"question_type": "templated", "image_id": "0a1b", "instruction": ASK[:-1]},
     )  # fmt: skip
     passage = {"language": "en", "passage_id": "WikiWeb_Tower_0", "passage_content": "title: Tower content: 56 m."}
-    pq.write_table(pa.Table.from_pylist([passage]), folder / "passages.parquet")
-    (entry,) = knowledge_reader("m2kr").entries(folder / "passages.parquet")
+    (entry,) = knowledge_reader("m2kr").entries(parquet(folder / "passages.parquet", passage))
     assert entry.id == question.entity_ids[0]
     assert entry.sections[question.evidence[0].section].text == "56 m."
 
@@ -114,15 +104,15 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
 @pytest.mark.parametrize("empty", [None, [], [float("nan"), float("nan")], [None, None]])
 def test_no_range_no_number(folder: Path, empty: object) -> None:
     unsaid = {**STRING, "wikidata_range": empty, "question_type": None, "gold_answer": "1888"}
-    (question,) = read(write(folder / "a.parquet", INFOSEEK, unsaid), folder)
+    (question,) = read(parquet(folder / "a.parquet", unsaid, schema=INFOSEEK), folder)
     assert (question.answer_type, question.range) == ("time", None)
-    (question,) = read(write(folder / "a.parquet", INFOSEEK, {**NUMERICAL, "question_type": None}), folder)
+    (question,) = read(parquet(folder / "a.parquet", {**NUMERICAL, "question_type": None}, schema=INFOSEEK), folder)
     assert (question.answer_type, question.range) == ("numerical", (130.5, 159.5))
 
 
 def test_a_set_that_asks_by_its_instruction_without_an_image(folder: Path) -> None:
     row = {**TOWER, "question": None, "img_path": None, "answers": None, "gold_answer": None, "question_type": None}
-    (question,) = read(write(folder / "a.parquet", EVQA, row), folder)
+    (question,) = read(parquet(folder / "a.parquet", row, schema=EVQA), folder)
     assert (question.text, question.image, question.answers, question.answer_type) == (ASK[:-1], "", (), "string")
 
 
@@ -137,7 +127,7 @@ def test_a_set_that_asks_by_its_instruction_without_an_image(folder: Path) -> No
     ],
 )
 def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) -> None:
-    path = write(folder / "a.parquet", INFOSEEK, STRING, {**NUMERICAL, **change})
+    path = parquet(folder / "a.parquet", STRING, {**NUMERICAL, **change}, schema=INFOSEEK)
     with pytest.raises(UserError, match=f"a.parquet:2: id infoseek_val_00000001: {problem}"):
         read(path, folder)
     bad: list[BadRow] = []
@@ -145,12 +135,6 @@ def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) 
     assert [error.line for error in bad] == [2]
 
 
-def test_a_wrong_type_a_damaged_file_and_roles_are_refused(folder: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([{**TOWER, "answers": [1, 2]}]), folder / "a.parquet")
+def test_a_wrong_type_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"a.parquet:1: id EVQA_7: field `answers`: is \[1, 2\]"):
-        read(folder / "a.parquet", folder)
-    (folder / "a.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(UserError, match="is damaged"):
-        read(folder / "a.parquet", folder)
-    with pytest.raises(UserError, match="not from the roles test"):
-        list(questions({"test": folder}, split="test", images=ImageFolder(None)))
+        read(parquet(folder / "a.parquet", {**TOWER, "answers": [1, 2]}), folder)

@@ -1,21 +1,20 @@
 import copy
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.nq import questions
 from reflectune.data_builders.readers.registry import knowledge_reader
 
-entries = knowledge_reader("nq").entries
+from .conftest import jsonl, parquet, read_set
+
+entries, read = knowledge_reader("nq").entries, partial(read_set, "nq")
 
 URL = "https://en.wikipedia.org//w/index.php?title=Email_marketing&amp;oldid=814071202"
 LEAD = "<P> The term `` e-mail '' ( 1993 ) , however , is Ann 's or Bob\xa0Ray 's . </P>"
@@ -48,12 +47,8 @@ CANDIDATES = [
 
 def annotation(long: dict[str, int], *short: dict[str, int], verdict: str = "NONE") -> dict[str, Any]:
     index = next((i for i, candidate in enumerate(CANDIDATES) if long.items() <= candidate.items()), -1)
-    return {
-        "annotation_id": 593165450220027640,
-        "yes_no_answer": verdict,
-        "long_answer": {**long, "candidate_index": index},
-        "short_answers": list(short),
-    }
+    answers = {"long_answer": {**long, "candidate_index": index}, "short_answers": list(short)}
+    return {"annotation_id": 593165450220027640, "yes_no_answer": verdict, **answers}
 
 
 def simplified(example_id: object, *annotations: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -82,15 +77,6 @@ SECTIONS = (
     Section("Types", "cold mail opt in mail"),
     Section("Types", ""),
 )
-
-
-def jsonl(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def read(path: Path, **options: Any) -> list[Question]:
-    return [question for question, _ in questions(path, split="train", images=ImageFolder(), **options)]
 
 
 def original(row: dict[str, Any]) -> dict[str, Any]:
@@ -142,30 +128,15 @@ def columns(items: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def test_questions_with_the_sections_that_answer_them(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "train.jsonl", *ROWS)
     (article,) = entries(path)
-    shared = {"image": "", "text": "who uses opt-in e-mail", "split": "train", "requires_retrieval": True}
+    shared: dict[str, Any] = {"image": "", "text": "who uses opt-in e-mail", "split": "train"}
+    shared |= {"requires_retrieval": True, "entity_ids": (article.id,)}
     assert read(path) == [
-        Question(
-            id="5655493461695504401",
-            answers=("Ann && Bob Ray",),
-            answer_type="multi_answer",
-            entity_ids=(article.id,),
-            evidence=(Evidence(article.id, 1),),
-            **shared,  # type: ignore[arg-type]
-        ),
-        Question(
-            id="-2543388002166163252",
-            answers=("cold mail",),
-            entity_ids=(article.id,),
-            evidence=(Evidence(article.id, 2),),
-            **shared,  # type: ignore[arg-type]
-        ),
-        Question(
-            id="3",
-            answers=("yes",),
-            entity_ids=(article.id,),
-            evidence=(Evidence(article.id, 2),),
-            **shared,  # type: ignore[arg-type]
-        ),
+        Question(id=name, answers=(answer,), answer_type=kind, evidence=(Evidence(article.id, section),), **shared)
+        for name, answer, kind, section in (
+            ("5655493461695504401", "Ann && Bob Ray", "multi_answer", 1),
+            ("-2543388002166163252", "cold mail", "string", 2),
+            ("3", "yes", "string", 2),
+        )
     ]
 
 
@@ -180,7 +151,7 @@ def test_the_three_layouts_say_the_same(tmp_path: Path) -> None:
     full = tmp_path / "dev.jsonl.gz"
     full.write_bytes(gzip.compress(jsonl(tmp_path / "dev.jsonl", *map(original, ROWS)).read_bytes()))
     (tmp_path / "hub").mkdir()
-    pq.write_table(pa.Table.from_pylist([hub(row) for row in ROWS]), tmp_path / "hub" / "train-00000-of-00001.parquet")
+    parquet(tmp_path / "hub" / "train-00000-of-00001.parquet", *map(hub, ROWS))
     assert read(plain) == read(full) == read(tmp_path / "hub")
     assert list(entries(plain)) == list(entries(full)) == list(entries(tmp_path / "hub"))
 
@@ -189,13 +160,8 @@ def test_an_article_is_one_entry_and_another_version_of_it_another(tmp_path: Pat
     newer = simplified(6, annotation(PARAGRAPH, place("Ann", "Ann")), document_text=TEXT.replace("1978", "1979"))
     path = jsonl(tmp_path / "train.jsonl", *ROWS, newer)
     first, second = entries(path)
-    assert first == Entry(
-        id=first.id,
-        title="Email marketing",
-        url="https://en.wikipedia.org//w/index.php?title=Email_marketing&oldid=814071202",
-        summary=SECTIONS[1].text,
-        sections=SECTIONS,
-    )
+    url = "https://en.wikipedia.org//w/index.php?title=Email_marketing&oldid=814071202"
+    assert first == Entry(first.id, "Email marketing", url, SECTIONS[1].text, sections=SECTIONS)
     assert first.id.startswith("Email marketing@")
     assert second.sections[0].text == "Since 1979"
     assert second.id != first.id
@@ -204,10 +170,8 @@ def test_an_article_is_one_entry_and_another_version_of_it_another(tmp_path: Pat
 
 def test_several_annotators(tmp_path: Path) -> None:
     ann, bob = place("Ann", "Ann"), place("Bob\xa0Ray", "Bob\xa0Ray")
-    row = simplified(
-        1, annotation(NOWHERE), annotation(TABLE, ann), annotation(PARAGRAPH, bob), annotation(PARAGRAPH, bob)
-    )
-    (question,) = read(jsonl(tmp_path / "dev.jsonl", row))
+    given = [annotation(NOWHERE), annotation(TABLE, ann), *[annotation(PARAGRAPH, bob)] * 2]
+    (question,) = read(jsonl(tmp_path / "dev.jsonl", simplified(1, *given)))
     assert question.answers == ("Bob Ray", "Ann")
     assert [evidence.section for evidence in question.evidence] == [0, 1]
 
@@ -243,8 +207,3 @@ def test_a_damaged_line_and_a_row_of_another_layout(tmp_path: Path) -> None:
         assert [(error.line, error.row_id) for error in noted] == [(2, "7"), (3, "")]
         assert "has no `document_text`, `document_tokens` or `document`" in str(noted[0])
         assert "not a whole JSON object" in str(noted[1])
-
-
-def test_roles_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not from the roles"):
-        list(questions({"train": tmp_path}, split="train", images=ImageFolder()))

@@ -1,16 +1,16 @@
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.okvqa import questions
 from reflectune.metrics.official.vqa import soft_accuracy
+
+from .conftest import draw, read_set
 
 GIVEN = [("motocross", "motocross")] * 2 + [("ride", "riding")] * 2 + [("race", "racing")] * 6
 ANSWERS = ("race",) * 6 + ("motocross",) * 2 + ("ride",) * 2
@@ -32,14 +32,8 @@ def annotation(question_id: int, image_id: int, given: list[tuple[str, str]]) ->
         {"answer_id": number, "raw_answer": raw, "answer_confidence": "yes", "answer": answer}
         for number, (answer, raw) in enumerate(given, 1)
     ]
-    return {
-        "image_id": image_id,
-        "answer_type": "other",
-        "question_type": "four",
-        "question_id": question_id,
-        "answers": answers,
-        "confidence": 3,
-    }
+    kinds = {"answer_type": "other", "question_type": "four", "confidence": 3}
+    return {"image_id": image_id, "question_id": question_id, "answers": answers, **kinds}
 
 
 ANNOTATIONS = {
@@ -56,10 +50,7 @@ ANNOTATIONS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "val2014").mkdir()
-    for name in ("COCO_val2014_000000297147.jpg", "COCO_val2014_000000339761.jpg"):
-        Image.new("RGB", (4, 4)).save(tmp_path / "val2014" / name)
-    return tmp_path
+    return draw(tmp_path, *(f"val2014/COCO_val2014_000000{number}.jpg" for number in (297147, 339761)))
 
 
 def write(folder: Path, question_json: object = QUESTIONS, given: object = ANNOTATIONS) -> dict[str, Path]:
@@ -68,19 +59,14 @@ def write(folder: Path, question_json: object = QUESTIONS, given: object = ANNOT
     return {"questions": folder / "q.json", "annotations": folder / "a.json"}
 
 
-def read(source: Any, folder: Path, **options: Any) -> list[Question]:
-    return [question for question, _ in questions(source, split="val", images=ImageFolder(folder), **options)]
+read = partial(read_set, "okvqa", split="val")
 
 
 def test_all_ten_answers_with_the_most_frequent_first(folder: Path) -> None:
     first, second = read(write(folder), folder)
     assert first == Question(
-        id="2971475",
-        image="val2014/COCO_val2014_000000297147.jpg",
-        text="What sport can you use this for?",
-        answers=ANSWERS,
-        split="val",
-        requires_retrieval=True,
+        *("2971475", "val2014/COCO_val2014_000000297147.jpg", "What sport can you use this for?", ANSWERS),
+        *(None, "string", "val", True),
         meta={"question_type": "Sports and Recreation", "answer_type": "other"},
     )
     assert (second.id, second.answers) == ("3397615", ("cat",) * 10)
@@ -93,7 +79,7 @@ def test_answers_as_they_were_written(folder: Path) -> None:
 
 
 def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
-    assert [q.image for q, _ in questions(write(tmp_path), split="val", images=ImageFolder())] == ["", ""]
+    assert [q.image for q in read(write(tmp_path))] == ["", ""]
 
 
 @pytest.mark.parametrize(

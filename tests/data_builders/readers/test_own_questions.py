@@ -1,18 +1,16 @@
-import csv
-import io
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.own_questions import questions
+
+from .conftest import csv_file, draw, encoded, jsonl, parquet, read_set
 
 ROWS = [
     {"id": "a", "image": "images/1.png", "question": "How high?", "answers": ["56 m"], "range": [50, 62.5],
@@ -29,31 +27,17 @@ EXPECTED = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    Image.new("RGB", (4, 4)).save(tmp_path / "images" / "1.png")
-    return tmp_path
+    return draw(tmp_path, "images/1.png")
 
 
-def jsonl(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="train", images=ImageFolder(folder), **options)]  # type: ignore[arg-type]
+read = partial(read_set, "own")
 
 
 def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
-    lines = jsonl(folder / "q.jsonl", *ROWS)
-    pq.write_table(pa.Table.from_pylist(ROWS), folder / "q.parquet")
-    with (folder / "q.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(ROWS[0]))
-        writer.writeheader()
-        for row in ROWS:
-            writer.writerow({k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
-    assert read(lines, folder) == EXPECTED
-    assert read(folder / "q.parquet", folder) == EXPECTED
-    assert read(folder / "q.csv", folder) == EXPECTED
+    joined = [{k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()} for row in ROWS]
+    assert read(jsonl(folder / "q.jsonl", *ROWS), folder) == EXPECTED
+    assert read(parquet(folder / "q.parquet", *ROWS), folder) == EXPECTED
+    assert read(csv_file(folder / "q.csv", *joined), folder) == EXPECTED
 
 
 def test_an_answer_type_that_is_said_is_taken(folder: Path) -> None:
@@ -81,18 +65,16 @@ def test_a_mapped_column_that_is_not_there_is_never_passed_over(folder: Path) ->
 
 
 def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 4), "red").save(buffer, "JPEG")
-    rows = [{"id": "a", "image": {"bytes": buffer.getvalue(), "path": None}, "question": "Who?", "answers": ["Ann"]}]
+    row = {"id": "a", "image": {"bytes": encoded("red"), "path": None}, "question": "Who?", "answers": ["Ann"]}
     (folder / "set").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), folder / "set" / "train.parquet")
+    parquet(folder / "set" / "train.parquet", row)
     images = ImageFolder(folder / "out", folder / "out" / "images")
-    ((question, _),) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
-    assert (folder / "out" / question.image).read_bytes() == buffer.getvalue()
+    (question,) = read({"load_dataset": str(folder / "set")}, images)
+    assert (folder / "out" / question.image).read_bytes() == encoded("red")
     with pytest.raises(UserError, match="can't load"):
-        list(questions({"load_dataset": str(folder / "none")}, split="train", images=images))
+        read({"load_dataset": str(folder / "none")}, images)
     with pytest.raises(UserError, match="takes the keys"):
-        list(questions({"load_dataset": "x", "subset": "y"}, split="train", images=images))
+        read({"load_dataset": "x", "subset": "y"}, images)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +89,7 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
         ({"image": ["images/1.png"]}, r"field `image`: is \['images/1.png'\] \(list\), not an image"),
         ({"answers": [True]}, "field `answers`"),
         ({"answers": {"text": "x"}}, "field `answers`"),
-        (
-            {"answers": "['Japan', 'Nippon']"},
-            r"field `answers`: is the text \['Japan', 'Nippon'\], a list that was written",
-        ),
+        ({"answers": "['Japan', 'Nippon']"}, r"is the text \['Japan', 'Nippon'\], a list that was written"),
         ({"answers": ['["Japan"]']}, "a list that was written as text; write its items with `|` between them"),
         ({"entity_ids": "[12, 13]"}, "field `entity_ids`: is the text"),
         ({"answers": [float("nan")]}, r"field `answers`: is \[nan\]"),

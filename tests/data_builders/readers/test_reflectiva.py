@@ -1,14 +1,13 @@
-import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.reflectiva import questions
+
+from .conftest import array, draw, read_set
 
 
 def said(*values: str) -> list[dict[str, str]]:
@@ -31,32 +30,19 @@ LLAVA = {
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    for name in ("01/oven_01963180.JPEG", "coco/train2017/000000033471.jpg", "ab12.jpg"):
-        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / "images" / name)
-    return tmp_path / "images"
+    return draw(tmp_path / "images", "01/oven_01963180.JPEG", "coco/train2017/000000033471.jpg", "ab12.jpg")
 
 
-def write(path: Path, *rows: object) -> Path:
-    path.write_text(json.dumps(rows))
-    return path
-
-
-def read(path: Path, images: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="train", images=ImageFolder(images), **options)]  # type: ignore[arg-type]
+read = partial(read_set, "reflectiva")
 
 
 def test_a_row_with_retrieval_gives_its_passage_and_verdict(tmp_path: Path, images: Path) -> None:
     other = {**INFOSEEK, "conversations": said(ASKED, "[Retrieval]", PASSAGE, "[No Relevant]")}
-    path = write(tmp_path / "train_multiturn_llava_infoseek.json", INFOSEEK, other)
+    path = array(tmp_path / "train_multiturn_llava_infoseek.json", INFOSEEK, other)
     first, second = read(path, images)
     assert first == Question(
-        id="infoseek_train_00000000",
-        image="01/oven_01963180.JPEG",
-        text="Which place is this animal endemic to?",
-        answers=("China",),
-        split="train",
-        requires_retrieval=True,
+        *("infoseek_train_00000000", "01/oven_01963180.JPEG", "Which place is this animal endemic to?", ("China",)),
+        *(None, "string", "train", True),
         meta={"passage": "The giant panda lives in China.", "relevance": "relevant"},
     )
     assert (second.id, second.answers) == ("infoseek_train_00000000-2", ())
@@ -65,7 +51,7 @@ def test_a_row_with_retrieval_gives_its_passage_and_verdict(tmp_path: Path, imag
 
 def test_llavas_rows_give_a_question_a_round_that_needs_no_retrieval(tmp_path: Path, images: Path) -> None:
     worded = {"id": "words", "conversations": said("How much is 2 + 2?", "[No Retrieval]4")}
-    path = write(tmp_path / "train_multiturn_mix.json", LLAVA, worded)
+    path = array(tmp_path / "train_multiturn_mix.json", LLAVA, worded)
     image = "coco/train2017/000000033471.jpg"
     assert read(path, images) == [
         Question("000000033471", image, "What colour is the bus?", ("Red.",), None, "string", "train", False),
@@ -77,7 +63,7 @@ def test_llavas_rows_give_a_question_a_round_that_needs_no_retrieval(tmp_path: P
 def test_encyclopedic_vqas_rows_have_ids_and_images_of_their_own(tmp_path: Path, images: Path) -> None:
     turns = said("<image>\nWhere is it?", "[Retrieval]", PASSAGE, "[Relevant] China && Nepal")
     row = {"unique_id": 17, "image_path": "/leonardo/visualRAG/a/b/ab12.jpg", "conversations": turns}
-    (question,) = read(write(tmp_path / "train_multiturn_encyclopedic.json", row), images)
+    (question,) = read(array(tmp_path / "train_multiturn_encyclopedic.json", row), images)
     assert (question.id, question.image, question.answers) == ("17", "ab12.jpg", ("China && Nepal",))
     assert question.answer_type == "multi_answer"
 
@@ -88,10 +74,8 @@ def test_okvqas_rows_say_in_a_field_whether_to_retrieve(
 ) -> None:
     turns = said("<image>\nWhat race is it?", "marathon")
     row = {"id": 5, "image": "ab12.jpg", "need_retrieval": need, "conversations": turns}
-    (question,) = read(write(tmp_path / "train_multiturn_okvqa.json", row), images)
-    assert question == Question(
-        "5", "ab12.jpg", "What race is it?", ("marathon",), split="train", requires_retrieval=retrieve
-    )
+    (question,) = read(array(tmp_path / "train_multiturn_okvqa.json", row), images)
+    assert question == Question("5", "ab12.jpg", "What race is it?", ("marathon",), None, "string", "train", retrieve)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +97,10 @@ def test_okvqas_rows_say_in_a_field_whether_to_retrieve(
 def test_a_bad_row_is_named_and_may_be_left_out(
     tmp_path: Path, images: Path, change: dict[str, object], problem: str
 ) -> None:
-    path = write(tmp_path / "train_multiturn_infoseek.json", {**INFOSEEK, **change}, LLAVA)
+    path = array(tmp_path / "train_multiturn_infoseek.json", {**INFOSEEK, **change}, LLAVA)
     with pytest.raises(UserError, match=problem) as caught:
         read(path, images)
     assert f"{path}:1: " in str(caught.value)
     bad: list[BadRow] = []
     assert len(read(path, images, reject=bad.append)) == 2
     assert len(bad) == 1
-
-
-def test_a_truncated_file_and_roles_are_refused(tmp_path: Path, images: Path) -> None:
-    path = write(tmp_path / "train_multiturn_infoseek.json", INFOSEEK)
-    path.write_text(path.read_text()[:-30])
-    with pytest.raises(UserError, match=r"train_multiturn_infoseek.json"):
-        read(path, images)
-    with pytest.raises(UserError, match="not from the roles infoseek"):
-        list(questions({"infoseek": path}, split="train", images=ImageFolder()))

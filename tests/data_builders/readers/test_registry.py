@@ -1,4 +1,5 @@
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from reflectune.data_builders.readers.registry import (
     option_problems,
     question_reader,
 )
+
+from .conftest import read_set
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -24,6 +27,27 @@ def test_every_set_has_the_common_arguments(name: str) -> None:
 def test_every_knowledge_base_has_rows_and_entries(name: str) -> None:
     reader = knowledge_reader(name)
     assert list(inspect.signature(reader.entry).parameters) == ["row", "images"]
+
+
+JSON = ("aokvqa", "hotpotqa", "livevqa", "llava_instruct", "reflectiva")
+PARQUET = ("fvqa", "infoseek_human", "m2kr", "mmsearch")
+
+
+@pytest.mark.parametrize("name", [*sorted({*JSON, *PARQUET} - {"livevqa"}), "nq", "viquae"])
+def test_a_set_of_one_file_has_no_roles(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not from the roles elsewhere"):
+        read_set(name, {"elsewhere": tmp_path})
+
+
+@pytest.mark.parametrize("name", [*JSON, *PARQUET])
+def test_a_file_that_is_cut_off_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / ("set.json" if name in JSON else "set.parquet")
+    path.write_bytes(b'[{"id": "a' if name in JSON else b"PAR1 cut off")
+    with pytest.raises(UserError, match=rf"{path.name}.* is damaged"):
+        read_set(name, path)
+    if name in KNOWLEDGE and name in JSON:
+        with pytest.raises(UserError, match=rf"{path.name}.* is damaged"):
+            list(knowledge_reader(name).entries(path))
 
 
 def test_an_unknown_reader_is_refused_with_the_nearest() -> None:

@@ -1,19 +1,18 @@
 import gzip
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.viquae import questions
 
-ROW = {
+from .conftest import draw, jsonl, parquet, read_set
+
+ROW: dict[str, Any] = {
     "image": "512px-Jackie_Wilson.png",
     "input": "this singer's re-issued song helped to advertise what brand?",
     "kilt_id": "sfq_1024",
@@ -34,43 +33,26 @@ ROW = {
 }
 OUTPUT = {"answer": ["Levi's"], "original_answer": "Levi's", "provenance": []}
 EXPECTED = Question(
-    id="a7ce2912c67127efd56ec3d9180059aa",
-    image="512px-Jackie_Wilson.png",
-    text="this singer's re-issued song helped to advertise what brand?",
-    answers=("Levi's", "Levi", "Levis"),
-    split="test",
-    requires_retrieval=True,
-    entity_ids=("Q435205",),
-    meta={
-        "kilt_id": "sfq_1024",
-        "original_question": "Jackie Wilson's re-issued song helped to advertise what brand?",
-        "provenance": "Reet Petite|Levi Strauss & Co.",
-    },
+    *(ROW["id"], ROW["image"], ROW["input"], ("Levi's", "Levi", "Levis"), None, "string", "test", True, ("Q435205",)),
+    meta={name: ROW[name] for name in ("kilt_id", "original_question")}
+    | {"provenance": "Reet Petite|Levi Strauss & Co."},
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    Image.new("RGB", (4, 4)).save(tmp_path / "512px-Jackie_Wilson.png")
-    return tmp_path
+    return draw(tmp_path, "512px-Jackie_Wilson.png")
 
 
-def jsonl(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return [question for question, _ in questions(path, split="test", images=ImageFolder(folder), **options)]  # type: ignore[arg-type]
+read = partial(read_set, "viquae", split="test")
 
 
 def test_jsonl_and_the_hubs_parquet_say_the_same(folder: Path) -> None:
     path = jsonl(folder / "test.jsonl", ROW)
     (folder / "test.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     (folder / "hub").mkdir()
-    parquet = {**ROW, "meta": {"mention": ""}}
-    pq.write_table(pa.Table.from_pylist([parquet]), folder / "hub" / "test-00000-of-00001.parquet")
-    for source in (path, folder / "test.jsonl.gz", folder / "hub", folder / "hub" / "test-00000-of-00001.parquet"):
+    hub = parquet(folder / "hub" / "test-00000-of-00001.parquet", {**ROW, "meta": {"mention": ""}})
+    for source in (path, folder / "test.jsonl.gz", folder / "hub", hub):
         assert read(source, folder) == [EXPECTED]
 
 
@@ -113,5 +95,3 @@ def test_a_truncated_line_may_be_left_out(folder: Path) -> None:
 def test_other_sources_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"ViQuAE is read from .jsonl"):
         read(folder / "test.csv", folder)
-    with pytest.raises(UserError, match="not from the roles test"):
-        list(questions({"test": folder}, split="test", images=ImageFolder(folder)))
