@@ -34,7 +34,7 @@ LONGER = 48
 PROBED = 8
 """Tokens of the answers behind every passage, as a probe asks them."""
 TREES, BRANCHES, BRANCH_TOKENS = 2, 6, 190
-"""Batch of configs/recipes/llava15/mr2ag_lora.yaml: questions a step, passages of each, tokens of a passage."""
+"""Batch of configs/recipes/mr2ag_lora.yaml: questions a step, passages of each, tokens of a passage."""
 RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
 
 

@@ -15,8 +15,7 @@ from reflectune.core.errors import UserError
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 LAUNCHES = [path for path in CONFIGS if path.parent.name == "accelerate"]
-ELSEWHERE = ("dvc.yaml", "params.yaml")
-RUNS = [path for path in CONFIGS if path.parent.name not in ("accelerate", "lmms_eval") and path.name not in ELSEWHERE]
+RUNS = [path for path in CONFIGS if path.parent.name not in ("accelerate", "lmms_eval") and path.name != "dvc.yaml"]
 """Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms`, those of DVC in
 `tests/test_papers.py`."""
 BY_FOLDER = {"data": "data_builders/convert.py", "mr2ag": "data_builders/build_mr2ag.py"}
@@ -86,7 +85,7 @@ def test_a_config_is_right_by_its_entry_scripts_class(path: Path, monkeypatch: p
 
 def test_a_wrong_value_or_key_of_a_config_is_found() -> None:
     """That the test above can fail: nothing but what is not there yet is overlooked."""
-    path = ROOT / "configs/recipes/qwen_vl/mmkb_lora.yaml"
+    path = ROOT / "configs/recipes/mmkb_lora.yaml"
     assert any("learning_rate" in issue for issue in problems(path, "--learning_rate", "-1"))
     assert any("unknown key" in issue for issue in problems(path, "--learning_rates", "1"))
 

@@ -85,13 +85,10 @@ def interpolated(value: Any, variables: dict[str, Any]) -> Any:
 
 @functools.cache
 def stages(paper: str, *, pilot: bool = False) -> list[Stage]:
-    """Return the stages of a paper; with the options of `PILOT` in place of those of params.yaml."""
-    folder = ROOT / "configs/papers" / paper
-    content = yaml.safe_load((folder / "dvc.yaml").read_text())
-    variables = yaml.safe_load((folder / "params.yaml").read_text())
+    """Return the stages of a paper; with the options of `PILOT` in place of those of its `vars`."""
+    content = yaml.safe_load((ROOT / "configs/papers" / paper / "dvc.yaml").read_text())
+    variables = {key: value for inline in content["vars"] for key, value in inline.items()}
     variables |= PILOT if pilot else {}
-    for inline in content.get("vars", []):
-        variables |= inline
     made = []
     for name, stage in content["stages"].items():
         for key, item in stage.get("foreach", {"": {}}).items():
@@ -119,7 +116,7 @@ PILOT = {
     "train": {"max_steps": 8},
     "answer": {"limit": 500},
 }
-"""Options that the head of each params.yaml names."""
+"""Options that the head of each dvc.yaml names."""
 EVERY = [stage for paper in PAPERS for stage in stages(paper)]
 PILOTS = [stage for paper in PAPERS for stage in stages(paper, pilot=True) if stage not in EVERY]
 
@@ -205,3 +202,14 @@ def test_the_stages_have_an_order() -> None:
 def test_the_library_writes_a_file_of_an_outputs_name(name: str) -> None:
     files = (path for floor in (*FLOORS, "models", "formats") for path in (ROOT / floor).rglob("*.py"))
     assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in files)
+
+
+def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
+    made = {stage.name: settings(stage) for stage in stages("reag")}
+
+    assert made["grpo_data"]["base_model"] == made["critic"]["output_dir"]
+    assert made["grpo"]["model"] == made["answers"]["output_dir"]
+    assert made["answers"]["answer_weight"] == "0.8"
+    assert int(made["critic_data"]["limit"]) * (1 + int(made["critic_data"]["negatives"])) == 1_000_000  # the paper's
+    for data, training in (("critic_data", "critic"), ("answer_data", "answers"), ("grpo_data", "grpo")):
+        assert made[data]["output"] == made[training]["train_data"]

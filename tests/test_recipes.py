@@ -25,7 +25,8 @@ MODELS = sorted(path.stem for path in (ROOT / "configs/architectures").glob("*.j
 to the digit, checks them. LLaVA-1.5-13B has no size: the remembered one is 64 rows of both matrices below the sum.
 """
 NAMES = ("mr2ag_full", "mr2ag_lora", "mr2ag_qlora", "mmkb_lora")
-RECIPES = [f"recipes/{family}/{name}" for family in ("llava15", "qwen_vl") for name in NAMES]
+RECIPES = [f"recipes/{name}" for name in NAMES]
+PAGE = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
 TARGETS = SftConfig.model_fields["lora_targets"].default
 
 
@@ -99,21 +100,21 @@ def test_a_recipe_has_the_papers_hyperparameters(name: str) -> None:
         assert values["epochs"] == 1
 
 
-@pytest.mark.parametrize("family", ["llava15", "qwen_vl"])
-def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table(family: str) -> None:
+def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table() -> None:
     """As many as read a tenth of InfoSeek's 934,048 questions once; a table spreads by 0.02 (`initializer_range`)."""
-    values = settings(f"recipes/{family}/mmkb_lora")
-    assert values["max_steps"] == -(-settings("papers/mmkb_rag/infoseek_probe")["limit"] // 128) == -(-93_405 // 128)
+    values = settings("recipes/mmkb_lora")
+    assert values["max_steps"] == -(-settings("papers/mmkb_rag/probe")["limit"] // 128) == -(-93_405 // 128)
     assert longest_travel(SftConfig(**values), values["max_steps"]) > 1.5 * 0.02
 
 
 def test_pictures_are_fitted_alike_in_training_probing_and_evaluation() -> None:
     """LLaVA-1.5's are padded; Qwen's are scaled down to 1,280 tokens of 28 × 28 pixels."""
-    read = [*(f"recipes/qwen_vl/{name}" for name in NAMES), "papers/mmkb_rag/train_plain"]
-    read += [f"papers/mmkb_rag/{name}" for name in ("infoseek_probe", "evqa_probe", "evaluate", "evaluate_evqa")]
+    read = ["recipes/mmkb_lora", "papers/mmkb_rag/train_plain"]
+    read += [f"papers/mmkb_rag/{name}" for name in ("probe", "evaluate", "sweep")]
     assert {settings(name)["max_pixels"] for name in read} == {1280 * 28**2}
-    llava = [*(f"recipes/llava15/{name}" for name in NAMES), *(f"papers/mr2ag/{n}" for n in ("train", "train_plain"))]
+    llava = [*RECIPES[:-1], *(f"papers/mr2ag/{name}" for name in ("train", "train_plain"))]
     assert {settings(name)["image_fit"] for name in llava} == {"pad"}
+    assert {flags_of(model, "mmkb_lora").get("max_pixels") for model in MODELS} == {0, 1280 * 28**2}
 
 
 def test_the_papers_mixture_reads_every_part_once() -> None:
@@ -138,32 +139,40 @@ def test_stage_1_has_the_published_hyperparameters() -> None:
     assert questions_of_a_step("papers/mr2ag/stage1") == 256
 
 
-def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
-    critic, answer, grpo = (settings(f"papers/reag/train_{stage}") for stage in ("critic", "answer", "grpo"))
-    assert settings("papers/reag/grpo_data")["base_model"] == critic["output_dir"]
-    assert grpo["model"] == answer["output_dir"]
-    assert answer["answer_weight"] == 0.8
-    data = settings("papers/reag/critic_data")
-    assert data["limit"] * (1 + data["negatives"]) == 1_000_000  # the paper's passages
-    for stage, values in (("critic", critic), ("answer", answer), ("grpo", grpo)):
-        assert settings(f"papers/reag/{stage}_data")["output"] == values["train_data"]
-
-
 def test_no_two_recipes_write_into_one_folder() -> None:
     outputs = [settings(name)["output_dir"] for name in RECIPES]
     assert len(set(outputs)) == len(RECIPES)
 
 
+def flags_of(model: str, kind: str) -> dict[str, Any]:
+    """Return the flags of the recipes' page for a model's family."""
+    name = architecture(model)["model"].partition("/")[2]
+    family = next(text for start, text in FAMILIES.items() if name.startswith(start))
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {family}"))
+    pictures, adapters = row.split("|")[2:4]
+    pairs = re.findall(r"--(\w+) ([\w.-]+)", pictures + (adapters if kind == "mr2ag_lora" else ""))
+    return {key: yaml.safe_load(value) if key != "learning_rate" else float(value) for key, value in pairs}
+
+
+FAMILIES = {"llava-1.5": "LLaVA-1.5", "llava-v1.6": "LLaVA-NeXT", "Qwen": "Qwen2-VL"}
+
+
+def test_a_recipe_has_the_flags_of_its_own_model() -> None:
+    for kind, model in zip(NAMES, ("llava15_7b",) * 3 + ("qwen2_vl_7b",), strict=True):
+        config = SftConfig.model_construct(**settings(f"recipes/{kind}"))
+        assert config.model == architecture(model)["model"]
+        assert {key: getattr(config, key) for key in flags_of(model, kind)} == flags_of(model, kind)
+
+
 def gib_of(model: str, kind: str) -> int:
     """Return the GiB a GPU by the recipe's launch config; for 13 B and LLaVA-NeXT one question a GPU."""
-    name = f"recipes/{'llava15' if model.startswith('llava') else 'qwen_vl'}/{kind}"
+    name = f"recipes/{kind}"
     launch = re.search(r"accelerate/(\w+)\.yaml", (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8"))
     processes, sharding = (8, launch[1]) if launch else (1, "")
-    values = {**settings(name), "processes": processes, "sharding": "" if sharding == "multi_gpu" else sharding}
+    values = {**settings(name), **flags_of(model, kind), "model": architecture(model)["model"], "processes": processes}
+    values["sharding"] = "" if sharding == "multi_gpu" else sharding
     if model in ("llava15_13b", "llava_next_7b"):
         values["per_device_train_batch_size"] = 1
-    if model == "llava_next_7b":
-        values["image_fit"] = "processor"
     if model == "llava15_13b" and kind == "mr2ag_full":
         values["sharding"] = "zero3"
     config = EstimateConfig(**values)
@@ -173,4 +182,4 @@ def gib_of(model: str, kind: str) -> int:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_of_sizes_has_the_estimated_memory(model: str) -> None:
     cells = " | ".join(str(gib_of(model, kind)) for kind in NAMES)
-    assert f"| {architecture(model)['model']} | {cells} |" in (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    assert f"| {architecture(model)['model']} | {cells} |" in PAGE

@@ -1,6 +1,6 @@
 """Estimate the memory of a recipe on each device, without its weights or data:
 
-    reflectune estimate --config configs/recipes/llava15/mr2ag_full.yaml --processes 8 --sharding zero3 --device_gib 80
+    reflectune estimate --config configs/recipes/mr2ag_full.yaml --processes 8 --sharding zero3 --device_gib 80
 
 A model's shapes come from `configs/architectures`, or from the `config.json` in its folder or on the Hub.
 `train/sft.py --dry_run` measures the time of a step.

@@ -14,7 +14,7 @@ from reflectune.train.estimates.from_shapes import forecast_from_shapes, long_ba
 from reflectune.train.settings.estimate import EstimateConfig
 
 ROOT = Path(__file__).parents[3]
-RECIPE = ROOT / "configs/recipes/llava15/mr2ag_full.yaml"
+RECIPE = ROOT / "configs/recipes/mr2ag_full.yaml"
 SHAPES = ROOT / "configs/architectures"
 
 
