@@ -20,6 +20,7 @@ from reflectune.models.remote.endpoint import Endpoint
 from reflectune.models.remote.replies import ReplyFile
 
 Start = Callable[..., Any]
+Open = Callable[..., RemoteModel]
 
 
 def ask(text: str) -> list[dict[str, Any]]:
@@ -30,13 +31,20 @@ def echo(text: str) -> str:
     return f"you said {text}"
 
 
-def endpoint(url: str, **settings: Any) -> Endpoint:
-    return Endpoint(url, "stub", **{"timeout": 5.0, **settings})
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "replies.jsonl"
 
 
-def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub_server: Start, tmp_path: Path) -> None:
+@pytest.fixture
+def remote(path: Path) -> Open:
+    """Return a function that opens the model of a server, with one file of replies a test."""
+    return lambda url, **settings: RemoteModel(Endpoint(url, **{"model": "stub", "timeout": 5.0, **settings}), path)
+
+
+def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, lambda text, number: {"seconds": 0.05 * (3 - int(text))})
-    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+    with remote(server.url) as model:
         replies = model.complete_all([ask(str(i)) for i in range(4)])
 
     assert [reply.text for reply in replies] == [f"you said {i}" for i in range(4)]
@@ -58,21 +66,19 @@ def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub
     ids=lambda fault: json.dumps(fault)[:50],
 )
 def test_a_failure_that_passes_is_tried_again_and_paid_for_once(
-    stub_server: Start, tmp_path: Path, fault: dict[str, Any]
+    stub_server: Start, remote: Open, fault: dict[str, Any]
 ) -> None:
     server = stub_server(echo, lambda text, number: fault if number < 1 else {})
-    with RemoteModel(endpoint(server.url, timeout=0.5), tmp_path / "replies.jsonl") as model:
+    with remote(server.url, timeout=0.5) as model:
         assert model.complete(ask("hello")) == "you said hello"
 
     assert len(server.requests) == 2
 
 
-def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, tmp_path: Path) -> None:
+def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, lambda text, number: {"status": 503, "body": "down for\nmaintenance"})
-    with (
-        RemoteModel(endpoint(server.url, retries=2), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError, match="failed 3 times in a row, the last time: status 503: `down for maint"),
-    ):
+    failed = "failed 3 times in a row, the last time: status 503: `down for maint"
+    with remote(server.url, retries=2) as model, pytest.raises(UserError, match=failed):
         model.complete(ask("hello"))
 
     assert len(server.requests) == 3
@@ -88,19 +94,16 @@ def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, tmp
     ],
 )
 def test_a_failure_that_stays_shows_no_key(
-    stub_server: Start, tmp_path: Path, fault: dict[str, Any], message: str
+    stub_server: Start, remote: Open, path: Path, fault: dict[str, Any], message: str
 ) -> None:
     server = stub_server(echo, lambda text, number: fault)
-    with (
-        RemoteModel(endpoint(server.url, key="sk-secret", retries=1), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError, match=message) as caught,
-    ):
+    with remote(server.url, key="sk-secret", retries=1) as model, pytest.raises(UserError, match=message) as caught:
         model.complete(ask("hello"))
 
     assert len(server.requests) == (1 if fault["status"] != 429 else 2)
     assert server.requests[0][0]["Authorization"] == "Bearer sk-secret"
     assert "sk-secret" not in str(caught.value)
-    assert "sk-secret" not in (tmp_path / "replies.jsonl").read_text()
+    assert "sk-secret" not in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -114,13 +117,10 @@ def test_a_failure_that_stays_shows_no_key(
 )
 @pytest.mark.parametrize("status", [200, 401, 503])
 def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
-    stub_server: Start, tmp_path: Path, body: str, status: int
+    stub_server: Start, remote: Open, body: str, status: int
 ) -> None:
     server = stub_server(echo, lambda text, number: {"status": status, "body": body})
-    with (
-        RemoteModel(endpoint(server.url, key="sk-secret/x", retries=1), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError) as caught,
-    ):
+    with remote(server.url, key="sk-secret/x", retries=1) as model, pytest.raises(UserError) as caught:
         model.complete(ask("hello"))
 
     shown = "".join(traceback.format_exception(caught.value)) + repr(model.endpoint)
@@ -154,25 +154,16 @@ QUOTED = (
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_secrets_in_the_address_are_sent_and_never_shown(
-    stub_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: dict[str, Any], message: str
+    stub_server: Start, remote: Open, path: Path, caplog, fault: dict[str, Any], message: str
 ) -> None:
     caplog.set_level("DEBUG")
     server = stub_server(echo, lambda text, number: fault)
-    with (
-        RemoteModel(endpoint(with_secrets(server.url), retries=1), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError, match=message) as caught,
-    ):
+    with remote(with_secrets(server.url), retries=1) as model, pytest.raises(UserError, match=message) as caught:
         model.log_probabilities([ask("hello")], ["yes"])
     shown_error = "".join(traceback.format_exception(caught.value))
 
     assert f"{server.url}?api_key=***&api-version=1" in shown_error
-    for shown in (
-        shown_error,
-        caplog.text,
-        model.summary(),
-        repr(model.endpoint),
-        (tmp_path / "replies.jsonl").read_text(),
-    ):
+    for shown in (shown_error, caplog.text, model.summary(), repr(model.endpoint), path.read_text()):
         assert "hidden" not in shown
         assert "bWU6cHcvaGlkZGVu" not in shown
     for (headers, _), target in zip(server.requests, server.targets, strict=True):
@@ -180,48 +171,44 @@ def test_secrets_in_the_address_are_sent_and_never_shown(
         assert target == "/v1/chat/completions?api_key=key%2Fhidden&api-version=1"
 
 
-def test_a_server_that_is_not_there_does_not_bring_the_address_s_secrets_into_a_traceback(tmp_path: Path) -> None:
-    with (
-        RemoteModel(endpoint(with_secrets("http://127.0.0.1:1/v1"), retries=0), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError, match="is the server running") as caught,
-    ):
+def test_a_server_that_is_not_there_does_not_bring_the_address_s_secrets_into_a_traceback(remote: Open) -> None:
+    url, message = with_secrets("http://127.0.0.1:1/v1"), "is the server running"
+    with remote(url, retries=0) as model, pytest.raises(UserError, match=message) as caught:
         model.complete(ask("hello"))
 
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_key_is_sent_in_addition_to_one_in_the_query(stub_server: Start, tmp_path: Path) -> None:
+def test_a_key_is_sent_in_addition_to_one_in_the_query(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo)
-    with RemoteModel(endpoint(f"{server.url}/?token=hidden", key="sk-1"), tmp_path / "replies.jsonl") as model:
+    with remote(f"{server.url}/?token=hidden", key="sk-1") as model:
         model.complete(ask("hello"))
 
     assert server.targets == ["/v1/chat/completions?token=hidden"]
     assert server.requests[0][0]["Authorization"] == "Bearer sk-1"
 
 
-def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, tmp_path: Path) -> None:
+def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo)
     for secret in ("old", "new"):
-        with RemoteModel(endpoint(with_secrets(server.url, secret)), tmp_path / "replies.jsonl") as model:
+        with remote(with_secrets(server.url, secret)) as model:
             assert model.complete(ask("hello")) == "you said hello"
 
     assert len(server.requests) == 1
 
 
-def test_replies_that_were_kept_before_are_found(stub_server: Start, tmp_path: Path) -> None:
+def test_replies_that_were_kept_before_are_found(remote: Open, path: Path) -> None:
     """The key of a reply is a hash of URL and request. This one must not change."""
-    with ReplyFile(tmp_path / "replies.jsonl") as replies:
-        replies.put(
-            "958b8455f1f16a55",
-            {"text": "yes", "prompt_tokens": 1, "completion_tokens": 1, "finish": "", "first_token": {}},
-        )
-    with RemoteModel(endpoint("http://127.0.0.1:8000/v1"), tmp_path / "replies.jsonl") as model:
+    row = {"text": "yes", "prompt_tokens": 1, "completion_tokens": 1, "finish": "", "first_token": {}}
+    with ReplyFile(path) as replies:
+        replies.put("958b8455f1f16a55", row)
+    with remote("http://127.0.0.1:8000/v1") as model:
         assert model.complete(ask("hello")) == "yes"
 
 
-def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_server: Start, tmp_path: Path) -> None:
+def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, lambda text, number: {"status": 400, "body": "too long"} if text == "2" else {})
-    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+    with remote(server.url) as model:
         replies = model.complete_all([ask(str(i)) for i in range(4)])
         again = model.complete_all([ask("2")])
 
@@ -231,24 +218,22 @@ def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_se
     assert len(server.requests) == 5
 
 
-def test_a_server_that_refuses_everything_is_an_error(stub_server: Start, tmp_path: Path) -> None:
+def test_a_server_that_refuses_everything_is_an_error(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, lambda text, number: {"status": 400, "body": "unknown field max_tokens"})
-    with (
-        RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError, match=r"refuses every request: .*max_tokens.*llm_options"),
-    ):
+    refused = r"refuses every request: .*max_tokens.*llm_options"
+    with remote(server.url) as model, pytest.raises(UserError, match=refused):
         model.complete_all([ask("a"), ask("b")])
 
 
-def test_no_more_requests_are_under_way_than_wanted(stub_server: Start, tmp_path: Path) -> None:
+def test_no_more_requests_are_under_way_than_wanted(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, seconds=0.02)
-    with RemoteModel(endpoint(server.url, concurrency=3), tmp_path / "replies.jsonl") as model:
+    with remote(server.url, concurrency=3) as model:
         model.complete_all([ask(str(i)) for i in range(12)])
 
     assert server.most_at_a_time == 3
 
 
-def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server: Start, tmp_path: Path) -> None:
+def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server: Start, remote: Open) -> None:
     def about(picture: str, question: str, passage: str) -> list[dict[str, Any]]:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
         return [
@@ -259,7 +244,7 @@ def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server
 
     conversations = [about(p, q, f"{p}{q}{n}") for n in range(3) for q in ("Who?", "When?") for p in "AB"]
     server = stub_server(lambda text: text)
-    with RemoteModel(endpoint(server.url, concurrency=1), tmp_path / "replies.jsonl") as model:
+    with remote(server.url, concurrency=1) as model:
         replies = model.complete_all(conversations)
 
     assert [reply.text for reply in replies] == [conversation[-1]["content"] for conversation in conversations]
@@ -267,10 +252,10 @@ def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server
     assert len([1 for one, other in pairwise(arrived) if one != other]) == 3
 
 
-def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub_server: Start, tmp_path: Path) -> None:
+def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo)
     for _ in range(2):
-        with RemoteModel(endpoint(server.url, input_price=1e6), tmp_path / "replies.jsonl") as model:
+        with remote(server.url, input_price=1e6) as model:
             replies = model.complete_all([ask("one"), ask("two"), ask("one")])
             assert [reply.text for reply in replies] == ["you said one", "you said two", "you said one"]
             assert model.usage() == {"replies": 2, "prompt_tokens": 2, "completion_tokens": 6, "cost": 2.0}
@@ -279,68 +264,52 @@ def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub
 
 
 @pytest.mark.parametrize("changes", [{"model": "other"}, {"max_tokens": 7}, {"options": {"seed": 1}}])
-def test_requests_that_differ_have_different_replies(
-    stub_server: Start, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_requests_that_differ_have_different_replies(stub_server: Start, remote: Open, changes: dict[str, Any]) -> None:
     server = stub_server(echo)
-    values = {"url": server.url, "model": "stub"}
-    for settings in (values, {**values, **changes}):
-        with RemoteModel(Endpoint(**settings), tmp_path / "replies.jsonl") as model:
+    for settings in ({}, changes):
+        with remote(server.url, **settings) as model:
             model.complete(ask("hello"))
 
     assert len(server.requests) == 2
 
 
-def test_the_first_tokens_log_probabilities_are_read_without_decoding(stub_server: Start, tmp_path: Path) -> None:
+def test_the_first_tokens_log_probabilities_are_read_without_decoding(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, first_token={"yes": -0.1, "no": -2.5, "maybe": -4.0})
-    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+    with remote(server.url) as model:
         (log_probs,) = model.log_probabilities([ask("Is it?")], ["yes", "no", "never"])
 
     assert log_probs == {"yes": -0.1, "no": -2.5}
     assert server.requests[0][1]["max_tokens"] == 1
 
 
-def test_a_server_without_log_probabilities_is_an_error(stub_server: Start, tmp_path: Path) -> None:
-    with (
-        RemoteModel(endpoint(stub_server(echo).url), tmp_path / "replies.jsonl") as model,
-        pytest.raises(UserError, match="gives no log-probabilities"),
-    ):
-        model.log_probabilities([ask("Is it?")], ["yes"])
-
-
-def test_half_a_surrogate_pair_in_a_reply_does_no_harm(stub_server: Start, tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_in_a_reply_does_no_harm(stub_server: Start, remote: Open) -> None:
     server = stub_server(lambda text: "a \ud83d b")
-    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+    with remote(server.url) as model:
         first = model.complete(ask("hello"))
         assert first == model.complete(ask("hello")) == "a ? b"
 
 
-def test_a_second_run_does_not_write_into_the_same_file(stub_server: Start, tmp_path: Path) -> None:
+def test_a_second_run_does_not_write_into_the_same_file(stub_server: Start, remote: Open) -> None:
     url = stub_server(echo).url
-    with (
-        RemoteModel(endpoint(url), tmp_path / "replies.jsonl"),
-        pytest.raises(UserError, match="in use by another run"),
-    ):
-        RemoteModel(endpoint(url), tmp_path / "replies.jsonl")
-    RemoteModel(endpoint(url), tmp_path / "replies.jsonl").close()
+    with remote(url), pytest.raises(UserError, match="in use by another run"):
+        remote(url)
+    remote(url).close()
 
 
-def test_when_one_request_fails_for_good_those_under_way_are_kept(stub_server: Start, tmp_path: Path) -> None:
+def test_when_one_request_fails_for_good_those_under_way_are_kept(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, lambda text, number: {"status": 401, "body": ""} if text == "0" else {"seconds": 0.2})
-    with RemoteModel(endpoint(server.url, concurrency=3), tmp_path / "replies.jsonl") as model:
+    with remote(server.url, concurrency=3) as model:
         with pytest.raises(UserError, match="status 401"):
             model.complete_all([ask(str(i)) for i in range(50)])
         assert model.usage()["replies"] == sum(server.delivered.values()) < 10
 
 
 def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
-    stub_server: Start, tmp_path: Path
+    stub_server: Start, remote: Open, path: Path
 ) -> None:
     """Only requests under way at the kill, at most `concurrency`, can be sent again."""
-    server = stub_server(
-        echo, lambda text, number: {"status": 429, "body": ""} if int(text) % 7 == number else {}, 0.01
-    )
-    path = tmp_path / "replies.jsonl"
+    busy = {"status": 429, "body": ""}
+    server = stub_server(echo, lambda text, number: busy if int(text) % 7 == number else {}, 0.01)
     script = (
         "from reflectune.models.remote.endpoint import Endpoint\n"
         "from reflectune.models.remote.client import RemoteModel\n"
@@ -360,7 +329,7 @@ def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
     assert 60 - 4 <= len(kept) < 300
     assert len(delivered - {text.removeprefix("you said ") for text in kept}) <= 4
 
-    with RemoteModel(endpoint(server.url, concurrency=4), path) as model:
+    with remote(server.url, concurrency=4) as model:
         replies = model.complete_all([ask(str(i)) for i in range(300)])
 
     assert [reply.text for reply in replies] == [f"you said {i}" for i in range(300)]
@@ -371,10 +340,7 @@ def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C reaches the test even if it runs in the background, where a shell has it ignored.
-
-    Nor is it swallowed by a callback of the garbage collector, such as hypothesis has.
-    """
+    """Ctrl-C reaches the test in the background, where a shell ignores it, and no garbage collector's callback."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()
     yield
@@ -383,9 +349,9 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_keeps_what_arrived(stub_server: Start, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_arrived(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, seconds=0.02)
-    with RemoteModel(endpoint(server.url, concurrency=2), tmp_path / "replies.jsonl") as model:
+    with remote(server.url, concurrency=2) as model:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             model.complete_all([ask(str(i)) for i in range(500)])

@@ -11,13 +11,15 @@ from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 URL = "http://localhost:8000/v1"
 
 
+def remote(**settings: object) -> RemoteConfig:
+    return RemoteConfig(**{"llm_url": "https://api.example.com/v1", "llm_model": "m", **settings})
+
+
 def test_a_local_server_needs_an_address_and_a_model_only() -> None:
     assert RemoteConfig(llm_url=URL, llm_model="m").llm_problems() == []
 
 
 class Asking(RemoteConfig):
-    """A command that asks a server's model."""
-
     @cross_check
     def problems_of_asking(self) -> list[str]:
         return self.llm_problems()
@@ -47,7 +49,7 @@ def test_each_problem_is_reported(settings: dict[str, object], problem: str) -> 
 
 def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "sk-secret")
-    config = RemoteConfig(llm_url="https://api.example.com/v1/", llm_model="m", llm_key_variable="SOME_KEY")
+    config = remote(llm_url="https://api.example.com/v1/", llm_key_variable="SOME_KEY")
 
     assert config.llm_problems() == []
     assert config.endpoint().key == "sk-secret"
@@ -56,9 +58,7 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest
 
 
 def test_options_change_a_request_and_null_takes_a_field_out() -> None:
-    config = RemoteConfig(
-        llm_url=URL, llm_model="m", llm_options='{"max_tokens": null, "max_completion_tokens": 9, "temperature": 1}'
-    )
+    config = remote(llm_options='{"max_tokens": null, "max_completion_tokens": 9, "temperature": 1}')
 
     for limits in ({}, {"max_tokens": 32}):  # a pipeline's step has a limit of its own
         body = config.endpoint().request([], **limits)
@@ -74,7 +74,7 @@ def test_white_space_around_a_key_is_taken_off(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SOME_KEY", around.format("sk-secret"))
 
     assert Endpoint(URL, "m", key=around.format("sk-secret")).key == "sk-secret"
-    assert RemoteConfig(llm_url=URL, llm_model="m", llm_key_variable="SOME_KEY").endpoint().key == "sk-secret"
+    assert remote(llm_key_variable="SOME_KEY").endpoint().key == "sk-secret"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(
     monkeypatch: pytest.MonkeyPatch, key: str, problem: str
 ) -> None:
     monkeypatch.setenv("SOME_KEY", key)
-    config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable="SOME_KEY")
+    config = remote(llm_key_variable="SOME_KEY")
 
     with pytest.raises(UserError, match=problem) as caught:
         config.endpoint()
@@ -107,7 +107,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(
 
 @pytest.mark.parametrize("mistaken", ["sk-secret", "hf_secret"])
 def test_a_key_in_the_place_of_its_variable_s_name_is_not_shown(mistaken: str) -> None:
-    config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable=mistaken)
+    config = remote(llm_key_variable=mistaken)
 
     (problem_found,) = config.llm_problems()
 
@@ -117,7 +117,7 @@ def test_a_key_in_the_place_of_its_variable_s_name_is_not_shown(mistaken: str) -
 
 def test_secrets_in_the_address_are_not_shown_and_reach_the_endpoint() -> None:
     url = "https://me:hidden@api.example.com/v1?key=hidden/"
-    config = RemoteConfig(llm_url=url, llm_model="m", llm_key_variable="NO_SUCH_VARIABLE")
+    config = remote(llm_url=url, llm_key_variable="NO_SUCH_VARIABLE")
 
     assert config.llm_problems() == []  # it needs no other key
     assert config.endpoint().url == url
