@@ -3,18 +3,15 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from reflectune.core.config import find_problems
-from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
 from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
-from reflectune.formats.dataset import write_questions
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.formats.reflection_data import read_examples
@@ -33,7 +30,6 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.build_index import IndexConfig, build_index
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
 
@@ -93,56 +89,26 @@ NAMES = [
 
 
 def entry(number: int, name: str) -> Entry:
-    sections = (
-        Section("History", f"It was founded in {1600 + number}."),
-        Section("Size", f"It is {number + 1} m tall."),
-        Section("Owner", "A club owns it."),
-    )
+    texts = {"History": f"It was founded in {1600 + number}.", "Size": f"It is {number + 1} m tall."}
+    sections = tuple(Section(*each) for each in {**texts, "Owner": "A club owns it."}.items())
     return Entry(f"e{number}", name, summary=f"A thing called {name}.", images=(f"{number}.png",), sections=sections)
 
 
+def question(name: str, text: str, answer: str, entity: str, **more: Any) -> Question:
+    gold = {"entity_ids": (entity,), "evidence": (Evidence(entity, 0),)} if entity else {}
+    return Question(name, f"{entity[1:] or 1}.png", text, (answer,), split="train", **gold, **more)
+
+
 @pytest.fixture
-def config(tmp_path: Path, encoder: str, checkpoints: SimpleNamespace) -> Callable[..., LessonsConfig]:
-    root = tmp_path / "world"
-    write_json(root / "dataset.json", {"name": "things", "fingerprint": "f", "image_root": "."})
+def config(tmp_path: Path, lessons_about) -> Callable[..., LessonsConfig]:
+    (tmp_path / "world").mkdir()
     for number in range(len(NAMES)):
-        Image.new("RGB", (8, 8), (16 * number, 255 - 16 * number, 90)).save(root / f"{number}.png")
+        Image.new("RGB", (8, 8), (16 * number, 255 - 16 * number, 90)).save(tmp_path / f"world/{number}.png")
     entries = [entry(number, name) for number, name in enumerate(NAMES)]
-    write_knowledge_base(root / "knowledge", entries, name="things", image_root="..")
-    questions = [
-        Question(
-            f"q{n}",
-            f"{n}.png",
-            "When was it founded?",
-            (str(1600 + n),),
-            split="train",
-            entity_ids=(f"e{n}",),
-            evidence=(Evidence(f"e{n}", 0),),
-        )
-        for n in range(len(NAMES))
-    ]
-    unaided = Question("bare", "1.png", "Who owns it?", ("a club",), split="train", requires_retrieval=True)
-    visual = Question("seen", "1.png", "Is it red?", ("no",), split="train", requires_retrieval=False)
-    write_questions(root, "train", [*questions, unaided, visual])
-    build_index(
-        IndexConfig(knowledge=str(root / "knowledge"), output=str(tmp_path / "index"), encoder=encoder, device="cpu")
-    )
-
-    def make(**changes: Any) -> LessonsConfig:
-        values = {
-            "dataset": str(root),
-            "index": str(tmp_path / "index"),
-            "encoder": encoder,
-            "base_model": checkpoints.base,
-            "output": str(tmp_path / "lessons"),
-            "pipelines": ["reag"],
-            "top_n": 8,
-            "device": "cpu",
-            "token_budget": 4096,
-        }
-        return LessonsConfig(**{**values, **changes})
-
-    return make
+    founded = [question(f"q{n}", "When was it founded?", str(1600 + n), f"e{n}") for n in range(len(NAMES))]
+    unaided = question("bare", "Who owns it?", "a club", "", requires_retrieval=True)
+    visual = question("seen", "Is it red?", "no", "", requires_retrieval=False)
+    return lessons_about(entries, [*founded, unaided, visual], pipelines=["reag"], top_n=8)
 
 
 def lessons_of(config: LessonsConfig) -> list[PromptedExample]:
@@ -176,9 +142,8 @@ def test_hard_negatives_are_of_what_was_found_in_their_share(tmp_path: Path, har
     asked = JudgeEachRequest(0, Prompt(CRITIC, {"question": "When?"}, tuple(map(passage_text, found)), CRITIC_SYSTEM))
     hard = []
     for number in range(200):
-        evidence = (Evidence("e3", 0),)
-        question = Question(f"q{number}", "q.png", "When?", ("1603",), entity_ids=("e3",), evidence=evidence)
-        teacher = ReagTeacher(question, teacher_of(question, knowledge), knowledge, shares, 0, "none")
+        about = question(f"q{number}", "When?", "1603", "e3")
+        teacher = ReagTeacher(about, teacher_of(about, knowledge), knowledge, shares, 0, "none")
         teacher.see(SearchReply(({"pairs": hits},)))
         lesson = teacher.critic_lesson(asked)
         assert lesson is not None
@@ -193,8 +158,8 @@ def test_a_passage_that_states_the_answer_elsewhere_is_neither(tmp_path: Path) -
     write_knowledge_base(tmp_path, [entry(3, NAMES[3])], name="things")
     knowledge = KnowledgeBase(tmp_path)
     other = Passage("x", 0, 0, "Ulm Tower", "", "", "It was founded in 1603, too.")
-    question = Question("q", "q.png", "When?", ("1603",), entity_ids=("e3",), evidence=(Evidence("e3", 0),))
-    teacher = ReagTeacher(question, teacher_of(question, knowledge), knowledge, CriticShares(4, 1.0, 2), 0, "none")
+    about = question("q", "When?", "1603", "e3")
+    teacher = ReagTeacher(about, teacher_of(about, knowledge), knowledge, CriticShares(4, 1.0, 2), 0, "none")
     teacher.see(SearchReply(({"pairs": (PassageHit(other, 0.5, 1, "pairs"),)},)))
     evidence = "Red Tower: History. It was founded in 1603."
     asked = JudgeEachRequest(0, Prompt(CRITIC, {"question": "When?"}, (passage_text(other), evidence), CRITIC_SYSTEM))
@@ -243,14 +208,8 @@ def test_lessons_dont_depend_on_batches_and_change_with_the_seed(config, tmp_pat
 
 
 def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(config) -> None:
-    assert any(
-        "`judge: base_model`" in problem
-        for problem in find_problems(LessonsConfig, {**config().model_dump(), "judge": "base_model"})
-    )
-    assert any(
-        "hard_share" in problem
-        for problem in find_problems(LessonsConfig, {**config().model_dump(), "hard_share": 1.5})
-    )
+    for key, value, said in (("judge", "base_model", "`judge: base_model`"), ("hard_share", 1.5, "hard_share")):
+        assert said in " ".join(find_problems(LessonsConfig, {**config().model_dump(), key: value}))
     assert config().problems() == []
     before, after = (config(pipelines=["mi_rag"], negatives=number).decisive_settings() for number in (4, 9))
     assert before == after

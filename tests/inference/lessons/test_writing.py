@@ -9,11 +9,9 @@ import pytest
 from PIL import Image
 
 from reflectune.core.config import find_problems
-from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.dataset import write_questions
-from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.reflection_data import read_examples, read_manifest
 from reflectune.inference.lessons import writing
 from reflectune.inference.lessons.config import LessonsConfig
@@ -25,7 +23,6 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.build_index import IndexConfig, build_index
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
 
@@ -78,56 +75,21 @@ def test_a_lesson_that_says_nothing_or_asks_for_what_it_lacks_is_a_bad_row(
     assert problem in PLAIN.problem(PromptedExample("q", "q.png", "What?", (branch,), template=template))
 
 
-OAK = Entry(
-    "oak",
-    "Vik Oak",
-    summary="A green oak.",
-    images=("oak.png",),
-    sections=(Section("Size", "It is 9 m tall."), Section("Neighbours", "Beside it stands the Ulm Tower.")),
-)
-TOWER = Entry(
-    "tower",
-    "Ulm Tower",
-    summary="A red tower.",
-    images=("tower.png",),
-    sections=(Section("People", "Ben Roth built it."), Section("Size", "It is 70 m tall.")),
-)
+OF_OAK = (Section("Size", "It is 9 m tall."), Section("Neighbours", "Beside it stands the Ulm Tower."))
+OF_TOWER = (Section("People", "Ben Roth built it."), Section("Size", "It is 70 m tall."))
+OAK = Entry("oak", "Vik Oak", summary="A green oak.", images=("oak.png",), sections=OF_OAK)
+TOWER = Entry("tower", "Ulm Tower", summary="A red tower.", images=("tower.png",), sections=OF_TOWER)
 
 
 @pytest.fixture
-def config(tmp_path: Path, encoder: str, checkpoints: SimpleNamespace) -> Callable[..., LessonsConfig]:
-    root = tmp_path / "world"
-    write_json(root / "dataset.json", {"name": "two", "fingerprint": "f", "image_root": "."})
+def config(tmp_path: Path, lessons_about) -> Callable[..., LessonsConfig]:
+    (tmp_path / "world").mkdir()
     for name, colour in (("oak", "green"), ("tower", "red")):
-        Image.new("RGB", (8, 8), colour).save(root / f"{name}.png")
-    write_knowledge_base(root / "knowledge", [OAK, TOWER], name="two", image_root="..")
-    evidence = (Evidence("oak", 1), Evidence("tower", 0))
-    questions = [
-        Question(f"q{n}", "oak.png", "Who built the tower beside it?", ("Ben Roth",), split="train", evidence=evidence)
-        for n in range(3)
-    ]
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"world/{name}.png")
+    about = {"split": "train", "evidence": (Evidence("oak", 1), Evidence("tower", 0))}
+    built = [Question(f"q{n}", "oak.png", "Who built the tower beside it?", ("Ben Roth",), **about) for n in range(3)]
     bare = Question("bare", "oak.png", "Who?", ("Ben",), split="train")
-    write_questions(root, "train", [*questions, bare])
-    build_index(
-        IndexConfig(knowledge=str(root / "knowledge"), output=str(tmp_path / "index"), encoder=encoder, device="cpu")
-    )
-
-    def make(**changes: Any) -> LessonsConfig:
-        values = {
-            "dataset": str(root),
-            "index": str(tmp_path / "index"),
-            "encoder": encoder,
-            "base_model": checkpoints.base,
-            "output": str(tmp_path / "lessons"),
-            "iterations": 1,
-            "pair_passages": 6,
-            "batch_questions": 2,
-            "device": "cpu",
-            "token_budget": 4096,
-        }
-        return LessonsConfig(**{**values, **changes})
-
-    return make
+    return lessons_about([OAK, TOWER], [*built, bare], iterations=1, pair_passages=6, batch_questions=2)
 
 
 def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys) -> None:
