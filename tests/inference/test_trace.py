@@ -11,7 +11,7 @@ from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.document_choice import PROBLEMS, MctTrace
 from reflectune.inference.reading.ranking import PassageScores
-from reflectune.inference.trace import PassageTrace, Trace, by_question, from_row, to_row
+from reflectune.inference.trace import PassageTrace, Trace, from_row, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, TraceColumns
 from reflectune.inference.trace_files.layout import write_traces
 from reflectune.inference.trace_files.reading import TraceFile
@@ -88,13 +88,6 @@ def test_a_trace_comes_back_from_parquet_as_it_was(trace: Trace) -> None:
     assert {name: getattr(seen, name) for name in vars(trace)} == vars(replace(trace, passages=blank))
 
 
-def test_a_row_of_an_older_run_is_still_read() -> None:
-    row = to_row(Trace("q", "mr2ag", answer="oak"))
-    for name in ("kept", "used", "mct"):
-        del row[name]
-    assert from_row(row) == Trace("q", "mr2ag", answer="oak")
-
-
 def test_a_passage_is_relevant_when_its_token_is_the_more_probable() -> None:
     passage = Passage("e", 0, 0, "t", "", "h", "x")
     assert PassageTrace(passage, s_rel=0.02, s_irr=0.01).relevant  # eq. 6 is a full softmax: both may be small
@@ -116,8 +109,3 @@ def test_a_row_shows_the_decision_to_a_person() -> None:
     )
     assert row["passages"][0]["relevant"] is True
     assert row["passages"][0]["id"] == "e#1.2"
-
-
-def test_by_question() -> None:
-    first, second = Trace("a", "p"), Trace("b", "p")
-    assert by_question([first, second]) == {"a": first, "b": second}

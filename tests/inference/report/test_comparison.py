@@ -1,13 +1,20 @@
-"""Evaluations in one table: means, leads, the front, and inputs that are refused."""
+"""Evaluations in one table: means, leads, the front, inputs that are refused, the page and its plot."""
 
+import itertools
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.inference.compare import CompareConfig
+from reflectune.inference.compare import CompareConfig, compare
 from reflectune.inference.report.comparison import compared, standing
+from reflectune.inference.report.comparison_page import page, plot, spread_out
 from reflectune.inference.scoring.trajectories import COSTS
 
 
@@ -15,24 +22,30 @@ def score(value: float) -> dict[str, float]:
     return {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 10}
 
 
-def metrics(scores: dict[str, float], read: dict[str, float | None], metric: str = "infoseek") -> dict[str, Any]:
-    """Return the parts of metrics.json that a comparison reads: overall scores, and tokens read per question."""
+def metrics(scores: dict[str, float], read: dict[str, float | None] | None = None, **more: Any) -> dict[str, Any]:
+    """Return the parts of metrics.json that a comparison reads; without tokens read, later pipelines cost more."""
+    table = {name: {"overall": score(value), "visual": None, "by_type": {}} for name, value in scores.items()}
+    costs = {name: dict.fromkeys(COSTS, 1000.0 * (i + 1)) for i, name in enumerate(scores)}
+    costs |= {name: {**dict.fromkeys(COSTS, 1.0), "read": tokens} for name, tokens in (read or {}).items()}
+    leading = [name for name in scores if name in ("pmsr", "mr2ag")]
+    leads = {f"{name} - best_baseline": score(scores[name] - scores["naive"]) for name in leading}
     return {
-        "metric": {"name": metric, "caption": "A score", "columns": {"overall": "overall"}},
-        "pipelines": {
-            **{name: {"overall": score(value), "by_type": {}} for name, value in scores.items()},
-            "best_baseline": {"overall": score(scores["naive"]), "by_type": {}},
-        },
+        "metric": {"name": "infoseek", "caption": "A score", "columns": {"overall": "overall", "visual": "visual"}},
+        "pipelines": {**table, "best_baseline": table["naive"]},
         "best_baseline": "naive",
-        "comparisons": {"pmsr - best_baseline": {**score(scores["pmsr"] - scores["naive"]), "of": "overall"}},
-        "costs": {name: {**dict.fromkeys(COSTS, 1.0), "read": tokens} for name, tokens in read.items()},
+        "comparisons": leads,
+        "costs": costs,
         "budgets": {},
-        "questions": "a",
+        **more,
     }
 
 
-FIRST = metrics({"naive": 0.5, "pmsr": 0.6, "slow": 0.55}, {"naive": 100.0, "pmsr": 1000.0, "slow": 2000.0})
-SECOND = metrics({"naive": 0.3, "pmsr": 0.6, "slow": 0.55}, {"naive": 300.0, "pmsr": 3000.0, "slow": None})
+FIRST = metrics(
+    {"naive": 0.5, "pmsr": 0.6, "slow": 0.55}, {"naive": 100.0, "pmsr": 1000.0, "slow": 2000.0}, questions="a"
+)
+SECOND = metrics(
+    {"naive": 0.3, "pmsr": 0.6, "slow": 0.55}, {"naive": 300.0, "pmsr": 3000.0, "slow": None}, questions="a"
+)
 
 
 def test_scores_and_costs_are_means_over_evaluations() -> None:
@@ -53,9 +66,8 @@ def test_a_pipeline_on_the_front_is_neither_beaten_nor_undercut() -> None:
 
 
 def test_an_oracle_is_on_no_front_and_keeps_nobody_off_it() -> None:
-    content = metrics(
-        {"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}, {"naive": 9.0, "pmsr": 99.0, "oracle_passage": 1.0}
-    )
+    costs = {"naive": 9.0, "pmsr": 99.0, "oracle_passage": 1.0}
+    content = metrics({"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}, costs)
     rows = compared({"one": content})["pipelines"]
     assert [row["on_front"]["read"] for row in rows.values()] == [True, True, None]
 
@@ -88,7 +100,7 @@ def test_budgets_of_all_evaluations_stand_together() -> None:
 
 
 def test_different_metrics_are_not_compared() -> None:
-    other = metrics({"naive": 0.5, "pmsr": 0.6}, {"naive": 1.0, "pmsr": 2.0}, metric="vqa")
+    other = {**FIRST, "metric": {"name": "vqa", "caption": "A score", "columns": {"overall": "overall"}}}
     with pytest.raises(UserError, match="scored by infoseek and vqa"):
         compared({"one": FIRST, "two": other})
 
@@ -114,3 +126,79 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     assert sum("has no metrics.json" in problem for problem in problems) == 2
     assert any("`output` is needed" in problem for problem in problems)
     assert any("`evaluations` is needed" in problem for problem in CompareConfig(output="o").problems())
+
+
+# The page.
+
+ONE, TWO = metrics({"naive": 0.5, "pmsr": 0.6}), metrics({"naive": 0.3, "pmsr": 0.6})
+
+
+def written(**evaluations: dict[str, Any]) -> str:
+    return page(compared(evaluations))
+
+
+def test_a_row_has_score_lead_standing_columns_and_costs() -> None:
+    text = written(one=ONE, two=TWO)
+    assert "one, two: 10, 10 questions. A score." in text
+    costs = " | ".join(["2,000"] * len(COSTS))
+    ties = "ties (1 ahead, 0 behind of 2)"
+    assert f"| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | {ties} | – | {costs} |" in text
+    assert "| naive | 40.0 (30.0 to 50.0) | – | – | – | 1,000 |" in text
+    assert "- Front by tokens read: naive, pmsr." in text
+
+
+def test_rows_are_ordered_by_score_and_oracles_are_last() -> None:
+    text = written(one=metrics({"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}))
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert rows == ["| pipeline", "| pmsr", "| naive", "| oracle_passage"]
+
+
+def test_unequal_rows_are_named() -> None:
+    budget = {"iterations": 2, "max_record_tokens": 48}
+    one = {**ONE, "questions": "a", "budgets": {"pmsr": budget}}
+    text = written(one=one, two=metrics({"naive": 0.3}, questions="b"))
+    assert "not comparable with the others: pmsr (1 of 2 sets)." in text
+    assert "- Leads not at equal depth, since keys of their own set how much they read: pmsr." in text
+    assert "- Budget of pmsr (its paper's): `iterations` 2 (4), `max_record_tokens` 48 (not given)." in text
+    equal = written(one=metrics({"naive": 0.5, "mr2ag": 0.6}))
+    assert not any(word in equal for word in ("Budget", "not at equal depth", "not comparable"))
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_the_plot_names_every_pipeline_that_counts_the_cost(cost: str) -> None:
+    content = metrics({"naive": 0.5, "pmsr": 0.6, "<b>$x$": 0.1, "free": 0.2, "uncounted": 0.4})
+    content["costs"]["free"] = dict.fromkeys(COSTS, 0.0)
+    content["costs"]["uncounted"] = dict.fromkeys(COSTS)
+    drawing = plot(compared({"one": content}), cost)
+    texts = {text.text for text in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")}
+    assert texts >= {"naive", "pmsr", "<b>$x$", "free"}
+    assert "uncounted" not in texts
+    assert drawing == plot(compared({"one": content}), cost)
+
+
+@given(st.lists(st.floats(0, 1), max_size=30), st.floats(0.01, 0.2))
+def test_names_of_the_plot_keep_their_distance_and_their_order(heights: list[float], gap: float) -> None:
+    placed = spread_out(sorted(heights), gap)
+    least = min(gap, 1 / max(1, len(heights) - 1))
+    assert all(upper - lower >= least - 1e-9 for lower, upper in itertools.pairwise(placed))
+    assert all(-1e-9 <= height <= 1 for height in placed)
+
+
+def test_the_command_writes_a_page_a_plot_and_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/metrics.json").write_text(json.dumps(ONE))
+    argv = ["--evaluations", str(tmp_path / "one"), "--output", str(tmp_path / "out")]
+    compare.main([*argv, "--dry_run"])
+    assert not (tmp_path / "out/compare.md").exists()
+    compare.main(argv)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.json", "compare.md", "compare.svg"}
+    assert "![Score against cost](compare.svg)" in capsys.readouterr().out
+    record = json.loads((tmp_path / "out/compare.json").read_text())
+    assert record["pipelines"]["pmsr"]["standing"] == "ties (0 ahead, 0 behind of 1)"
+
+
+def test_without_matplotlib_the_table_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = written(one=ONE)
+    assert "| pmsr | 60.0" in text
+    assert "No plot: charts are drawn by matplotlib: pip install 'reflectune[report]'." in text

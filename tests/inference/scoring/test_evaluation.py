@@ -5,19 +5,14 @@ import pytest
 from reflectune.inference.reading.ranking import RANKINGS, standing
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import TraceScorer
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import by_question
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
 
 def run(questions, traces, gamma=0.5, metric="infoseek"):
-    return evaluate(
-        questions,
-        {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()},
-        measure=TraceScorer(metric),
-        gamma=gamma,
-        seed=0,
-    )
+    by_id = {name: by_question(each) for name, each in traces.items()}
+    return evaluate(questions, by_id, measure=TraceScorer(metric), gamma=gamma, seed=0)
 
 
 def test_overall_is_the_harmonic_mean_of_the_two_splits(make) -> None:
@@ -37,19 +32,9 @@ def test_a_question_without_truth_is_not_scored(make) -> None:
     assert TraceScorer("infoseek").official([*known, *unknown]) == known
 
 
-def test_overall_needs_both_splits(make) -> None:
-    table = run([make.question(0)], {"closed_book": [make.trace(0)]})["pipelines"]["closed_book"]
-    assert table["overall"] is None
-    assert table["unseen_question"] is None
-    assert table["unseen_entity"]["value"] == 1.0
-
-
 def test_visual_and_two_hop_questions_stand_outside_the_official_score(make) -> None:
-    questions = [
-        make.question(0),
-        make.question(1, requires_retrieval=False),
-        make.question(2, meta={"two_hop": "yes"}),
-    ]
+    known, visual = make.question(0), make.question(1, requires_retrieval=False)
+    questions = [known, visual, make.question(2, meta={"two_hop": "yes"})]
     assert TraceScorer("infoseek").official(questions) == questions[:1]
     traces = [make.trace(0, "closed_book", "pine"), make.trace(1, "closed_book"), make.trace(2, "closed_book")]
     metrics = run(questions, {"closed_book": traces})
@@ -59,11 +44,8 @@ def test_visual_and_two_hop_questions_stand_outside_the_official_score(make) -> 
 
 
 def test_a_failed_question_counts_as_wrong_and_uncovered(make) -> None:
-    questions = [make.question(0), make.question(1)]
-    metrics = run(
-        questions,
-        {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", error="image not found")]},
-    )
+    traces = [make.trace(0, "closed_book"), make.trace(1, "closed_book", error="image not found")]
+    metrics = run([make.question(0), make.question(1)], {"closed_book": traces})
     assert metrics["pipelines"]["closed_book"]["unseen_entity"]["value"] == 0.5
     assert metrics["coverage"]["closed_book"] == 0.5
 
@@ -74,20 +56,15 @@ def test_by_type_and_famous_are_break_downs_of_the_same_questions(make) -> None:
         make.question(1, answer="1900", answer_type="time", meta={"famous": "no"}),
     ]
     metrics = run(questions, {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", "1901")]})
-    assert {kind: s["value"] for kind, s in metrics["pipelines"]["closed_book"]["by_type"].items()} == {
-        "string": 1.0,
-        "time": 0.0,
-    }
+    by_type = metrics["pipelines"]["closed_book"]["by_type"]
+    assert {kind: score["value"] for kind, score in by_type.items()} == {"string": 1.0, "time": 0.0}
     assert metrics["famous"]["closed_book"]["yes"]["value"] == 1.0
     assert metrics["famous"]["closed_book"]["no"]["value"] == 0.0
 
 
 def test_the_gate_is_measured_over_knowledge_and_visual_questions_at_gamma(make) -> None:
     questions = [
-        make.question(0),
-        make.question(1),
-        make.question(2, requires_retrieval=False),
-        make.question(3, requires_retrieval=None),
+        make.question(i, requires_retrieval=looked_up) for i, looked_up in enumerate((True, True, False, None))
     ]
     traces = [make.trace(0, gate=0.9), make.trace(1, gate=0.6), make.trace(2, gate=0.7), make.trace(3, gate=0.1)]
     assert run(questions, {"mr2ag": traces})["gate"]["accuracy"]["value"] == pytest.approx(2 / 3)
@@ -98,50 +75,35 @@ def test_the_gate_is_measured_over_knowledge_and_visual_questions_at_gamma(make)
 
 
 def test_a_question_that_names_entities_is_the_gates_to_decide_on_without_saying_so(make) -> None:
-    questions = [
-        make.question(0, requires_retrieval=None, entity_ids=("e1",)),
-        make.question(1, requires_retrieval=False),
-        make.question(2, requires_retrieval=None),
-    ]
+    questions = [make.question(i, requires_retrieval=None) for i in range(3)]
+    questions[0] = dataclasses.replace(questions[0], entity_ids=("e1",))
+    questions[1] = dataclasses.replace(questions[1], requires_retrieval=False)
     gate = run(questions, {"mr2ag": [make.trace(i, gate=0.9 - 0.4 * i) for i in range(3)]})["gate"]
     assert (gate["accuracy"]["n"], gate["auroc"]["value"]) == (2, 1.0)
 
 
+def relevance(make, *passages):
+    traces = [make.trace(0, "relevance", passages=passages)]
+    return run([make.question(0, evidence=make.evidence())], {"relevance": traces})["relevance"]
+
+
 def test_relevance_is_balanced_between_gold_and_negatives(make) -> None:
-    passages = (
+    rejected = [make.read(section=section, rel=0.1, source="same_article") for section in (1, 2, 3)]
+    measured = relevance(
+        make,
         make.read(rel=0.9, source="gold"),
-        make.read(section=1, rel=0.1, source="same_article"),
-        make.read(section=2, rel=0.1, source="same_article"),
-        make.read(section=3, rel=0.1, source="same_article"),
+        *rejected,
         make.read(section=4, rel=0.8, source="same_article"),
         make.read("e2", rel=0.8, source="look_alike:colour"),
         make.read("e3", rel=0.2, source="look_alike:kind"),
         make.read("e4", rel=0.8, source="look_alike:several"),
     )
-    metrics = run(
-        [make.question(0, evidence=make.evidence())], {"relevance": [make.trace(0, "relevance", passages=passages)]}
-    )
-    relevance = metrics["relevance"]
-    assert relevance["within_article"]["value"] == pytest.approx((1 + 3 / 4) / 2)
-    assert relevance["look_alikes"]["value"] == pytest.approx((1 + 1 / 3) / 2)
-    assert {name: s["value"] for name, s in relevance["by_attribute"].items()} == {"colour": 0.0, "kind": 1.0}
-
-
-def test_a_rejected_gold_passage_costs_half_of_the_balance(make) -> None:
-    passages = (make.read(rel=0.2, source="gold"), make.read(section=1, rel=0.1, source="same_article"))
-    metrics = run(
-        [make.question(0, evidence=make.evidence())], {"relevance": [make.trace(0, "relevance", passages=passages)]}
-    )
-    assert metrics["relevance"]["within_article"]["value"] == 0.5
-
-
-def test_without_look_alikes_they_are_left_out(make) -> None:
-    passages = (make.read(rel=0.9, source="gold"), make.read(section=1, rel=0.1, source="same_article"))
-    metrics = run(
-        [make.question(0, evidence=make.evidence())], {"relevance": [make.trace(0, "relevance", passages=passages)]}
-    )
-    assert metrics["relevance"]["look_alikes"] is None
-    assert metrics["relevance"]["by_attribute"] == {}
+    assert measured["within_article"]["value"] == pytest.approx((1 + 3 / 4) / 2)
+    assert measured["look_alikes"]["value"] == pytest.approx((1 + 1 / 3) / 2)
+    assert {name: s["value"] for name, s in measured["by_attribute"].items()} == {"colour": 0.0, "kind": 1.0}
+    gold_rejected = relevance(make, make.read(rel=0.2, source="gold"), rejected[0])
+    assert gold_rejected["within_article"]["value"] == 0.5
+    assert (gold_rejected["look_alikes"], gold_rejected["by_attribute"]) == (None, {})
 
 
 def test_recall_looks_at_the_first_k_entries(make) -> None:
@@ -165,16 +127,8 @@ def test_rankings_choose_among_the_same_candidates(make) -> None:
     )
     metrics = run([make.question(0)], {"mr2ag": [make.trace(0, passages=candidates, chosen=1)]})["rankings"]
     values = {name: table["unseen_entity"]["value"] for name, table in metrics["scores"].items()}
-    assert values == {
-        "random": pytest.approx(1 / 3),
-        "ans": 0.0,
-        "ret": 0.0,
-        "rel": 1.0,
-        "ret*ans": 1.0,
-        "rel*ans": 1.0,
-        "ret*rel": 1.0,
-        "full": 1.0,
-    }
+    by_products = dict.fromkeys(("rel", "ret*ans", "rel*ans", "ret*rel", "full"), 1.0)
+    assert values == {"random": pytest.approx(1 / 3), "ans": 0.0, "ret": 0.0, **by_products}
     assert list(values) == list(RANKINGS)
     leads = metrics["full_product_leads"]["unseen_entity"]
     assert list(leads) == [name for name in RANKINGS if name != "full"]
@@ -187,22 +141,16 @@ def test_where_nothing_is_ranked_all_rankings_agree(make) -> None:
     assert {table["unseen_entity"]["value"] for table in metrics["scores"].values()} == {1.0}
 
 
+def compared(make, **right: int):
+    """Measure pipelines that answer so many of four questions, in order."""
+    answers = {name: ["oak"] * count + ["fir"] * (4 - count) for name, count in right.items()}
+    traces = {name: [make.trace(i, name, said) for i, said in enumerate(each)] for name, each in answers.items()}
+    return run([make.question(i) for i in range(4)], traces)
+
+
 def test_the_best_baseline_is_reported_and_compared(make) -> None:
-    questions = [make.question(i) for i in range(4)]
-
-    def traces(name: str, right: int) -> list[Trace]:
-        return [make.trace(i, name, "oak" if i < right else "fir") for i in range(4)]
-
-    metrics = run(
-        questions,
-        {
-            "naive_rag_article": traces("naive_rag_article", 1),
-            "naive_rag_articles_tuned": traces("naive_rag_articles_tuned", 3),
-            "naive_rag_passages": traces("naive_rag_passages", 2),
-            "oracle_article_tuned": traces("oracle_article_tuned", 4),
-            "mr2ag": traces("mr2ag", 4),
-        },
-    )
+    naive = {"naive_rag_article": 1, "naive_rag_articles_tuned": 3, "naive_rag_passages": 2}
+    metrics = compared(make, **naive, oracle_article_tuned=4, mr2ag=4)
     assert metrics["best_baseline"] == "naive_rag_articles_tuned"  # an oracle is given the entry: no baseline
     assert metrics["pipelines"]["best_baseline"] == metrics["pipelines"]["naive_rag_articles_tuned"]
     assert metrics["comparisons"]["mr2ag - best_baseline"]["value"] == pytest.approx(0.25)
@@ -212,16 +160,7 @@ def test_the_best_baseline_is_reported_and_compared(make) -> None:
 
 @pytest.mark.parametrize("tuned", ["mr2ag", "mmkb_rag"])
 def test_each_tuned_pipeline_is_compared_with_the_baselines_question_by_question(make, tuned: str) -> None:
-    questions = [make.question(i) for i in range(4)]
-    metrics = run(
-        questions,
-        {
-            "closed_book": [make.trace(i, "closed_book", "fir") for i in range(4)],
-            "naive_rag_article": [make.trace(i, "naive_rag_article", "oak" if i < 1 else "fir") for i in range(4)],
-            tuned: [make.trace(i, tuned, "oak" if i < 3 else "fir") for i in range(4)],
-        },
-    )
-    comparisons = metrics["comparisons"]
+    comparisons = compared(make, closed_book=0, naive_rag_article=1, **{tuned: 3})["comparisons"]
     assert list(comparisons) == [f"{tuned} - {name}" for name in ("best_baseline", "closed_book", "naive_rag_article")]
     assert [score["value"] for score in comparisons.values()] == pytest.approx([0.5, 0.75, 0.5])
     assert comparisons[f"{tuned} - best_baseline"]["low"] <= 0.5 <= comparisons[f"{tuned} - best_baseline"]["high"]
@@ -229,13 +168,8 @@ def test_each_tuned_pipeline_is_compared_with_the_baselines_question_by_question
 
 def test_mmkb_rags_stage_is_no_pipeline(make) -> None:
     questions = [make.question(0), make.question(1, requires_retrieval=False)]
-    metrics = run(
-        questions,
-        {
-            "mmkb_rag": [make.trace(0, "mmkb_rag", gate=0.9), make.trace(1, "mmkb_rag", gate=0.1)],
-            "reflection": [make.trace(0, "reflection", "", gate=0.9)],
-        },
-    )
+    answered = [make.trace(0, "mmkb_rag", gate=0.9), make.trace(1, "mmkb_rag", gate=0.1)]
+    metrics = run(questions, {"mmkb_rag": answered, "reflection": [make.trace(0, "reflection", "", gate=0.9)]})
     assert list(metrics["pipelines"]) == ["mmkb_rag"]
     assert metrics["visual"]["tuned"]["value"] == 1.0
     assert metrics["rankings"] is None
@@ -244,35 +178,8 @@ def test_mmkb_rags_stage_is_no_pipeline(make) -> None:
 
 
 def test_answers_from_gold_come_from_the_tuned_and_the_base_model(make) -> None:
-    questions = [make.question(0, evidence=make.evidence()), make.question(1, evidence=make.evidence())]
-    metrics = run(
-        questions,
-        {
-            "relevance": [make.trace(0, "relevance", "oak"), make.trace(1, "relevance", "oak")],
-            "oracle_article": [make.trace(0, "oracle_article", "oak"), make.trace(1, "oracle_article", "fir")],
-        },
-    )
-    assert metrics["answer"]["gold_passage"]["value"] == 1.0
-    assert metrics["answer"]["gold_article"]["value"] == 0.5
-
-
-def test_metrics_have_the_agreed_layout(make) -> None:
-    metrics = run([make.question(0)], {"mr2ag": [make.trace(0, gate=0.9)]})
-    assert {
-        "pipelines",
-        "gate",
-        "relevance",
-        "answer",
-        "visual",
-        "retrieval",
-        "rankings",
-        "reflection",
-        "famous",
-        "coverage",
-    } <= set(metrics)
-    assert set(metrics["pipelines"]["mr2ag"]) == {"overall", "unseen_question", "unseen_entity", "by_type"}
-    assert set(metrics["gate"]) == {"accuracy", "auroc"}
-    assert set(metrics["relevance"]) == {"within_article", "look_alikes", "by_attribute"}
-    assert set(metrics["answer"]) == {"gold_passage", "gold_article"}
-    assert set(metrics["visual"]) == {"tuned", "base"}
-    assert set(metrics["retrieval"]) == {"article_recall@1", "article_recall@5"}
+    questions = [make.question(i, evidence=make.evidence()) for i in range(2)]
+    tuned = [make.trace(0, "relevance", "oak"), make.trace(1, "relevance", "oak")]
+    base = [make.trace(0, "oracle_article", "oak"), make.trace(1, "oracle_article", "fir")]
+    answer = run(questions, {"relevance": tuned, "oracle_article": base})["answer"]
+    assert {name: score["value"] for name, score in answer.items()} == {"gold_passage": 1.0, "gold_article": 0.5}

@@ -5,18 +5,14 @@ import pytest
 from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring.reflection_metrics import reflection, ret_rows, srt_rows
 from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.trace import by_question
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
 
 def run(questions, traces, gamma=0.5):
-    return reflection(
-        questions,
-        {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()},
-        measure=TraceScorer("infoseek"),
-        gamma=gamma,
-        seed=0,
-    )
+    by_id = {name: by_question(each) for name, each in traces.items()}
+    return reflection(questions, by_id, measure=TraceScorer("infoseek"), gamma=gamma, seed=0)
 
 
 @pytest.fixture
@@ -107,11 +103,8 @@ def test_malformed_replies_are_counted_by_problem(make) -> None:
     replies.append(MctTrace("9.", 2, problem="out_of_range"))
     traces = [make.trace(i, "mmkb_rag", retrieved=i > 0, mct=mct) for i, mct in enumerate(replies)]
     scores = run([make.question(i) for i in range(4)], {"mmkb_rag": traces})
-    assert scores["mct"] == {
-        "replies": 3,
-        "malformed": 2,
-        "problems": {"no_numbers": 1, "out_of_range": 1, "repeated": 0, "empty_summary": 0},
-    }
+    problems = {"no_numbers": 1, "out_of_range": 1, "repeated": 0, "empty_summary": 0}
+    assert scores["mct"] == {"replies": 3, "malformed": 2, "problems": problems}
     assert scores["retrieved"]["value"] == pytest.approx(3 / 4)
 
 
@@ -121,7 +114,7 @@ def test_other_pipelines_have_no_such_section(make) -> None:
 
 def test_rows_for_the_charts(make, ret) -> None:
     questions, traces = ret
-    by_id = {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()}
+    by_id = {name: by_question(each) for name, each in traces.items()}
     assert ret_rows(questions, by_id, TraceScorer("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
     passages = (make.read(rel=0.8, source="stating"), make.read(section=1, rel=0.3))
     assert srt_rows([make.trace(0, "reflection", "", passages=passages)]) == [(0.8, 1.0), (0.3, 0.0)]
