@@ -14,11 +14,14 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.progress import progress_bar
-from reflectune.data_builders.readers.files import Meter, count_bytes
+from reflectune.data_builders.readers.files import Meter, count_bytes, visible
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files among `paths` and below the folders among them, sorted, without links that lead out."""
+    """Return the files among `paths` and the visible ones below the folders among them, sorted.
+
+    Links that lead out of their folder are left out.
+    """
     files: set[Path] = set()
     for path in paths:
         files |= set(_files_below(path)) if path.is_dir() else {path}
@@ -26,9 +29,9 @@ def list_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    for file in folder.rglob("*"):
+    for file in visible(folder, folder.rglob("*")):
         try:
-            if file.is_file() and resolve_below(file.absolute(), folder):
+            if resolve_below(file.absolute(), folder):
                 yield file
         except OutsideRoot:
             continue

@@ -116,7 +116,7 @@ def read_rel_scores(path: str | Path) -> RelScores:
         UserError: The file is damaged, or a row lacks a column.
     """
     try:
-        if Path(path).suffix == ".parquet":
+        if Path(path).suffix.lower() == ".parquet":
             rows = pq.read_table(path).to_pylist()
         else:
             lines = Path(path).read_text(encoding="utf-8").splitlines()

@@ -28,7 +28,7 @@ RowSource = Callable[[Path, Reject], Iterator[tuple[int, SourceRow]]]
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
-_HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
+_HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet", re.IGNORECASE)
 
 
 def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
@@ -96,13 +96,15 @@ def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Sourc
 
 
 def source_files(path: Path, *suffixes: str) -> list[Path]:
-    """Return `path` itself if it is a file, else the files in the folder that end in one of `suffixes`, by name.
+    """Return `path` itself if it is a file, else the visible files in the folder that end in a suffix, by name.
+
+    Suffixes are compared in lower case.
 
     Raises:
         UserError: A file is missing, or is a link that leads out of the folder.
     """
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.name.endswith(suffixes) and p.is_file())
+        files = sorted(file for file in visible(path, path.iterdir()) if file.name.lower().endswith(suffixes))
         if not files:
             raise UserError(f"no *{' or *'.join(suffixes)} in {path}; check the path, or download the files")
         for file in files:
@@ -111,6 +113,16 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
     return [path]
+
+
+def visible(folder: Path, paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files among paths below a folder, without hidden ones and those in hidden folders.
+
+    Systems put files of their own there, e.g. macOS `._train.parquet`.
+    """
+    for path in paths:
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts) and path.is_file():
+            yield path
 
 
 def one_path(source: Path | Mapping[str, Any], name: str) -> Path:
@@ -147,7 +159,7 @@ def several_splits(path: Path) -> str:
         >>> several_splits(Path("EVQA_data"))
         'test, train, valid'
     """
-    files: Iterable[Path] = path.iterdir() if path.is_dir() else ()
+    files = visible(path, path.iterdir()) if path.is_dir() else iter(())
     names = sorted({part[1] for file in files if (part := _HUB_PART.fullmatch(file.name))})
     return ", ".join(names) if len(names) > 1 else ""
 
@@ -267,7 +279,7 @@ def open_source(path: Path, *, counted: bool = True) -> Iterator[BinaryIO]:
         if path.suffix.lower() == ".gz":
             with gzip.open(raw) as file:
                 yield cast(BinaryIO, file)
-        elif path.suffix == ".zip":
+        elif path.suffix.lower() == ".zip":
             with _zip_member(path, raw) as file:
                 yield file
         else:

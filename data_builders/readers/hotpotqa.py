@@ -66,7 +66,7 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
 
 
 def _rows(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
-    parquet = path.is_dir() or path.suffix == ".parquet"
+    parquet = path.is_dir() or path.suffix.lower() == ".parquet"
     return (read_parquet if parquet else read_json_array)(path, reject)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -19,8 +20,9 @@ from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
 from reflectune.data_builders.readers.rows import SourceRow
 
-EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
-"""Extensions in the public sets; OVEN's images have three of them."""
+_LOWER = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp", ".WEBP", ".GIF", ".BMP")
+"""Extensions that `find` tries, the most frequent first; OVEN's images have three of them."""
 ADDRESSES = "addresses.parquet"
 """A file that marks a folder of pictures at the paths of their addresses (`address_path`)."""
 
@@ -56,6 +58,7 @@ class ImageFolder:
     _lately: list[tuple[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
     _inside: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _listed: dict[str, frozenset[str] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _spellings: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (self.root, self.save_to)
@@ -75,25 +78,46 @@ class ImageFolder:
         """
         if self.root is None or not image_id or escapes(image_id):
             return None
-        path = self._locate(image_id)
+        path = next(filter(None, map(self._locate, _forms(image_id))), None)
+        if path is None and not image_id.isascii() and self._is_file(spelled := self._spelled(image_id)):
+            path = os.path.normpath(spelled)
         if path is not None:
             self._refuse_outside(path)
         return path
 
     def exact(self, row: SourceRow, image_field: str, path: str) -> str | None:
-        """Return the path itself if it is a file, else None. Costs one `stat`.
+        """Return the path as the disk spells it if it is a file, else None. Costs one `stat` if they are equal.
+
+        Letters may be composed in one and decomposed in the other, and the extension's case may differ.
 
         Raises:
             BadRow: A link in the path leads out of the folder.
         """
-        if self.root is None or escapes(path) or not self._is_file(path):
+        if self.root is None or escapes(path):
             return None
-        direct = os.path.normpath(path)
+        spelled = path if self._is_file(path) else self._spelled(path)
+        if not self._is_file(spelled):
+            return None
+        direct = os.path.normpath(spelled)
         try:
             self._refuse_outside(direct)
         except OutsideRoot as error:
             raise _leads_out(row, image_field, error) from error
         return direct
+
+    def of_article(self, row: SourceRow, path: str) -> str | None:
+        """Return the picture with an article's path, which has no extension, or None; see `exact`."""
+        return next(filter(None, (self.exact(row, "", path + extension) for extension in _LOWER)), None)
+
+    def _spelled(self, path: str) -> str:
+        """Return a path with each of its names as the disk spells it; names that aren't there stay."""
+        folder, name = os.path.split(path)
+        folder = self._spelled(folder) if folder and not os.path.isdir(f"{self.root}/{folder}") else folder
+        if folder not in self._spellings:
+            if len(self._spellings) >= _MANY_FOLDERS:
+                self._spellings.clear()
+            self._spellings[folder] = {_plain(name): name for name in sorted(_names_of(f"{self.root}/{folder}"))}
+        return os.path.join(folder, self._spellings[folder].get(_plain(name), name))
 
     def _refuse_outside(self, path: str) -> None:
         """Follow the links of a path, those of each folder once, so that most look-ups cost one more `lstat`.
@@ -268,6 +292,24 @@ class ImageFolder:
 def _received(root: Path | None, save_to: Path | None) -> ImageFolder:
     """Unpickle to one object per folder, which keeps its caches."""
     return ImageFolder(root, save_to)
+
+
+def _forms(name: str) -> list[str]:
+    """Return a name as it is, composed, and decomposed."""
+    return list(dict.fromkeys((name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))))
+
+
+def _plain(name: str) -> str:
+    """Return a file's name in composed form, with its extension in lower case."""
+    stem, extension = os.path.splitext(unicodedata.normalize("NFC", name))
+    return stem + extension.lower()
+
+
+def _names_of(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -40,9 +40,9 @@ def questions(
         UserError: The source is not a path, or has another extension.
     """
     source = one_path(source, "InfoSeek-Human")
-    if source.is_dir() or source.suffix == ".parquet":
+    if source.is_dir() or source.suffix.lower() == ".parquet":
         return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
-    if source.name.removesuffix(".gz").endswith(".jsonl"):
+    if source.name.lower().removesuffix(".gz").endswith(".jsonl"):
         return infoseek.questions(source, split=split, images=images, reject=reject)
     raise UserError(f"{source}: InfoSeek-Human is read from .parquet, a folder of such, or .jsonl (also `.gz`)")
 

@@ -188,7 +188,7 @@ class NqArticle:
 
 def read_rows(path: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     """Yield the rows of a JSONL file, a Parquet file or a folder of Parquet files."""
-    parquet = path.is_dir() or path.suffix == ".parquet"
+    parquet = path.is_dir() or path.suffix.lower() == ".parquet"
     for number, row in (read_parquet if parquet else read_jsonl)(path, reject):
         row.id_field = "example_id" if "example_id" in row else "id"
         yield number, row

@@ -1,12 +1,14 @@
 """A user's folder as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, its picture `NAME.jpg`.
 
-An article's id is its path without the extension. Its title is a first line `# Title`, else the file's name. Lines
-`## Heading` begin sections.
+An article's id is its path without the extension, in composed letters (NFC). Its title is a first line `# Title`, else
+the file's name. Lines `## Heading` begin sections. Extensions are read in any case. Hidden files are no articles, and
+neither is anything in a hidden folder.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder
+from reflectune.data_builders.readers.files import visible
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.rows import SourceRow, text
 
 _HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
@@ -28,11 +31,12 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
     """
     if not source.is_dir():
         raise UserError(f"folder not found: {source}; name the folder that the articles are in")
-    files = sorted(path for path in source.rglob("*") if path.suffix in (".md", ".txt") and path.is_file())
+    files = sorted(path for path in visible(source, source.rglob("*")) if path.suffix.lower() in (".md", ".txt"))
     if not files:
         raise UserError(f"no *.md or *.txt in {source}; put one file per article there")
     for file in files:
-        row = SourceRow({"id": file.relative_to(source).with_suffix("").as_posix()}, file, 1)
+        name = file.relative_to(source).with_suffix("").as_posix()
+        row = SourceRow({"id": unicodedata.normalize("NFC", name)}, file, 1)
         try:
             row["text"] = resolve_below(file.absolute(), source).read_text(encoding="utf-8-sig")
         except OutsideRoot as error:
@@ -54,7 +58,6 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     sections += [Section(marked[i].strip(), marked[i + 1].strip()) for i in range(0, len(marked), 2)]
     if not sections:
         raise row.bad("", "has a title and no text", "write the article below its title")
-    paths = (images.exact(row, "", name + extension) for extension in EXTENSIONS)
-    image = next((path for path in paths if path), None)
+    image = images.of_article(row, name)
     summary = sections[0].text.split("\n\n")[0]
     return Entry(name, title, summary=summary, images=(image,) if image else (), sections=tuple(sections))

@@ -1,11 +1,12 @@
 """A user's knowledge base: `knowledge.jsonl` or Parquet, an article per row.
 
-Fields: `id` and `title`; `text`, or `sections` as a list of `{"title", "text"}`; optionally `summary`, `url`, `image`
-and `images` (paths, or the bytes of files; `image` comes first).
+Fields: `id` (kept in composed letters, NFC) and `title`; `text`, or `sections` as a list of `{"title", "text"}`;
+optionally `summary`, `url`, `image` and `images` (paths, or the bytes of files; `image` comes first).
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
         raise row.bad("images", f"is {type(others).__name__}", "it should be a list; one image alone goes into `image`")
     named = [*(("image", image) for image in first), *(("images", image) for image in others)]
     return Entry(
-        id=text(row, "id"),
+        id=unicodedata.normalize("NFC", text(row, "id")),
         title=text(row, "title"),
         url=text(row, "url", default=""),
         summary=text(row, "summary", default="") or sections[0].text.split("\n")[0],

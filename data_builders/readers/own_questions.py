@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
@@ -44,7 +45,8 @@ def questions(
     In a CSV file the items of a list (`answers`, `range`, `entity_ids`) are separated by `|`. The default answer type
     is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`; `time` and `free_form` (an
     answer in sentences) need a column. Ids and answers may be numbers. A whole number loses its fraction, since tables
-    store 1990 as 1990.0 if a row lacks the value. A column whose name is close to that of a missing field is an error.
+    store 1990 as 1990.0 if a row lacks the value. Ids of entities are kept in composed letters (NFC). A column whose
+    name is close to that of a missing field is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
@@ -191,7 +193,7 @@ def _question(
         answer_type=kind or _kind(answers, limits),  # type: ignore[arg-type]
         split=text(fields, "split", default=split),
         requires_retrieval=None if fields["requires_retrieval"] in (None, "") else flag(fields, "requires_retrieval"),
-        entity_ids=_texts(fields, "entity_ids"),
+        entity_ids=tuple(unicodedata.normalize("NFC", entity) for entity in _texts(fields, "entity_ids")),
         meta={column: str(row[column]) for column in meta if row.get(column) not in (None, "")},
     )
 

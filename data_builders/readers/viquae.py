@@ -42,9 +42,9 @@ def questions(
 
 
 def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
-    if source.is_dir() or source.suffix == ".parquet":
+    if source.is_dir() or source.suffix.lower() == ".parquet":
         return read_parquet(source, reject)
-    if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+    if source.name.lower().removesuffix(".gz").endswith((".jsonl", ".json")):
         return read_jsonl(source, reject)
     raise UserError(f"{source}: ViQuAE is read from .jsonl (also `.gz`), .parquet or a folder of Parquet files")
 

@@ -95,7 +95,8 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     parts = sorted(path.glob("split_*.json"))
-    files = parts or sorted(file for file in path.glob("*.json*") if _LEFT_OUT not in file.name)
+    others = (file for file in path.glob("*.json*") if _LEFT_OUT not in file.name and file.name[0] != ".")
+    files = parts or sorted(others)
     if not files:
         raise UserError(f"{path} has no .json file of predictions; point at the file, or at ReflectiVA's output folder")
     return files
@@ -106,7 +107,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
     The header of reflectune's own row logs, a fingerprint alone, is left out.
     """
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         yield from _table_rows(path)
         return
     try:

@@ -242,3 +242,9 @@ def test_a_folder_s_parts_are_no_links_that_lead_out(tmp_path: Path) -> None:
     (tmp_path / "parts" / "a.jsonl").symlink_to(tmp_path / "private.jsonl")
     with pytest.raises(UserError, match=r"a.jsonl` is or passes a link that leads out of"):
         source_files(tmp_path / "parts", ".jsonl")
+
+
+def test_a_folder_s_files_are_read_in_any_case_and_hidden_ones_are_not(tmp_path: Path) -> None:
+    for name in ("b.PARQUET", "a.parquet", "._a.parquet", ".c.parquet", "d.json"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [file.name for file in source_files(tmp_path, ".parquet")] == ["a.parquet", "b.PARQUET"]

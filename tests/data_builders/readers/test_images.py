@@ -45,6 +45,16 @@ def test_an_image_is_found_however_the_folder_is_sharded(tmp_path: Path, stored:
     assert images.find("oven_99999999") is None
 
 
+@pytest.mark.parametrize("stored", ["Zu\u0308rich/\u00e9u\u0308.JPG", "Z\u00fcrich/e\u0301\u00fc.jpg"])
+@pytest.mark.parametrize("path", ["Z\u00fcrich/\u00e9\u00fc.jpg", "Zu\u0308rich/e\u0301u\u0308.jpg"])
+def test_a_path_is_found_in_any_form_of_its_letters(tmp_path: Path, stored: str, path: str) -> None:
+    (tmp_path / stored).parent.mkdir()
+    (tmp_path / stored).write_bytes(b"x")
+    images = ImageFolder(tmp_path)
+    assert images.keep(ROW, "image", path) == images.path(ROW, "image", path) == stored
+    assert images.exact(ROW, "image", f"{path}x") is None
+
+
 def test_one_way_of_sharding_leads_to_all_its_images(tmp_path: Path) -> None:
     for n in range(30):
         folder = tmp_path / f"{n:02d}"

@@ -233,6 +233,21 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     assert [Path(error.file).name for error in rejected] == ["bad.txt", "empty.md"]
 
 
+def test_names_of_the_users_own_match_in_any_case_and_form(tmp_path: Path) -> None:
+    """macOS decomposes names; cameras write .JPG; systems hide files of their own."""
+    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    for name in (f"{decomposed}/Tower.MD", f"{decomposed}/{composed}.Txt", ".hidden.md", "._Tower.md", ".git/log.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A text.")
+    for name in ("Tower.JPG", f"{decomposed}.Jpeg", ".hidden.jpg"):
+        (tmp_path / decomposed / name).write_bytes(b"x")
+    images = {entry.id: entry.images for entry in own_folder_entries(tmp_path)}
+    assert images == {
+        f"{composed}/Tower": (f"{decomposed}/Tower.JPG",),
+        f"{composed}/{composed}": (f"{decomposed}/{decomposed}.Jpeg",),
+    }
+
+
 def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="put one file per article there"):
         list(own_folder_entries(tmp_path))
