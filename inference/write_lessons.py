@@ -7,7 +7,9 @@ the teacher's replies are training data of scheme `plain`. A run that was cut of
 from __future__ import annotations
 
 from reflectune.core.command import command
-from reflectune.inference.lessons.config import LessonsConfig
+from reflectune.inference.config import ModelSettings, TextIndexSettings
+from reflectune.inference.lessons.config import LessonsConfig, LessonSettings
+from reflectune.retrieval.config import RetrieverConfig
 
 
 @command(LessonsConfig, writes="output")
@@ -15,4 +17,11 @@ def write_lessons(config: LessonsConfig) -> None:
     """Write the prompts of an iterative pipeline, with ideal replies, as training data."""
     from reflectune.inference.lessons.writing import run  # slow to import: after the config is right
 
-    run(config)
+    run(
+        LessonSettings.of(config),
+        ModelSettings.of(config),
+        RetrieverConfig.of(config),
+        TextIndexSettings.of(config),
+        config.taught(),
+        config.decisive_settings(),
+    )

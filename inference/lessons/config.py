@@ -61,8 +61,8 @@ class ReagLessonKeys(Settings):
         return CriticShares(self.negatives, self.hard_share, self.distractors)
 
 
-class LessonsConfig(ReagLessonKeys, SplitKey, ModelSettings, DatasetSettings, TaughtPipelines):
-    """Write the prompts of an iterative pipeline, with ideal replies, as training data of scheme plain."""
+class LessonSettings(ReagLessonKeys, SplitKey, DatasetSettings):
+    """Settings of lessons: the questions, whose prompts are taught, and the teacher's queries."""
 
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
@@ -76,12 +76,6 @@ class LessonsConfig(ReagLessonKeys, SplitKey, ModelSettings, DatasetSettings, Ta
     )
     batch_questions: int = setting(32, "questions looked up together", ge=1)
     seed: Seed = setting(0, "seed of sampling")
-
-    @cross_check
-    def missing_parts(self) -> Iterator[str]:
-        """Yield the model and the index that are missing."""
-        values = {"base_model": self.base_model, "index": RetrieverConfig.of(self).index}
-        yield from [f"`{name}` is needed" for name, value in values.items() if not value]
 
     @cross_check
     def pipeline_problems(self) -> Iterator[str]:
@@ -105,21 +99,35 @@ class LessonsConfig(ReagLessonKeys, SplitKey, ModelSettings, DatasetSettings, Ta
         if self.renamed and REAG in self.pipelines and self.stage == "grpo":
             yield "`renamed` means nothing for `stage: grpo`: rewards are of the questions' own answers"
 
-    def decisive_settings(self) -> dict[str, Any]:
-        """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
-        retriever, own = RetrieverConfig.of(self), set(LessonsConfig.__annotations__) - {"output"}
-        return {
-            "lessons": self.model_dump(include=own),
-            "reag": ReagLessonKeys.of(self).model_dump() if REAG in self.pipelines else None,
-            "pipelines": {name: find_recipe(name).settings_of(self).hashed() for name in self.pipelines},
-            "retriever": [retriever.title_weight, retriever.summary_share],
-            "images": self.image_settings(),
-        }
-
     @property
     def asks_unaided(self) -> bool:
         """True if every question with an answer can be taught, since no teacher has to know its evidence."""
         return self.pipelines == [REAG] and self.stage == "grpo" and self.judge == "base_model"
+
+
+class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
+    """Write the prompts of an iterative pipeline, with ideal replies, as training data of scheme plain."""
+
+    @cross_check
+    def missing_parts(self) -> Iterator[str]:
+        """Yield the model and the index that are missing."""
+        values = {"base_model": self.base_model, "index": RetrieverConfig.of(self).index}
+        yield from [f"`{name}` is needed" for name, value in values.items() if not value]
+
+    def decisive_settings(self) -> dict[str, Any]:
+        """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
+        retriever, own = RetrieverConfig.of(self), {*LessonSettings.__annotations__, "split"} - {"output"}
+        return {
+            "lessons": self.model_dump(include=own),
+            "reag": ReagLessonKeys.of(self).model_dump() if REAG in self.pipelines else None,
+            "pipelines": {name: settings.hashed() for name, settings in self.taught().items()},
+            "retriever": [retriever.title_weight, retriever.summary_share],
+            "images": self.image_settings(),
+        }
+
+    def taught(self) -> dict[str, Settings]:
+        """Return the settings of each pipeline that is taught."""
+        return {name: find_recipe(name).settings_of(self) for name in self.pipelines}
 
 
 def _form_problem(form: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
+from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
@@ -19,7 +21,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.reflection_data import Manifest, build_split
 from reflectune.inference.config import ModelSettings, TextIndexSettings
-from reflectune.inference.lessons.config import LessonsConfig
+from reflectune.inference.lessons.config import LessonSettings
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import ReagTeacher
 from reflectune.inference.lessons.renaming import TitleExchange, renamed
@@ -35,7 +37,6 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.reag import ReagSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.loading import open_engine, open_entries, open_model, open_texts
@@ -44,46 +45,71 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.config import RetrieverConfig
 
 
-def run(config: LessonsConfig) -> None:
+def run(
+    settings: LessonSettings,
+    models: ModelSettings,
+    retriever: RetrieverConfig,
+    texts: TextIndexSettings,
+    pipelines: Mapping[str, Settings],
+    decisive: Mapping[str, Any],
+) -> None:
     """Write the lessons of a split. A dry run prints those of one question and writes nothing.
+
+    Args:
+        settings: Settings of the lessons.
+        models: The model to train, and how it is loaded.
+        retriever: The index of entries.
+        texts: The index of passages, if any.
+        pipelines: Settings of the pipelines that are taught, by name.
+        decisive: Settings that decide the lessons; their hash is the data's.
 
     Raises:
         UserError: No question has evidence, the output folder holds other data, or an image is bad.
     """
-    dataset = Dataset(Path(config.dataset))
-    questions = _questions(dataset, config)
-    writer = LessonWriter(dataset, config)
-    if config.dry_run:
-        print(f"{len(questions):,} questions of {config.split}; the lessons of the first:")
+    dataset = Dataset(Path(settings.dataset))
+    questions = _questions(dataset, settings)
+    writer = LessonWriter(dataset, settings, models, retriever, texts, pipelines)
+    if settings.dry_run:
+        print(f"{len(questions):,} questions of {settings.split}; the lessons of the first:")
         for lesson in writer.lessons(questions[:1]):
             for branch, documents in zip(lesson.branches, lesson.shown_documents, strict=True):
                 print(f"  {lesson.source}: {documents} → {branch.reply}")
         return
-    output = Path(config.output)
+    output, split = Path(settings.output), settings.split
     folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
     manifest = Manifest(PLAIN.name, dataset.root, {}, folders)
-    size, key = config.batch_questions, writer.fingerprint
-    lessons = build_split(output, config.split, manifest, key, PromptedExample, questions, size, writer.lessons)
+    key = fingerprint(
+        {
+            "settings": decisive,
+            "dataset": dataset.fingerprint,
+            "index": retriever.finder_fingerprint(),
+            "text_index": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
+            "model": writer.renderer.fingerprint,
+        }
+    )
+    size = settings.batch_questions
+    lessons = build_split(output, split, manifest, key, PromptedExample, questions, size, writer.lessons)
     if lessons is None:
         return
-    print(f"{output / config.split}.parquet: {len(lessons):,} lessons of {len(questions):,} questions")
+    print(f"{output / split}.parquet: {len(lessons):,} lessons of {len(questions):,} questions")
     counts = Counter(lesson.source for lesson in lessons)
     print("\n".join(f"  {name}: {count:,}" for name, count in sorted(counts.items())))
 
 
-def _questions(dataset: Dataset, config: LessonsConfig) -> list[Question]:
+def _questions(dataset: Dataset, settings: LessonSettings) -> list[Question]:
     """Return the questions of the split that can be taught."""
-    questions = dataset.questions(config.split)
-    if config.asks_unaided:
+    split, limit = settings.split, settings.limit
+    questions = dataset.questions(split)
+    if settings.asks_unaided:
         taught = [question for question in questions if question.answers and question.is_knowledge_based is not False]
     else:
         taught = [question for question in questions if teacher_of(question, dataset.knowledge)]
     if not taught:
-        raise UserError(f"`split`: no question of {config.split} has an answer and its evidence; name another split")
+        raise UserError(f"`split`: no question of {split} has an answer and its evidence; name another split")
     if left_out := len(questions) - len(taught):
-        print(f"{left_out:,} questions of {config.split} have no answer or no evidence and are left out")
-    if config.limit is not None and len(taught) > config.limit:
-        return random.Random(f"{config.seed} {config.split}").sample(taught, config.limit)
+        print(f"{left_out:,} questions of {split} have no answer or no evidence and are left out")
+    if limit is not None and len(taught) > limit:
+        return random.Random(f"{settings.seed} {split}").sample(taught, limit)
     return taught
 
 
@@ -102,43 +128,39 @@ class LessonWriter:
 
     Args:
         dataset: The data set with images and knowledge base.
-        config: Pipelines and their settings. The base model is the one to train: prompts show as many documents as its
-            context holds.
+        settings: Settings of the lessons.
+        models: The base model is the one to train: prompts show as many documents as its context holds.
+        retriever: The index of entries.
+        texts: The index of passages, if any.
+        pipelines: Settings of the pipelines that are taught, by name.
     """
 
-    def __init__(self, dataset: Dataset, config: LessonsConfig) -> None:
-        self._dataset, self._config = dataset, config
-        models = ModelSettings.of(config)
+    def __init__(
+        self,
+        dataset: Dataset,
+        settings: LessonSettings,
+        models: ModelSettings,
+        retriever: RetrieverConfig,
+        texts: TextIndexSettings,
+        pipelines: Mapping[str, Any],
+    ) -> None:
+        self._dataset, self._settings, self._pipelines = dataset, settings, pipelines
         engine = open_engine(models, open_model(models, "base_model"))
-        self._model, self._renderer = LocalModel(engine, config.batch_questions), engine.renderer
-        retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
-        self._knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
-        self._titles = TitleExchange(entry.title for entry in self._knowledge) if config.renamed else None
+        self._model, self.renderer = LocalModel(engine, settings.batch_questions), engine.renderer
+        knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
+        self._titles = TitleExchange(entry.title for entry in knowledge) if settings.renamed else None
         self._parts = PipelineParts(
             dataset.knowledge,
             folder=dataset.root,
             engine=engine,
-            retriever=open_entries(retriever, dataset, config.device),
-            texts=open_texts(texts, self._knowledge, config.device) if texts.text_index else None,
+            retriever=open_entries(retriever, dataset, models.device),
+            texts=open_texts(texts, knowledge, models.device) if texts.text_index else None,
         )
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of everything that determines the lessons."""
-        index, texts = RetrieverConfig.of(self._config), TextIndexSettings.of(self._config).text_index
-        parts = {
-            "settings": self._config.decisive_settings(),
-            "dataset": self._dataset.fingerprint,
-            "index": index.finder_fingerprint(),
-            "text_index": file_fingerprint(Path(texts, "manifest.json")) if texts else None,
-            "model": self._renderer.fingerprint,
-        }
-        return fingerprint(parts)
 
     def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:
         """Return the lessons of all pipelines' trajectories, question by question."""
         images = [load_image(q.image, root=self._dataset.image_roots, needed_by=q.id) for q in questions]
-        by_pipeline = [self._trajectories(name, questions, images) for name in self._config.pipelines]
+        by_pipeline = [self._trajectories(name, questions, images) for name in self._settings.pipelines]
         return [
             lesson
             for rows in zip(*by_pipeline, strict=True)
@@ -151,12 +173,12 @@ class LessonWriter:
         """Return a lesson's renamed copies, or itself without `renamed`."""
         if self._titles is None:
             return [lesson]
-        return renamed(lesson, self._config.renamed, self._titles, self._config.seed)
+        return renamed(lesson, self._settings.renamed, self._titles, self._settings.seed)
 
     def _trajectories(
         self, name: str, questions: Sequence[Question], images: Sequence[Image.Image]
     ) -> list[list[PromptedExample]]:
-        pipeline = build_pipeline(name, self._config, self._parts)
+        pipeline = build_pipeline(name, self._pipelines[name], self._parts)
         if not isinstance(pipeline, TrajectoryPipeline):
             raise ValueError(f"{name} has no trajectory")
         begun: dict[str, _Lessons] = {}
@@ -166,10 +188,11 @@ class LessonWriter:
         return [begun[question.id].written for question in questions]
 
     def _teacher(self, name: str, question: Question) -> TrajectoryTeacher | ReagTeacher:
-        config, knowledge = self._config, self._dataset.knowledge
-        teacher = teacher_of(question, knowledge, config.query_forms)
+        settings, knowledge = self._settings, self._dataset.knowledge
+        teacher = teacher_of(question, knowledge, settings.query_forms)
         if name == REAG:
-            return ReagTeacher(question, teacher, knowledge, config.shares, config.seed, ReagSettings.of(config).lead)
+            lead = self._pipelines[REAG].lead
+            return ReagTeacher(question, teacher, knowledge, settings.shares, settings.seed, lead)
         if teacher is None:
             raise ValueError(f"question {question.id} has no evidence")
         return teacher
@@ -185,7 +208,7 @@ class LessonWriter:
                 return outcome
             if isinstance(request, WriteRequest):
                 reply = self._replied(name, lessons, request)
-            elif isinstance(request, JudgeEachRequest) and self._config.judge == "teacher":
+            elif isinstance(request, JudgeEachRequest) and self._settings.judge == "teacher":
                 reply = self._judged(lessons, request)
             else:
                 reply = yield request
@@ -196,7 +219,7 @@ class LessonWriter:
         """Return the judgement of ReAG's teacher. If the critic is trained, keep it as a lesson."""
         teacher = lessons.teacher
         assert isinstance(teacher, ReagTeacher)  # no other pipeline that is taught judges
-        if self._config.stage == "critic" and (lesson := teacher.critic_lesson(request)):
+        if self._settings.stage == "critic" and (lesson := teacher.critic_lesson(request)):
             lessons.written.append(lesson)
         return teacher.judged(request)
 
@@ -206,7 +229,7 @@ class LessonWriter:
         shown, rendered = self._model.fit(lessons.image, prompt, request.max_tokens)
         text = self._reply(lessons.teacher, request, shown)
         if text:
-            is_asked_only = name == REAG and self._config.stage == "grpo"
+            is_asked_only = name == REAG and self._settings.stage == "grpo"
             example = PromptedExample(
                 lessons.question.id if is_asked_only else f"{lessons.question.id} {name} {len(lessons.written)}",
                 lessons.question.image,
@@ -218,15 +241,15 @@ class LessonWriter:
                 system=prompt.system,
             )
             lessons.written.append(example)
-        return WriteReply(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))
+        return WriteReply(text, shown, len(rendered.ids), len(self.renderer.reply_ids(text)))
 
     def _reply(self, teacher: TrajectoryTeacher | ReagTeacher, request: WriteRequest, shown: int) -> str:
         """Return the teacher's reply, or "". For GRPO it is the accepted answer, whatever the prompt shows."""
         if not isinstance(teacher, ReagTeacher):
             return teacher.reply(request, shown)
-        if self._config.stage == "grpo":
+        if self._settings.stage == "grpo":
             return canonical_answer(teacher.question)
-        if self._config.stage == "critic":
+        if self._settings.stage == "critic":
             return ""
         documents = request.prompt.documents[:shown]
-        return teacher.thoughts(documents) if ReagSettings.of(self._config).think else teacher.answer(documents)
+        return teacher.thoughts(documents) if self._pipelines[REAG].think else teacher.answer(documents)

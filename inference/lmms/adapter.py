@@ -17,8 +17,10 @@ from lmms_eval.models.registry_v2 import ModelManifest
 from reflectune.core.config import read_config
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, read_request
-from reflectune.inference.lmms.config import BenchmarkConfig
+from reflectune.inference.lmms.config import BenchmarkConfig, BenchmarkSettings
+from reflectune.retrieval.config import RetrieverConfig
 
 NAME = "reflectune"
 
@@ -71,7 +73,13 @@ class Reflectune(lmms):
             given.setdefault("batch_questions", str(batch_size))
         if device:
             given.setdefault("device", device)
-        self._answerer = BenchmarkAnswerer(read_config(BenchmarkConfig, config, **given))
+        settings = read_config(BenchmarkConfig, config, **given)
+        self._answerer = BenchmarkAnswerer(
+            BenchmarkSettings.of(settings),
+            ModelSettings.of(settings),
+            RetrieverConfig.of(settings),
+            settings.pipelines(),
+        )
 
     @property
     def device(self) -> torch.device:

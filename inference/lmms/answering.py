@@ -16,17 +16,17 @@ from typing import Any
 
 from PIL import Image
 
+from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, AnswerType, Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.config import ModelSettings
-from reflectune.inference.lmms.config import BenchmarkConfig, Mode
+from reflectune.inference.lmms.config import BenchmarkSettings, Mode
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
-from reflectune.inference.pipelines.settings import GateSettings
 from reflectune.inference.running.loading import open_engine, open_entries, open_plain, open_tuned
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded
@@ -146,22 +146,32 @@ class BenchmarkAnswerer:
     take more than half of the model's context, since the prompt needs the other half.
 
     Args:
-        config: The mode, the models, and for `pipeline` the knowledge base and its index.
+        settings: The mode, and the length and style of answers.
+        models: The models, and how they are loaded.
+        retriever: For mode `pipeline`, the index of the data set's knowledge base.
+        pipelines: Settings of the pipelines that may answer, by name.
 
     Raises:
         UserError: A model, the knowledge base or the index is bad, or the checkpoint doesn't reflect.
     """
 
-    def __init__(self, config: BenchmarkConfig) -> None:
-        self._config, self._models = config, ModelSettings.of(config)
-        self._gamma = GateSettings.of(config).gamma
-        if config.mode == "base":
-            loaded = open_plain(self._models, config.base_model)
+    def __init__(
+        self,
+        settings: BenchmarkSettings,
+        models: ModelSettings,
+        retriever: RetrieverConfig,
+        pipelines: Mapping[str, Any],
+    ) -> None:
+        self._settings, self._models, self._retriever = settings, models, retriever
+        if settings.mode == "base":
+            loaded = open_plain(models, models.base_model)
             self._name = "closed_book"
-            parts = PipelineParts(_no_knowledge(), engine=open_engine(self._models, loaded))
+            parts = PipelineParts(_no_knowledge(), engine=open_engine(models, loaded))
         else:
-            loaded = open_tuned(self._models)
-            self._name, parts = _scheme_of(loaded), self._reflecting_parts(loaded)
+            loaded = open_tuned(models)
+            self._name = _scheme_of(loaded)
+            parts = self._reflecting_parts(loaded, pipelines[self._name])
+        self._own = pipelines[self._name]
         self.checkpoint = loaded.fingerprint
         self._parts = parts
         for engine in (parts.engine, parts.base):
@@ -173,7 +183,7 @@ class BenchmarkAnswerer:
     def answer(self, requests: Iterable[BenchmarkRequest]) -> Iterator[BenchmarkReply]:
         """Yield a reply per request, in order. Requests, and so their pictures, are taken batch by batch."""
         remaining = iter(requests)
-        while batch := list(islice(remaining, self._config.batch_questions)):
+        while batch := list(islice(remaining, self._settings.batch_questions)):
             limits = [self._limit(request) for request in batch]
             replies: dict[int, BenchmarkReply] = {}
             for limit in sorted(set(limits)):
@@ -187,49 +197,46 @@ class BenchmarkAnswerer:
 
     def _limit(self, request: BenchmarkRequest) -> int:
         """Return the longest answer to a request, in tokens."""
-        return min(request.max_new_tokens or self._config.max_new_tokens, self._longest)
+        return min(request.max_new_tokens or self._settings.max_new_tokens, self._longest)
 
     def _build(self, limit: int) -> Pipeline:
-        gamma = math.inf if self._config.mode == "no_retrieval" else self._gamma
-        config = self._config.model_copy(update={"max_new_tokens": limit, "gamma": gamma})
-        return build_pipeline(self._name, config, self._parts)
+        forced = {"gamma": math.inf} if self._settings.mode == "no_retrieval" else {}
+        own = self._own.model_copy(update={"max_new_tokens": limit, **forced})
+        return build_pipeline(self._name, own, self._parts)
 
     def _question(self, request: BenchmarkRequest) -> Question:
-        answer_type = ANSWER_TYPES[self._config.answer_style]
+        answer_type = ANSWER_TYPES[self._settings.answer_style]
         return Question(f"{request.task}_{request.doc_id}", image="", text=request.text, answer_type=answer_type)
 
     def _reply(self, request: BenchmarkRequest, trace: Trace) -> BenchmarkReply:
-        mode = self._config.mode
+        mode = self._settings.mode
         text = "" if mode == "gate" and trace.retrieved else cut(trace.answer, request.stops)
-        tokens, style = trace.tokens.get("generated"), self._config.answer_style
+        tokens, style = trace.tokens.get("generated"), self._settings.answer_style
         if mode == "base":
             return BenchmarkReply(text, mode, self.checkpoint, style, tokens=tokens)
+        gamma, opens = self._own.gamma, find_scheme(self._name).retrieves
         return BenchmarkReply(
-            *(text, mode, self.checkpoint, style, self._gamma, trace.gate),
-            opened=self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved,
+            *(text, mode, self.checkpoint, style, gamma, trace.gate),
+            opened=opens(trace.gate or 0.0, gamma) if mode == "no_retrieval" else trace.retrieved,
             entries=tuple(hit.entry_id for hit in trace.hits),
             tokens=tokens,
         )
 
-    def _opens(self, gate: float | None) -> bool:
-        """Return the decision of the gate."""
-        return find_scheme(self._name).retrieves(gate or 0.0, self._gamma)
-
-    def _reflecting_parts(self, loaded: Loaded) -> PipelineParts:
+    def _reflecting_parts(self, loaded: Loaded, own: Settings) -> PipelineParts:
         """Return the parts of a checkpoint's pipeline. Only in mode `pipeline` its retriever finds anything."""
-        config, name = self._config, _scheme_of(loaded)
-        with_base = find_recipe(name).models(config).base_answers
-        if with_base and not config.base_model:
+        models = self._models
+        with_base = find_recipe(self._name).models(own).base_answers
+        if with_base and not models.base_model:
             raise UserError(
-                f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that "
+                f"`base_model` is needed: {models.model} only reflects (answer_model: base); name the plain model that "
                 "is to answer, or set answer_model: tuned"
             )
-        engine, models = open_engine(self._models, loaded), self._models
+        engine = open_engine(models, loaded)
         base = open_engine(models, open_plain(models, models.base_model)) if with_base else None
-        if config.mode != "pipeline":
+        if self._settings.mode != "pipeline":
             return PipelineParts(_no_knowledge(), engine=engine, base=base, retriever=NothingFound())
-        dataset = Dataset(Path(config.dataset))
-        retriever = open_entries(RetrieverConfig.of(config), dataset, models.device)
+        dataset = Dataset(Path(self._settings.dataset))
+        retriever = open_entries(self._retriever, dataset, models.device)
         return PipelineParts(dataset.knowledge, engine=engine, base=base, retriever=retriever)
 
 

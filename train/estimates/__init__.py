@@ -1,1 +1,1 @@
-"""Estimates of a run's memory, and the settings to change where it doesn't fit."""
+"""Estimates of a run's memory."""

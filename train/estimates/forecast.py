@@ -1,4 +1,4 @@
-"""The forecast of a run's memory, from a model that is ready to train and its largest batch."""
+"""The forecast of a run's memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reflectune.models.attention.attention import has_backward
 from reflectune.models.attention.pictures import content_key
-from reflectune.models.attention.positions import inner_model
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.estimates.activations import BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, memory, weights_of
+from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, memory
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
@@ -53,47 +52,29 @@ class Forecast:
 def forecast(
     adapters: AdapterConfig,
     compute: ComputeConfig,
-    model: nn.Module,
-    batch: BatchSize,
-    device: torch.device,
-    division: Division,
-) -> Forecast:
-    """Make the forecast of a run whose model is ready to train."""
-    architecture = Architecture.of(inner_model(model).config)
-    weights = weights_of(model, double=adapters.double_quantization)
-    return Forecast(
-        weights,
-        architecture,
-        batch,
-        forward_pass(adapters, compute, division, architecture, device.type, weights.frozen_bytes),
-        division,
-        accelerator=device.type != "cpu",
-        available=memory_of(device),
-    )
-
-
-def forward_pass(
-    adapters: AdapterConfig,
-    compute: ComputeConfig,
-    division: Division,
     architecture: Architecture,
+    weights: WeightCounts,
+    batch: BatchSize,
+    division: Division,
     device: str,
-    frozen_bytes: int,
-) -> ForwardPass:
-    """Return the settings of a run's forward passes.
+    available: int | None,
+) -> Forecast:
+    """Make the forecast of a run.
 
     Args:
         adapters: The weights that train.
         compute: Precision and checkpointing.
-        division: Division of the run among processes.
         architecture: Shapes of the model.
+        weights: Weights of the model.
+        batch: The largest batch.
+        division: Division of the run among processes.
         device: Type of the device: `cpu`, `cuda`, ….
-        frozen_bytes: Bytes of a frozen weight.
+        available: Bytes of the device's memory, if they are known.
     """
     size = 2 if compute.dtype == "bfloat16" else 4
     full, decoder_trains = adapters.method == "full", "language_model" in adapters.trained_towers
-    held = 4 if decoder_trains else frozen_bytes
-    return ForwardPass(
+    held = 4 if decoder_trains else weights.frozen_bytes
+    forward = ForwardPass(
         compute=size,
         residual=held if full and not division.kind else size,
         adapters=adapters.lora_r if not full else None if decoder_trains else 0,
@@ -102,6 +83,7 @@ def forward_pass(
         checkpointing=compute.gradient_checkpointing,
         by_parts=has_backward(device, torch.bfloat16 if size == 2 else torch.float32, architecture.head_size),
     )
+    return Forecast(weights, architecture, batch, forward, division, device != "cpu", available)
 
 
 def memory_of(device: torch.device) -> int | None:

@@ -15,7 +15,7 @@ from reflectune.models.rendering.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
-from reflectune.train.estimates.forecast import Forecast, forward_pass
+from reflectune.train.estimates.forecast import Forecast, forecast
 from reflectune.train.estimates.memory import GIB, Division, in_words, planned_weights, table
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.model import AdapterConfig
@@ -43,16 +43,10 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
     if config.cache_features:
         refuse_features(model, config.trained_towers)
         batch = replace(batch, patches=0)
-    return Forecast(
-        weights,
-        architecture,
-        batch,
-        forward_pass(adapters, compute, division, architecture, "cuda", weights.frozen_bytes),
-        division,
-        accelerator=True,
-        available=None if config.device_gib is None else int(config.device_gib * GIB),
-        feature_bytes=feature_bytes(config, of_model, weights.frozen_bytes) if config.cache_features else 0,
-    )
+    available = None if config.device_gib is None else int(config.device_gib * GIB)
+    cached = feature_bytes(config, of_model, weights.frozen_bytes) if config.cache_features else 0
+    made = forecast(adapters, compute, architecture, weights, batch, division, "cuda", available)
+    return replace(made, feature_bytes=cached)
 
 
 def model_config(shapes: Path) -> PreTrainedConfig:
@@ -89,9 +83,9 @@ def branches_of(config: EstimateConfig) -> int:
     return config.branches or find_scheme(config.scheme).long_question
 
 
-def report(config: EstimateConfig, forecast: Forecast) -> str:
+def report(config: EstimateConfig, predicted: Forecast) -> str:
     """Format the memory table under a line about the run."""
-    weights, batch = forecast.weights, forecast.batch
+    weights, batch = predicted.weights, predicted.batch
     count = f"{weights.trained:,} of {weights.trained + weights.frozen + weights.quantized:,}"
     launch = f"{config.processes} processes, {config.sharding or 'nothing'} divided"
     head = (
@@ -99,7 +93,7 @@ def report(config: EstimateConfig, forecast: Forecast) -> str:
         f"a batch of {config.per_device_train_batch_size} questions with {branches_of(config)} branches, "
         f"{batch.tokens:,} tokens"
     )
-    cached = f"features: {in_words(forecast.feature_bytes)} a picture on the disk, and the tower isn't run"
+    cached = f"features: {in_words(predicted.feature_bytes)} a picture on the disk, and the tower isn't run"
     return "\n".join(
-        [head, *table(forecast.parts(), forecast.available), *([cached] if forecast.feature_bytes else [])]
+        [head, *table(predicted.parts(), predicted.available), *([cached] if predicted.feature_bytes else [])]
     )

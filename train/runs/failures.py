@@ -9,27 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
-from reflectune.models.attention.pictures import without_repeats
-from reflectune.models.attention.positions import inner_model
-from reflectune.models.attention.tree import IGNORE
-from reflectune.models.attention.tree_mask import STRIDE
-from reflectune.train.estimates.activations import BatchSize
-from reflectune.train.estimates.advice import suggestions
-from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.forecast import forecast, memory_of, patches
-from reflectune.train.estimates.memory import in_words, total
-from reflectune.train.runs.arguments import global_batch
-from reflectune.train.runs.launch import division
+from reflectune.train.runs.launch import sharding
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
 _FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
-_NO_BATCH = BatchSize(tokens=0, longest=0, supervised=0, patches=0, trees=0)
 _SHOWN = 8
 """Examples that a message names."""
 
@@ -48,18 +36,6 @@ class FailingBatch:
         more = f" and {len(examples) - _SHOWN} more" if len(examples) > _SHOWN else ""
         tokens = self.inputs["input_ids"].numel()
         return f"step {self.step}, on the examples {', '.join(examples[:_SHOWN])}{more} ({tokens:,} tokens)"
-
-    def size(self, patch_size: int) -> BatchSize:
-        """Count its tokens, patches and trees."""
-        segments: Tensor = self.inputs["attention_mask"].flatten()
-        _, lengths = (segments // STRIDE).unique(return_counts=True)
-        return BatchSize(
-            tokens=len(segments),
-            longest=int(lengths.max()),
-            supervised=int((self.inputs["labels"][:, 1:] != IGNORE).sum()),
-            patches=patches(without_repeats(self.inputs)[0], patch_size) if "pixel_values" in self.inputs else 0,
-            trees=len(lengths),
-        )
 
 
 class StepOutOfMemoryError(RuntimeError):
@@ -108,14 +84,13 @@ def plain_worker_errors() -> Iterator[None]:
 
 @contextmanager
 def advising(
-    adapters: AdapterConfig, compute: ComputeConfig, model: nn.Module, args: TrainingArguments, why_fixed: str
+    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, why_fixed: str
 ) -> Iterator[None]:
     """Turn running out of memory in this block into an error that says which settings to change.
 
     Args:
         adapters: The weights that train.
         compute: Precision and checkpointing.
-        model: The model, not wrapped.
         args: Arguments of the trainer.
         why_fixed: The reason why the global batch can't be divided differently; "" if it can.
 
@@ -128,29 +103,35 @@ def advising(
         if not is_out_of_memory(error):
             raise
         batch = error.batch if isinstance(error, StepOutOfMemoryError) else None
-        raise UserError(_advice(adapters, compute, model, batch, args, why_fixed)) from error
+        where = f"at {batch.words}" if batch else "between batches (moving the model, or stepping its weights)"
+        changes = "\n  ".join(_changes(adapters, compute, args, batch))
+        resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
+        raise UserError(
+            f"out of memory {where}. These take less (`reflectune estimate` prints how much):\n"
+            f"  {changes}\n"
+            f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run resumes "
+            "from it; other changes need another `output_dir`"
+        ) from error
 
 
-def _advice(
-    adapters: AdapterConfig,
-    compute: ComputeConfig,
-    model: nn.Module,
-    batch: FailingBatch | None,
-    args: TrainingArguments,
-    why_fixed: str,
-) -> str:
-    device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
-    if batch is None:
-        where, size = "between batches (moving the model, or stepping its weights)", _NO_BATCH
-    else:
-        where, size = f"at {batch.words}", batch.size(patch_size)
-    predicted = forecast(adapters, compute, model, size, device, division(os.environ, args.world_size))
-    available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
-    changes = "\n  ".join(suggestions(adapters, compute, global_batch(args), model, predicted, available))
-    return (
-        f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
-        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. These take less:\n  {changes}\n"
-        f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run resumes "
-        "from it; other changes need another `output_dir`"
-    )
+def _changes(
+    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, batch: FailingBatch | None
+) -> Iterator[str]:
+    """Yield the changes of settings that need less memory."""
+    size, steps = args.train_batch_size, args.gradient_accumulation_steps
+    if batch and size > 1:
+        smaller = next(divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0)
+        yield (
+            f"`per_device_train_batch_size` {size} → {smaller} with `gradient_accumulation_steps` {steps} → "
+            f"{steps * size // smaller}, which trains the same"
+        )
+    if batch and not compute.gradient_checkpointing:
+        yield "`gradient_checkpointing: true`, for one more forward pass"
+    if compute.dtype == "float32" and args.device.type != "cpu":
+        yield "`dtype: bfloat16`"
+    if adapters.method == "full":
+        yield "`method: lora`"
+        if sharding(os.environ) not in ("zero3", "fsdp"):
+            yield "a launch with configs/accelerate/zero3.yaml on several GPUs"
+    elif adapters.method == "lora":
+        yield "`method: qlora`"

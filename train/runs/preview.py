@@ -22,8 +22,8 @@ from reflectune.models.rendering.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.forecast import forecast, largest_batch, length
-from reflectune.train.estimates.memory import table
+from reflectune.train.estimates.forecast import forecast, largest_batch, length, memory_of
+from reflectune.train.estimates.memory import table, weights_of
 from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
 from reflectune.train.settings.model import AdapterConfig
@@ -60,10 +60,18 @@ def describe(
         args: Arguments of the trainer. A batch is read on its device to measure the time.
     """
     sample = [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
-    patch_size = Architecture.of(inner_model(model).config).patch_size
-    batch = largest_batch(sample, config.per_device_train_batch_size, patch_size)
-    adapters, compute = AdapterConfig.of(config), ComputeConfig.of(config)
-    memory = forecast(adapters, compute, model, batch, args.device, division(os.environ, args.world_size))
+    architecture = Architecture.of(inner_model(model).config)
+    batch = largest_batch(sample, config.per_device_train_batch_size, architecture.patch_size)
+    memory = forecast(
+        AdapterConfig.of(config),
+        ComputeConfig.of(config),
+        architecture,
+        weights_of(model, double=config.double_quantization),
+        batch,
+        division(os.environ, args.world_size),
+        args.device.type,
+        memory_of(args.device),
+    )
     return "\n".join(
         [
             *_data_lines(str(config.train_data), dataset, sample, renderer.processor, inner_model(model)),

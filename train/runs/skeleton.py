@@ -126,7 +126,7 @@ def run(config: TrainingConfig, method: Method) -> None:
         return
     say(args, parameter_table(model))
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    with advising(adapters, ComputeConfig.of(config), model, args, fixed):
+    with advising(adapters, ComputeConfig.of(config), args, fixed):
         trainer = method.trainer(Run(model, args, save, settings), loaded, batch)
         card = functools.partial(
             write_card,

@@ -15,7 +15,6 @@ from reflectune.data_builders.exporting.conversations import ConversationForm, N
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.formats.reflection_data import read_examples
-from reflectune.inference.lessons import writing
 from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.reag import CriticShares, ReagTeacher
 from reflectune.inference.lessons.teacher import teacher_of
@@ -23,6 +22,7 @@ from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import JudgeEachRequest, Prompt, SearchReply
 from reflectune.inference.pipelines.reag import ANSWER, CRITIC, CRITIC_SYSTEM, THINK_SYSTEM
+from reflectune.inference.write_lessons import write_lessons
 from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.attention.tree import independent_rows
 from reflectune.models.loading import load
@@ -112,7 +112,7 @@ def config(tmp_path: Path, lessons_about) -> Callable[..., LessonsConfig]:
 
 
 def lessons_of(config: LessonsConfig) -> list[PromptedExample]:
-    writing.run(config)
+    write_lessons(config)
     return read_examples(Path(config.output, "train.parquet"), PromptedExample, PLAIN.problem)
 
 
@@ -213,4 +213,5 @@ def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(
     assert config().problems() == []
     before, after = (config(pipelines=["mi_rag"], negatives=number).decisive_settings() for number in (4, 9))
     assert before == after
-    assert config(negatives=4).decisive_settings() != config(negatives=9).decisive_settings()
+    for changes in ({"negatives": 9}, {"split": "other"}, {"seed": 1}):
+        assert config().decisive_settings() != config(**changes).decisive_settings()

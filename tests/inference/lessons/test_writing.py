@@ -93,7 +93,7 @@ def config(tmp_path: Path, lessons_about) -> Callable[..., LessonsConfig]:
 
 
 def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys) -> None:
-    writing.run(config())
+    write_lessons(config())
     folder = Path(config().output)
     output = capsys.readouterr().out
     lessons = read_examples(folder / "train.parquet", PromptedExample, PLAIN.problem)
@@ -115,12 +115,12 @@ def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys
 
 
 def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(config, tmp_path, capsys) -> None:
-    writing.run(config(output=str(tmp_path / "one"), batch_questions=1))
-    writing.run(config(output=str(tmp_path / "three"), batch_questions=3))
+    write_lessons(config(output=str(tmp_path / "one"), batch_questions=1))
+    write_lessons(config(output=str(tmp_path / "three"), batch_questions=3))
     one, three = (read_examples(tmp_path / name / "train.parquet", PromptedExample) for name in ("one", "three"))
     assert one == three
     before = (tmp_path / "one/train.parquet").stat().st_mtime_ns
-    writing.run(config(output=str(tmp_path / "one"), batch_questions=1))
+    write_lessons(config(output=str(tmp_path / "one"), batch_questions=1))
     assert "nothing to do" in capsys.readouterr().out
     assert (tmp_path / "one/train.parquet").stat().st_mtime_ns == before
     assert read_manifest(tmp_path / "one").scheme == "plain"
@@ -145,11 +145,11 @@ def test_lessons_go_on_where_they_were_cut_off(config, tmp_path, monkeypatch) ->
 
     monkeypatch.setattr(writing.LessonWriter, "lessons", until_the_third)
     with pytest.raises(KeyboardInterrupt):
-        writing.run(settings)
+        write_lessons(settings)
     assert not (tmp_path / "cut/train.parquet").exists()
-    writing.run(settings)
+    write_lessons(settings)
     assert made == ["q0", "q1", "q2", "q2"]
-    writing.run(config(output=str(tmp_path / "whole"), batch_questions=1))
+    write_lessons(config(output=str(tmp_path / "whole"), batch_questions=1))
     cut, whole = (read_examples(tmp_path / name / "train.parquet", PromptedExample) for name in ("cut", "whole"))
     assert cut == whole
 
@@ -157,7 +157,7 @@ def test_lessons_go_on_where_they_were_cut_off(config, tmp_path, monkeypatch) ->
 def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsConfig]) -> None:
     write_questions(Path(config().dataset), "bare", [Question("b", "oak.png", "Who?", ("Ben",), split="bare")])
     with pytest.raises(UserError, match="no question of bare has an answer and its evidence"):
-        writing.run(config(split="bare"))
+        write_lessons(config(split="bare"))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_the_command_shows_one_questions_lessons_and_writes_nothing(config, monk
 
 
 def test_lessons_whose_titles_nothing_can_stand_for_are_kept_once(config, tmp_path) -> None:
-    writing.run(config(renamed=3, output=str(tmp_path / "renamed")))
-    writing.run(config())
+    write_lessons(config(renamed=3, output=str(tmp_path / "renamed")))
+    write_lessons(config())
     plain = read_examples(tmp_path / "lessons/train.parquet", PromptedExample, PLAIN.problem)
     lessons = read_examples(tmp_path / "renamed/train.parquet", PromptedExample, PLAIN.problem)
     # each of the two titles is the only one with its last word

@@ -14,12 +14,14 @@ from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, cut, read_request
-from reflectune.inference.lmms.config import BenchmarkConfig
+from reflectune.inference.lmms.config import BenchmarkConfig, BenchmarkSettings
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.passages import PassageScheme
+from reflectune.retrieval.config import RetrieverConfig
 
 TEXTS = ("What is it made of?", "Who made it?", "Where does it live?")
 Answer = Callable[..., list[BenchmarkReply]]
@@ -50,9 +52,14 @@ def answers(checkpoints: SimpleNamespace, world: Path, asked: list[BenchmarkRequ
 
     def answer(mode: str, requests: Sequence[BenchmarkRequest] | None = None, **more: Any) -> list[BenchmarkReply]:
         values = {**common, **(searched if mode == "pipeline" else {}), **more, "mode": mode}
-        return list(BenchmarkAnswerer(BenchmarkConfig(**values)).answer(asked if requests is None else requests))
+        return list(answerer(BenchmarkConfig(**values)).answer(asked if requests is None else requests))
 
     return answer
+
+
+def answerer(config: BenchmarkConfig) -> BenchmarkAnswerer:
+    settings, models, retriever = (kind.of(config) for kind in (BenchmarkSettings, ModelSettings, RetrieverConfig))
+    return BenchmarkAnswerer(settings, models, retriever, config.pipelines())
 
 
 def texts(replies: Sequence[BenchmarkReply]) -> list[str]:
@@ -126,7 +133,7 @@ def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[Benchmar
             yield request
 
     config = BenchmarkConfig(mode="base", base_model="miniature/llava", batch_questions=1, device="cpu")
-    next(BenchmarkAnswerer(config).answer(requests()))
+    next(answerer(config).answer(requests()))
     assert taken == [0]
 
 
@@ -211,6 +218,6 @@ def test_lines_are_kept_if_asked_for(checkpoints: SimpleNamespace, keeps: bool, 
 def test_an_answers_limit_is_at_most_half_of_the_context(answers: Answer, asked: list[BenchmarkRequest]) -> None:
     config = BenchmarkConfig(mode="base", base_model="miniature/llava", device="cpu")
     half = PrefixEngine(load("miniature/llava")).max_length // 2
-    (reply,) = BenchmarkAnswerer(config).answer([dataclasses.replace(asked[0], max_new_tokens=10**6)])
+    (reply,) = answerer(config).answer([dataclasses.replace(asked[0], max_new_tokens=10**6)])
     assert reply.tokens is not None
     assert reply.tokens <= half

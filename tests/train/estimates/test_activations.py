@@ -23,12 +23,10 @@ from reflectune.train.estimates import forecast as forecasting
 from reflectune.train.estimates.activations import Activations, BatchSize, activations
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import Forecast, forecast, largest_batch
-from reflectune.train.estimates.memory import Division, total
+from reflectune.train.estimates.memory import Division, total, weights_of
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -59,12 +57,9 @@ def prepared(
         dataset = encoded_examples(*load_examples(config.sources()[0], config.scheme), loaded, config)
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
-        patch_size = Architecture.of(loaded.model.config).patch_size
-        return (
-            model,
-            batch,
-            forecast(config, config, model, largest_batch(examples, 4, patch_size), CPU, Division("", 1)),
-        )
+        shapes = Architecture.of(loaded.model.config)
+        largest, weights = largest_batch(examples, 4, shapes.patch_size), weights_of(model, double=False)
+        return model, batch, forecast(config, config, shapes, weights, largest, Division("", 1), "cpu", None)
 
     return build
 

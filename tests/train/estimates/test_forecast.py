@@ -7,9 +7,8 @@ import torch
 
 from reflectune.core.progress import duration
 from reflectune.models.loading import load
-from reflectune.train.data.examples import Collator, load_examples
+from reflectune.train.data.examples import load_examples
 from reflectune.train.estimates.forecast import largest_batch, patches
-from reflectune.train.runs.failures import FailingBatch
 from reflectune.train.runs.preview import seconds_of_batch
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
@@ -63,15 +62,6 @@ def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_
     assert (two.tokens, two.longest, two.trees) == (sum(lengths[-2:]), lengths[-1], 2)
     assert two.patches == 16  # both are about one picture
     assert (many.tokens, many.trees) == (2 * sum(lengths), 48)
-
-
-def test_a_batch_counted_from_examples_is_the_one_that_a_step_reads(prepared: Callable[..., Any]) -> None:
-    _, model, sample = prepared()
-    longest = sorted(sample, key=lambda example: sum(tree.length for tree in example.trees))[-6:]
-
-    inputs = Collator(model)(longest)
-
-    assert largest_batch(sample, 6, patch_size=16) == FailingBatch(1, inputs).size(patch_size=16)
 
 
 def test_patches_of_pictures_of_each_layout() -> None:

@@ -56,7 +56,7 @@ def device_is_full() -> None:
 
 
 @pytest.mark.parametrize("error", [device_is_full, lambda: torch.empty(2**58)], ids=["accelerator", "cpu"])
-def test_out_of_memory_says_what_to_change_and_by_how_much(
+def test_out_of_memory_says_what_to_change(
     config: Callable[..., SftConfig], error: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`torch.empty` here really asks the CPU's allocator for more than any machine has."""
@@ -70,10 +70,8 @@ def test_out_of_memory_says_what_to_change_and_by_how_much(
     sizes = re.search(r"`per_device_train_batch_size` 4 → (\d) with `gradient_accumulation_steps` 1 → (\d)", printed)
     assert sizes
     assert int(sizes[1]) * int(sizes[2]) == 4
-    for way in ("`gradient_checkpointing: true`", "`method: lora`", "configs/accelerate/zero3.yaml on 8 GPUs"):
-        match = re.search(rf"{re.escape(way)}.*: about ([\d.]+) MiB", printed)
-        assert match, way
-        assert float(match[1]) < float(re.search(r"takes about ([\d.]+) MiB", printed)[1])  # type: ignore[index]
+    for way in ("`gradient_checkpointing: true`", "`method: lora`", "configs/accelerate/zero3.yaml"):
+        assert way in printed
     assert [folder.name for folder in checkpoint_folders(config().output_dir)] == ["checkpoint-2"]
 
 
@@ -104,7 +102,7 @@ def test_out_of_memory_between_batches_gives_advice_but_on_the_batch(
 ) -> None:
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: device_is_full())
 
-    with pytest.raises(UserError, match=r"out of memory between batches (.|\n)*`method: lora`: about") as raised:
+    with pytest.raises(UserError, match=r"out of memory between batches (.|\n)*`method: lora`") as raised:
         fine_tune(config())
 
     assert "per_device_train_batch_size" not in str(raised.value)
