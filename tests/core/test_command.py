@@ -33,9 +33,7 @@ def test_a_command_is_its_function() -> None:
     assert write(WriteConfig(output="a", rows=0)) == 3
 
 
-def test_main_parses_and_carries_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_parses_and_carries_out(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write.main(["--output", "out", "--rows", "2"])
     assert capsys.readouterr().out.startswith("2 rows to out")
@@ -44,9 +42,7 @@ def test_main_parses_and_carries_out(
     assert capsys.readouterr().out.startswith("3 rows to out")
 
 
-def test_the_output_is_held_unless_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_output_is_held_unless_nothing_is_written(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write.main(["--output", "out", "--dry_run"])
     assert capsys.readouterr().out == "1 rows to out []\n"
@@ -63,14 +59,7 @@ def test_the_output_is_held_unless_nothing_is_written(
         (["--output", "out", "--rows", "4"], 130, "stopped"),
     ],
 )
-def test_each_end_has_its_status(
-    argv: list[str],
-    status: int,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_end_has_its_status(argv, status, message, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         write.main(argv)

@@ -12,9 +12,7 @@ from reflectune.core.errors import UserError
 
 @settings(deadline=None)  # what it takes is the disk's
 @given(keep=st.integers(min_value=0, max_value=200))
-def test_a_log_cut_off_anywhere_resumes_with_whole_rows_only(
-    tmp_path_factory: pytest.TempPathFactory, keep: int
-) -> None:
+def test_a_log_cut_off_anywhere_resumes_with_whole_rows_only(tmp_path_factory, keep) -> None:
     path = tmp_path_factory.mktemp("log") / "rows.jsonl"
     with RowLog(path, "f") as log:
         for number in range(4):

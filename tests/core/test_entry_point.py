@@ -1,7 +1,6 @@
 import errno
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ def run(error: BaseException) -> None:
         (UserError("no answer of http://me:hidden@host/v1"), 2, "http://***@host/v1"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_a_status(
-    error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_mistake_is_one_line_and_a_status(error, status, message, capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         run(error)
     printed = capsys.readouterr().err
@@ -93,9 +90,7 @@ main()
 
 
 @pytest.mark.parametrize(("ending", "status"), [("", 0), ("UserError", 2), ("OSError", 2), ("exit", 3)])
-def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(
-    ending: str, status: int, start_program: Start, tmp_path: Path
-) -> None:
+def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(ending, status, start_program, tmp_path) -> None:
     """A thread that waits for Python's lock when the interpreter begins to end would abort the process."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
@@ -145,9 +140,7 @@ main()
         ("compute", "fail within"),  # far from one that has begun, which never ends
     ],
 )
-def test_a_users_mistake_in_a_launch_ends_its_process_with_2(
-    doing: tuple[str, str], start_processes: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_a_users_mistake_in_a_launch_ends_its_process_with_2(doing, start_processes, tmp_path) -> None:
     script = tmp_path / "one_of_two.py"
     script.write_text(ONE_OF_TWO)
     arguments = [str(script), ",".join(doing)]

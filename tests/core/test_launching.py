@@ -13,9 +13,7 @@ from reflectune.core.launching import alone, launched, rank, spreading_problem
         ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, (1, 2)),
     ],
 )
-def test_a_process_knows_its_number_and_the_launchs_size(
-    environment: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_knows_its_number_and_the_launchs_size(environment, expected, monkeypatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (rank(), launched()) == expected

@@ -212,9 +212,7 @@ def test_a_read_only_file_system_is_an_error(out: Path, monkeypatch: pytest.Monk
         hold(out)
 
 
-def test_a_volume_on_a_file_system_that_is_only_read_has_its_lock_within(
-    out: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_volume_on_a_file_system_that_is_only_read_has_its_lock_within(out, run, monkeypatch) -> None:
     out.mkdir(parents=True)
     only_read_from(out.parent, monkeypatch, but=out)
     hold(out)

@@ -31,9 +31,7 @@ def rows_of(path: Path) -> list[dict]:
 
 
 @given(data=st.data())
-def test_a_flipped_bit_changes_nothing_or_is_one_error(
-    data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_flipped_bit_changes_nothing_or_is_one_error(data, whole, tmp_path_factory) -> None:
     """Pages have checksums, their headers and the file's end have none: what these decide fails, or is not read."""
     position, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
     content = bytearray(whole)

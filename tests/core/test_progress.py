@@ -98,9 +98,7 @@ main()
         ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"),
     ],
 )
-def test_notices_about_a_cpu_are_hidden_and_errors_are_not(
-    logger: str, notice: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_notices_about_a_cpu_are_hidden_and_errors_are_not(logger, notice, caplog) -> None:
     progress.quiet_libraries()
     logging.getLogger(logger).warning(notice)
     logging.getLogger(logger).error("no space left")

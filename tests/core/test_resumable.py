@@ -37,9 +37,7 @@ def logs(folder: Path) -> Logs:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9), st.integers(0, 60)), max_size=4), st.integers(1, 3))
-def test_processes_and_interruptions_leave_the_same_file(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, int, int]], last: int
-) -> None:
+def test_processes_and_interruptions_leave_the_same_file(tmp_path_factory, runs, last) -> None:
     straight, other = tmp_path_factory.mktemp("straight"), tmp_path_factory.mktemp("other")
     run_to_file(straight / "rows.jsonl", ITEMS, company, "f", 3)
     batches = [ITEMS[start : start + 3] for start in range(0, 8, 3)]

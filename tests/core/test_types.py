@@ -19,7 +19,5 @@ BARE = Question("q", "i.png", "What?")
         (True, {"entity_ids": ("e1",)}, True),
     ],
 )
-def test_a_question_is_knowledge_based_if_it_says_so_or_says_nothing_and_names_entities(
-    label: bool | None, names: dict, expected: bool | None
-) -> None:
+def test_a_question_is_knowledge_based_if_it_says_so_or_says_nothing_and_names_entities(label, names, expected) -> None:
     assert dataclasses.replace(BARE, requires_retrieval=label, **names).is_knowledge_based is expected

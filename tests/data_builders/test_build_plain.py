@@ -103,9 +103,7 @@ def test_each_question_is_answered_once_from_each_context(config: Callable[..., 
     assert read_manifest(tmp_path / "plain").scheme == "plain"
 
 
-def test_training_reads_the_contexts_of_naive_rag(
-    config: Callable[..., PlainConfig], tmp_path: Path, encoder: str
-) -> None:
+def test_training_reads_the_contexts_of_naive_rag(config, tmp_path, encoder) -> None:
     settings = config(evidence=["articles", "passages"])
     build.run(settings)
     dataset = Dataset(Path(settings.dataset))
@@ -126,9 +124,7 @@ def test_a_context_is_cut_at_whole_passages(config: Callable[..., PlainConfig], 
     assert sum(lengths) <= 25
 
 
-def test_a_built_split_is_not_built_again(
-    config: Callable[..., PlainConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_built_split_is_not_built_again(config, tmp_path, capsys) -> None:
     build.run(config())
     build.run(config())
     assert "nothing to do" in capsys.readouterr().out

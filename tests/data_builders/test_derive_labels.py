@@ -305,9 +305,7 @@ def test_another_metric_changes_labels_without_the_target_model(config: Callable
     assert '"metric": "vqa"' in Path(again.output, "statistics.json").read_text()
 
 
-def test_a_judges_verdicts_are_asked_for_once(
-    config: Callable[..., DeriveConfig], stub_server: Callable[..., Any]
-) -> None:
+def test_a_judges_verdicts_are_asked_for_once(config, stub_server) -> None:
     server = stub_server(lambda text: "Correct" if "elm" in text else "Incorrect")
     made = config(metric="judge", judge="mrag", llm_url=server.url, llm_model="stub")
     run(made)

@@ -52,9 +52,7 @@ def run(*arguments: object) -> int:
     return 0
 
 
-def test_the_command_prints_counts_and_writes_companions(
-    data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_counts_and_writes_companions(data, tmp_path, capsys) -> None:
     status = run("--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
     assert status == 0
     assert "2 examples, 2 rows, 1 images" in capsys.readouterr().out
@@ -116,9 +114,7 @@ def test_bad_rows_of_every_split_stay_listed_until_they_are_fixed(data: Callable
     assert listed("val", *GOOD) == []
 
 
-def test_a_dry_run_shows_a_row_and_writes_nothing(
-    data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_a_row_and_writes_nothing(data, tmp_path, capsys) -> None:
     arguments = ("--data", data(*GOOD), "--to", "llamafactory", "--output", tmp_path / "out", "--dry_run")
     assert run(*arguments, "--images", "copy") == 0
     assert "[Relevant] 1872" in capsys.readouterr().out
@@ -138,9 +134,7 @@ def test_a_folder_of_something_else_is_not_written_into(data: Callable[..., Path
         export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "out"), space=False))
 
 
-def test_every_split_of_a_folder_is_written_with_or_without_the_space(
-    data: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_every_split_of_a_folder_is_written_with_or_without_the_space(data, tmp_path) -> None:
     folder, output = data(*GOOD), tmp_path / "out"
     shutil.copy(folder / "train.parquet", folder / "val.parquet")
 
@@ -164,9 +158,7 @@ def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None
     assert any("found `selfrag`" in issue for issue in find_problems(ExportConfig, {"scheme": "selfrag"}))
 
 
-def test_data_without_a_manifest_is_exported_with_scheme_and_images_given(
-    tmp_path: Path, data: Callable[..., Path]
-) -> None:
+def test_data_without_a_manifest_is_exported_with_scheme_and_images_given(tmp_path, data) -> None:
     folder = data(*GOOD)
     (folder / "reflection.json").unlink()
     config = ExportConfig(
@@ -186,9 +178,7 @@ def leaking(path: str) -> ReflectionExample:
 
 @pytest.mark.parametrize("images", ["copy", "absolute"])
 @pytest.mark.parametrize("path", ["../../secret.txt", "../../private.png", "SECRET", "link.png", "linked/private.png"])
-def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(
-    data: Callable[..., Path], tmp_path: Path, path: str, images: str
-) -> None:
+def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(data, tmp_path, path, images) -> None:
     (tmp_path / "secret.txt").write_text("the user's own words")
     Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / "private.png")
     folder = data(*GOOD, leaking(str(tmp_path / "secret.txt") if path == "SECRET" else path))

@@ -131,9 +131,7 @@ def damaged(tmp_path: Path, **change: Any) -> Path:
         ({"id": "a"}, r"two questions of train have the id a; ids must be unique"),
     ],
 )
-def test_a_row_that_is_not_a_question_is_refused_whatever_wrote_it(
-    tmp_path: Path, change: dict[str, Any], problem: str
-) -> None:
+def test_a_row_that_is_not_a_question_is_refused_whatever_wrote_it(tmp_path, change, problem) -> None:
     folder = damaged(tmp_path, **change)
     with pytest.raises(UserError, match=problem):
         read_questions(folder, "train")

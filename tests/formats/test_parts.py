@@ -18,9 +18,7 @@ from reflectune.formats.parts import is_in_part, part_problem
     subjects=st.lists(st.tuples(st.text(min_size=1, max_size=8), st.booleans()), min_size=1, max_size=40),
     parts=st.integers(1, 5),
 )
-def test_each_question_is_in_one_part_with_all_others_about_its_subject(
-    subjects: list[tuple[str, bool]], parts: int
-) -> None:
+def test_each_question_is_in_one_part_with_all_others_about_its_subject(subjects, parts) -> None:
     questions = [
         Question(f"q{i}", name, "What?", entity_ids=("e" + name, "another") if has_entity else ())
         for i, (name, has_entity) in enumerate(subjects)

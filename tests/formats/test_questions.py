@@ -52,9 +52,7 @@ def test_a_range_that_descends_is_fine_since_infoseeks_files_have_some() -> None
         ({"split": "x" * 300}, "split", "has 300 letters"),
     ],
 )
-def test_a_readable_question_that_should_not_be_written_is_named(
-    change: dict[str, Any], field: str, found: str
-) -> None:
+def test_a_readable_question_that_should_not_be_written_is_named(change, field, found) -> None:
     problem = unusable(replace(GOOD, **change))
     assert problem is not None
     assert problem[:2] == (field, found)

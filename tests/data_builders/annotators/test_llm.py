@@ -1,7 +1,3 @@
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from reflectune.core.types import Passage, Question
@@ -76,9 +72,7 @@ def test_the_answer_is_the_first_where_the_paragraph_says_it_in_other_words() ->
     assert read_reply("[Relevant]", (QUESTION, other)).answer == "1872"
 
 
-def test_a_refused_paragraph_is_unclear_and_shows_no_secret_of_the_address(
-    stub_server: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_refused_paragraph_is_unclear_and_shows_no_secret_of_the_address(stub_server, tmp_path) -> None:
     poem = Passage("e1", 1, 0, "Gold Tower", "", "Poem", "poem")
     server = stub_server(
         lambda text: "[Relevant]",

@@ -258,9 +258,7 @@ words = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=5), min_size=
 
 
 @given(before=words, answer=words, after=words)
-def test_any_run_of_words_occurs_in_a_text_that_contains_it(
-    before: list[str], answer: list[str], after: list[str]
-) -> None:
+def test_any_run_of_words_occurs_in_a_text_that_contains_it(before, answer, after) -> None:
     text = " ".join([*before, *answer, *after]).upper() + "."
     assert annotate_by_string(question(" ".join(answer)), passage(text)).relevant
 

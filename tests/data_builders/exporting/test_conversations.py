@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerStyle, FollowUp, Passage
+from reflectune.core.types import FollowUp, Passage
 from reflectune.data_builders.exporting.conversations import ConversationForm, Masking, conversations
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
-from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -75,9 +74,7 @@ def test_where_a_rows_last_turn_counts_alone_a_conversation_is_a_row_a_round() -
 
 @pytest.mark.parametrize(("style", "instruction"), [("short", SHORT), ("list", LIST)])
 @pytest.mark.parametrize("masking", ["per_turn", "none"])
-def test_a_short_answer_without_retrieval_has_a_turn_of_its_own(
-    masking: Masking, style: AnswerStyle, instruction: str
-) -> None:
+def test_a_short_answer_without_retrieval_has_a_turn_of_its_own(masking, style, instruction) -> None:
     gate, short_answer = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
     assert turns_of(replace(VISUAL, style=style), masking) == [[*gate, *short_answer]]
 
@@ -124,9 +121,7 @@ def test_each_task_of_mmkb_rag_is_one_turn_after_the_question() -> None:
     ],
 )
 @pytest.mark.parametrize("scheme", [MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
-def test_every_prompted_scheme_asks_for_an_answer_the_same_way(
-    scheme: Scheme, style: AnswerStyle, alone: str, reading: str
-) -> None:
+def test_every_prompted_scheme_asks_for_an_answer_the_same_way(scheme, style, alone, reading) -> None:
     tasks = (PromptedBranch("vqa", reply="1872"), PromptedBranch("vqa", (GOLD,), reply="1872"))
     rows = conversations(
         PromptedExample("p", "i.png", "When?", tasks, style), scheme, ConversationForm("none", str.strip)
@@ -150,9 +145,7 @@ def test_every_prompted_scheme_asks_for_an_answer_the_same_way(
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("ret", role="perhaps"),)), "unknown role `perhaps`"),
     ],
 )
-def test_an_example_that_cannot_be_trained_on_is_refused(
-    example: ReflectionExample | PromptedExample, message: str
-) -> None:
+def test_an_example_that_cannot_be_trained_on_is_refused(example, message) -> None:
     with pytest.raises(UserError, match=message):
         turns_of(example, "none")
 

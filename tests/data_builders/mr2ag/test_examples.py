@@ -184,9 +184,7 @@ def test_a_random_entry_is_never_the_questions_own() -> None:
 
 
 @given(seed=st.integers(0, 50), same=st.integers(0, 4), retrieved=st.integers(0, 4), extra=st.integers(0, 4))
-def test_any_settings_give_distinct_strict_and_repeatable_passages(
-    seed: int, same: int, retrieved: int, extra: int
-) -> None:
+def test_any_settings_give_distinct_strict_and_repeatable_passages(seed, same, retrieved, extra) -> None:
     settings = PassageSettings(
         negatives_same_article=same, negatives_retrieved=retrieved, negatives_random=extra, seed=seed
     )
@@ -256,9 +254,7 @@ NOTHING_ELSE = PassageSettings(positives=9, negatives_same_article=9, negatives_
         ("off", {0, 1}, {2, 3}),
     ],
 )
-def test_the_string_filter_rejects_wrong_labels(
-    string_filter: StringFilter, relevant: set[int], irrelevant: set[int]
-) -> None:
+def test_the_string_filter_rejects_wrong_labels(string_filter, relevant, irrelevant) -> None:
     settings = NOTHING_ELSE.model_copy(update={"string_filter": string_filter})
     annotate = says("relevant", "relevant", "irrelevant", "irrelevant")
     result = build(UNMARKED, ARTICLE, [], draw, settings, annotate)

@@ -60,9 +60,7 @@ def test_a_split_is_built_with_its_manifest_and_statistics(config: Callable[...,
     assert list(read_manifest(run.output).fingerprints) == ["train"]
 
 
-def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_questions_own(
-    config: Callable[..., BuildConfig],
-) -> None:
+def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_questions_own(config) -> None:
     run = config(negatives_random=0)
     build(run)
     for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
@@ -81,9 +79,7 @@ def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folde
             assert branch.relevant == annotate_by_string(questions[example.id], branch.passage).relevant
 
 
-def test_an_interrupted_build_ends_with_the_same_file(
-    config: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_ends_with_the_same_file(config, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", 7)
     straight, resumed = config(), config("resumed")
     build(straight)
@@ -150,9 +146,7 @@ def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], fol
         ({"entity_ids": ("e999",)}, "e999"),
     ],
 )
-def test_a_bad_row_stops_the_build_or_is_listed(
-    config: Callable[..., BuildConfig], folder: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_bad_row_stops_the_build_or_is_listed(config, folder, changes, message) -> None:
     rewrite(folder, **changes)
     with pytest.raises(UserError, match=rf"{message}(.|\n)*on_error: skip"):
         build(config())
@@ -177,9 +171,7 @@ def test_a_question_without_evidence_is_left_out_and_counted(config: Callable[..
     assert numbers["bad_rows"] == []
 
 
-def test_a_split_without_an_example_is_an_error(
-    config: Callable[..., BuildConfig], folder: Path, tmp_path: Path
-) -> None:
+def test_a_split_without_an_example_is_an_error(config, folder, tmp_path) -> None:
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), answers=("1066",))])
     with pytest.raises(UserError, match=f"has an example: 1 × {NO_EVIDENCE}"):
         build(config())
@@ -239,9 +231,7 @@ def test_visual_questions_come_from_another_data_set(config: Callable[..., Build
     assert not any(Path(example.image).is_absolute() for example in examples)
 
 
-def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(
-    config: Callable[..., BuildConfig], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(config, pictures, tmp_path, monkeypatch) -> None:
     seen = Dataset(pictures).questions("instruct")[:40]
     write_questions(pictures, "instruct", [dataclasses.replace(q, id=f"k{i}") for i, q in enumerate(seen)])
     run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
@@ -261,9 +251,7 @@ def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 40), (25, 25)])
-def test_visual_questions_alone_each_once_need_no_knowledge_base(
-    config: Callable[..., BuildConfig], pictures: Path, limit: int | None, expected: int
-) -> None:
+def test_visual_questions_alone_each_once_need_no_knowledge_base(config, pictures, limit, expected) -> None:
     run = config(dataset=str(pictures), split="instruct", visual_ratio=1, negatives_retrieved=0, limit=limit)
     assert run.problems() == []
     build_split(Dataset(pictures), None, by_string, run)
@@ -277,9 +265,7 @@ def test_visual_questions_alone_each_once_need_no_knowledge_base(
     assert any("leave out `visual_dataset`" in problem for problem in problems)
 
 
-def test_another_fingerprint_of_the_visual_data_set_builds_again(
-    config: Callable[..., BuildConfig], pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_fingerprint_of_the_visual_data_set_builds_again(config, pictures, capsys) -> None:
     run = config(visual_dataset=str(pictures), visual_split="instruct")
     build(run)
     write_json(pictures / "dataset.json", {"name": "llava", "fingerprint": "f10"})
@@ -287,17 +273,13 @@ def test_another_fingerprint_of_the_visual_data_set_builds_again(
     assert "nothing to do" not in capsys.readouterr().out
 
 
-def test_a_visual_data_set_without_visual_questions_is_an_error(
-    config: Callable[..., BuildConfig], pictures: Path
-) -> None:
+def test_a_visual_data_set_without_visual_questions_is_an_error(config, pictures) -> None:
     write_questions(pictures, "instruct", [knowledge_question(0)])
     with pytest.raises(UserError, match=r"no question of split instruct of .*llava is visual-dependent"):
         build(config(visual_dataset=str(pictures), visual_split="instruct"))
 
 
-def test_too_few_visual_questions_are_reported(
-    config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_visual_questions_are_reported(config, capsys) -> None:
     build(config(visual_ratio=0.5))
     printed = capsys.readouterr().out
     assert "asks for 30 visual-dependent questions, there are 12" in printed
@@ -383,9 +365,7 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     assert numbers["annotator"]["cost"] == pytest.approx(numbers["annotator"]["prompt_tokens"] / 1e6)
 
 
-def test_a_dry_run_with_an_llm_sends_no_request(
-    config: Callable[..., BuildConfig], stub_server: Callable[..., Any]
-) -> None:
+def test_a_dry_run_with_an_llm_sends_no_request(config, stub_server) -> None:
     server = stub_server(judge)
     run = config(annotator="llm", llm_url=server.url, llm_model="stub", known_sections=False, llm_input_price=1.0)
     shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
@@ -408,9 +388,7 @@ def llm(config: Callable[..., BuildConfig]) -> Callable[..., BuildConfig]:
     return build
 
 
-def test_an_estimate_is_an_upper_bound_until_replies_are_cached(
-    llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_estimate_is_an_upper_bound_until_replies_are_cached(llm, stub_server, capsys) -> None:
     server = stub_server(judge)
     dry, run_config = llm(server.url, **PRICES, dry_run=True), llm(server.url, **PRICES)
     reflection_run.run(dry)
@@ -427,16 +405,12 @@ def test_an_estimate_is_an_upper_bound_until_replies_are_cached(
     assert "by the 36 cached replies" in after
 
 
-def test_without_prices_the_cost_is_unknown(
-    llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_prices_the_cost_is_unknown(llm, stub_server, capsys) -> None:
     reflection_run.run(llm(stub_server(judge).url, dry_run=True))
     assert "cost unknown: set `llm_input_price` and `llm_output_price`" in capsys.readouterr().out
 
 
-def test_a_pilots_replies_give_the_cost_of_the_rest(
-    llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pilots_replies_give_the_cost_of_the_rest(llm, stub_server, capsys) -> None:
     server = stub_server(judge)
     reflection_run.run(llm(server.url, **PRICES, limit=10))
     asked = len(server.requests)
@@ -464,14 +438,7 @@ def test_an_estimate_needs_no_key(llm: Callable[..., BuildConfig], monkeypatch: 
         ),
     ],
 )
-def test_a_key_that_is_spent_in_the_middle_loses_nothing(
-    llm: Callable[..., BuildConfig],
-    stub_server: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    body: str,
-    message: str,
-) -> None:
+def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monkeypatch, status, body, message) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", 4)
     is_good = [True]
     server = stub_server(judge, lambda text, number: {} if is_good[0] else {"status": status, "body": body})

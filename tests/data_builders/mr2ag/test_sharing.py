@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,7 @@ def build_together(config: BuildConfig, searchers: Sequence[Shades], annotators:
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("chunk", [2, 5, 64])
-def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(
-    config: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch, count: int, chunk: int
-) -> None:
+def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(config, monkeypatch, count, chunk) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", chunk)
     alone, shared, searcher = config("alone"), config("shared"), Shades()
     build_split(Dataset(Path(alone.dataset)), searcher, by_string, alone)
@@ -82,9 +80,7 @@ def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(
     assert files(shared) == files(alone)
 
 
-def test_a_launch_goes_on_with_what_one_process_had_searched_for(
-    config: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_goes_on_with_what_one_process_had_searched_for(config, monkeypatch) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", 4)
     alone, shared, cut_off = config("alone"), config("shared"), Shades()
     build_split(Dataset(Path(alone.dataset)), Shades(), by_string, alone)
@@ -101,9 +97,7 @@ def test_a_launch_goes_on_with_what_one_process_had_searched_for(
     assert files(shared) == files(alone)
 
 
-def test_the_others_only_search_where_a_server_is_asked(
-    config: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_only_search_where_a_server_is_asked(config, monkeypatch) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", 3)
     alone, shared = config("alone"), config("shared")
     build_split(Dataset(Path(alone.dataset)), Shades(), by_string, alone)
@@ -114,9 +108,7 @@ def test_the_others_only_search_where_a_server_is_asked(
     assert files(shared)["train.parquet"] == files(alone)["train.parquet"]
 
 
-def test_an_image_whose_first_question_is_bad_is_searched_for_by_the_next(
-    config: Callable[..., BuildConfig], folder: Path
-) -> None:
+def test_an_image_whose_first_question_is_bad_is_searched_for_by_the_next(config, folder) -> None:
     questions = Dataset(folder).questions("train")
     write_questions(folder, "train", [dataclasses.replace(questions[0], text=""), *questions[1:]])
     (folder / "images/3.png").unlink()
@@ -140,9 +132,7 @@ def test_a_process_maps_an_index_and_shares_its_pages(folder: Path, encoder: str
 
 
 @pytest.mark.slow
-def test_a_launch_of_two_builds_the_bytes_of_one_process(
-    folder: Path, encoder: str, tmp_path: Path, start_launch: Callable[..., Any]
-) -> None:
+def test_a_launch_of_two_builds_the_bytes_of_one_process(folder, encoder, tmp_path, start_launch) -> None:
     build_index(Dataset(folder).knowledge, load_encoder(encoder), tmp_path / "index")
 
     def flags(output: str) -> list[str]:

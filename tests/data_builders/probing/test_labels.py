@@ -45,9 +45,7 @@ def test_algorithm_2_labels_only_changes(before: float, after: float, expected: 
     ("before", "after", "expected"),
     [(0, 1, True), (1, 0, False), (0, 0, False), (1, 1, None), (None, 1, None), (0, None, None)],
 )
-def test_by_outcome_a_document_with_a_wrong_answer_is_irrelevant(
-    before: float, after: float, expected: bool | None
-) -> None:
+def test_by_outcome_a_document_with_a_wrong_answer_is_irrelevant(before, after, expected) -> None:
     labels = srt_labels(probe(replies(before), document(1, after)), Rule(rule="outcome"))
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
@@ -86,9 +84,7 @@ def test_by_the_papers_rule_no_question_has_both_labels(alone: list[float], docu
 
 
 @given(st.floats(-50, 0), st.lists(st.floats(-50, 0)), st.floats(0, 10), st.floats(0, 10))
-def test_a_higher_margin_takes_labels_away_and_turns_none(
-    before: float, after: list[float], first: float, second: float
-) -> None:
+def test_a_higher_margin_takes_labels_away_and_turns_none(before, after, first, second) -> None:
     made = probe(replies(0), *(document(k, 0, gold=value) for k, value in enumerate(after)), gold=before)
     low, high = (srt_labels(made, Rule(rule="margin", margin=margin)) for margin in sorted((first, second)))
     assert set(high) <= set(low)

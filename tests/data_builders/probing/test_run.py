@@ -69,9 +69,7 @@ def test_a_finished_folder_is_not_probed_again(straight: Path, config: Make, cap
     assert "12 questions probed" in capsys.readouterr().out
 
 
-def test_questions_that_the_model_was_trained_on_are_not_asked(
-    straight: Path, config: Make, world: Path, tmp_path: Path
-) -> None:
+def test_questions_that_the_model_was_trained_on_are_not_asked(straight, config, world, tmp_path) -> None:
     data, trained = tmp_path / "data", [probe.question_id for probe in stream_probes(straight)][:5]
     examples = [
         ReflectionExample(question_id, "i.png", "What?", retrieve=False, answer="it") for question_id in trained
@@ -166,9 +164,7 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_runs_end_as_one_that_was_not(
-    straight: Path, config: Make, processes: int, start_program: Callable[..., Any], start_launch: Callable[..., Any]
-) -> None:
+def test_killed_runs_end_as_one_that_was_not(straight, config, processes, start_program, start_launch) -> None:
     """Kill twice as soon as rows appear. With two processes, the second start has one, the last has two again."""
 
     def start(count: int) -> Any:

@@ -34,9 +34,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @settings(deadline=None, max_examples=20)
 @given(st.permutations(range(9)), st.integers(1, 3), st.lists(st.integers(0, 40), max_size=4))
-def test_order_processes_and_interruptions_leave_the_same_files(
-    tmp_path_factory: pytest.TempPathFactory, order: list[int], processes: int, cuts: list[int]
-) -> None:
+def test_order_processes_and_interruptions_leave_the_same_files(tmp_path_factory, order, processes, cuts) -> None:
     straight, other = tmp_path_factory.mktemp("straight"), tmp_path_factory.mktemp("other")
     fill(straight, range(9))
     seal(straight, shard_size=4)

@@ -1,24 +1,18 @@
-import io
 import pickle
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
 from reflectune.data_builders.readers.images import ADDRESSES, ImageFolder, escapes
 from reflectune.data_builders.readers.rows import SourceRow
 
-ROW = SourceRow({"id": "q"}, "f.jsonl", 3)
+from .conftest import encoded
 
-
-def picture(color: str = "red") -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 4), color).save(buffer, "PNG")
-    return buffer.getvalue()
+ROW, RED = SourceRow({"id": "q"}, "f.jsonl", 3), encoded("red", "PNG")
 
 
 @pytest.mark.parametrize(
@@ -155,16 +149,16 @@ def test_a_path_that_does_not_escape_stays_inside(path: str) -> None:
 
 def test_bytes_are_kept_once_under_a_name_of_their_content(tmp_path: Path) -> None:
     images = ImageFolder(tmp_path / "out", tmp_path / "out" / "images")
-    first = images.keep(ROW, "image", picture())
-    assert images.keep(ROW, "image", {"bytes": picture(), "path": "x.png"}) == first
-    assert images.keep(ROW, "image", picture("blue")) != first
-    assert (tmp_path / "out" / first).read_bytes() == picture()
+    first = images.keep(ROW, "image", RED)
+    assert images.keep(ROW, "image", {"bytes": RED, "path": "x.png"}) == first
+    assert images.keep(ROW, "image", encoded("blue", "PNG")) != first
+    assert (tmp_path / "out" / first).read_bytes() == RED
     assert first.startswith("images/")
     assert first.endswith(".png")
 
 
 def test_bytes_are_only_looked_at_where_nothing_is_to_be_written(tmp_path: Path) -> None:
-    ImageFolder(tmp_path).keep(ROW, "image", picture())
+    ImageFolder(tmp_path).keep(ROW, "image", RED)
     assert list(tmp_path.iterdir()) == []
 
 

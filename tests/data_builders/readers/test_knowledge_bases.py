@@ -3,11 +3,8 @@
 import gzip
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
@@ -18,6 +15,8 @@ from reflectune.data_builders.readers import wiki6m
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.formats.passages import split_passages
+
+from .conftest import jsonl, parquet
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
 WIKI6M_ROW = {
@@ -41,44 +40,25 @@ EVQA = {
 }
 
 
-def own_entries(path: Path) -> Iterator[Entry]:
-    return knowledge_reader("own").entries(path, images=ImageFolder(path.parent))
-
-
-def own_folder_entries(folder: Path, reject: Reject = stop) -> Iterator[Entry]:
-    return knowledge_reader("own_folder").entries(folder, images=ImageFolder(folder), reject=reject)
-
-
-def dump(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def entries_of(name: str, source: Path, images: Path | None = None, reject: Reject = stop) -> list[Entry]:
+    """Return the entries of a knowledge base; a user's own has its pictures in its folder."""
+    folder = {"own": source.parent, "own_folder": source}.get(name, images)
+    return list(knowledge_reader(name).entries(source, images=ImageFolder(folder), reject=reject))
 
 
 def test_wiki6m_packed_or_not_with_its_marks_as_sections(tmp_path: Path) -> None:
-    plain = dump(tmp_path / "Wiki6M_ver_1_0.jsonl", WIKI6M_ROW)
+    plain = jsonl(tmp_path / "Wiki6M_ver_1_0.jsonl", WIKI6M_ROW)
     packed = tmp_path / "Wiki6M_ver_1_0.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     (tmp_path / "wikipedia_images_full" / "Q806").mkdir(parents=True)
     (tmp_path / "wikipedia_images_full" / "Q806" / "Q806563.jpg").write_bytes(b"x")
-    expected = Entry(
-        id="Q806563",
-        title="Bánh Department",
-        summary="Banh is a commune.",
-        sections=(
-            Section("", "Banh is a commune.\nIts capital is Banh."),
-            Section("History", ""),
-            Section("Early years", "Old."),
-            Section("Draw 1 vs. 2", "No."),
-        ),
-    )
-    assert (
-        list(knowledge_reader("wiki6m").entries(plain))
-        == list(knowledge_reader("wiki6m").entries(packed))
-        == [expected]
-    )
-    (with_image,) = knowledge_reader("wiki6m").entries(plain, images=ImageFolder(tmp_path / "wikipedia_images_full"))
+    parts = [("", "Banh is a commune.\nIts capital is Banh."), ("History", ""), ("Early years", "Old.")]
+    sections = tuple(Section(*part) for part in [*parts, ("Draw 1 vs. 2", "No.")])
+    expected = Entry("Q806563", "Bánh Department", summary="Banh is a commune.", sections=sections)
+    assert entries_of("wiki6m", plain) == entries_of("wiki6m", packed) == [expected]
+    (with_image,) = entries_of("wiki6m", plain, images=tmp_path / "wikipedia_images_full")
     assert with_image.images == ("Q806/Q806563.jpg",)
-    (in_parent,) = knowledge_reader("wiki6m").entries(plain, images=ImageFolder(tmp_path))
+    (in_parent,) = entries_of("wiki6m", plain, images=tmp_path)
     assert in_parent.images == ("wikipedia_images_full/Q806/Q806563.jpg",)
 
 
@@ -104,14 +84,14 @@ def test_inline_marks_are_parsed(content: str, sections: list[tuple[str, str]]) 
 
 def test_wiki6m_without_a_title_or_an_id_is_refused(tmp_path: Path) -> None:
     for field in ("wikidata_id", "wikipedia_title"):
-        path = dump(tmp_path / "a.jsonl", {**WIKI6M_ROW, field: ""})
+        path = jsonl(tmp_path / "a.jsonl", {**WIKI6M_ROW, field: ""})
         with pytest.raises(UserError, match=rf"a.jsonl:1: .*field `{field}`: is empty"):
-            list(knowledge_reader("wiki6m").entries(path))
+            entries_of("wiki6m", path)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_real_rows_of_wiki6m() -> None:
-    by_title = {entry.title: entry for entry in knowledge_reader("wiki6m").entries(SHARED / "wiki6m_10rows.jsonl")}
+    by_title = {entry.title: entry for entry in entries_of("wiki6m", SHARED / "wiki6m_10rows.jsonl")}
     assert len(by_title) == 10
     lola = by_title["Lola Falana"]
     headings = ["", "Early life and studies", "Career", "Later career and life", "Personal life"]
@@ -128,31 +108,21 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
         archive.write(path, path.name)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "Some bird.jpg").write_bytes(b"x")
-    (entry,) = knowledge_reader("evqa").entries(path, images=ImageFolder(tmp_path / "images"))
-    assert entry == Entry(
-        id=URL,
-        title="Example bird",
-        url=URL,
-        summary="The example bird is a bird.",
-        images=("Some bird.jpg",),
-        sections=(
-            Section("Example bird", "The example bird is a bird."),
-            Section("Description", ""),
-            Section("Diet", "It eats seeds."),
-        ),
-    )
-    (without,) = knowledge_reader("evqa").entries(zipped)
+    (entry,) = entries_of("evqa", path, images=tmp_path / "images")
+    lead = "The example bird is a bird."
+    sections = (Section("Example bird", lead), Section("Description", ""), Section("Diet", "It eats seeds."))
+    assert entry == Entry(URL, "Example bird", URL, lead, ("Some bird.jpg",), sections)
+    (without,) = entries_of("evqa", zipped)
     assert (without.sections, without.images) == (entry.sections, ())
     assert [passage.section for passage in split_passages(entry)] == [0, 2]
 
 
 def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path) -> None:
+    articles = {URL: {**EVQA[URL], "section_texts": ["one"]}, "u2": {**EVQA[URL], "section_titles": 3}}
     path = tmp_path / "kb.json"
-    path.write_text(
-        json.dumps({URL: {**EVQA[URL], "section_texts": ["one"]}, "u2": {**EVQA[URL], "section_titles": 3}})
-    )
+    path.write_text(json.dumps(articles))
     rejected: list[BadRow] = []
-    assert list(knowledge_reader("evqa").entries(path, reject=rejected.append)) == []
+    assert entries_of("evqa", path, reject=rejected.append) == []
     assert "has 1 texts for 3 titles" in str(rejected[0])
     assert "field `section_titles`: is int" in str(rejected[1])
 
@@ -160,7 +130,7 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
 def test_reflectivas_dict_is_called_by_its_names(tmp_path: Path) -> None:
     path = tmp_path / "Wiki100k_ver_1_0-all.json"
     path.write_text(json.dumps({"Q1": WIKI6M_ROW, "Q2": {"wikipedia_content": "A thing.## History.Old."}}))
-    first, second = knowledge_reader("reflectiva_100k").entries(path)
+    first, second = entries_of("reflectiva_100k", path)
     assert (first.id, first.title) == ("Q1", "Bánh Department")
     assert second == Entry("Q2", "Q2", sections=(Section("", "A thing."), Section("History", "Old.")))
 
@@ -171,8 +141,8 @@ def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
         {"passage_id": "WikiWeb_2", "passage_content": "title: Oak content: A tree."},
         {"passage_id": "Q3-0", "passage_content": "It has a title: no.", "title": "Plain"},
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "test_passages-00000-of-00001.parquet")
-    entries = list(knowledge_reader("m2kr").entries(tmp_path))
+    parquet(tmp_path / "test_passages-00000-of-00001.parquet", *rows)
+    entries = entries_of("m2kr", tmp_path)
     assert [(e.id, e.title, e.sections[0].text) for e in entries] == [
         ("Q1-0", "Barn owl", "It eats\nmice."),
         ("WikiWeb_2", "Oak", "A tree."),
@@ -184,23 +154,18 @@ def test_m2krs_passages_are_of_one_split(tmp_path: Path) -> None:
     """The folders hold a file for each split, with mostly the same passages."""
     for split in ("train", "test"):
         row = {"passage_id": "WikiWeb_2", "passage_content": "title: Oak content: A tree."}
-        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{split}_passages-00000-of-00001.parquet")
+        parquet(tmp_path / f"{split}_passages-00000-of-00001.parquet", row)
     with pytest.raises(UserError, match="holds the files of test_passages, train_passages; name one"):
-        list(knowledge_reader("m2kr").entries(tmp_path))
-    assert [
-        entry.id for entry in knowledge_reader("m2kr").entries(tmp_path / "test_passages-00000-of-00001.parquet")
-    ] == ["WikiWeb_2"]
+        entries_of("m2kr", tmp_path)
+    (entry,) = entries_of("m2kr", tmp_path / "test_passages-00000-of-00001.parquet")
+    assert entry.id == "WikiWeb_2"
 
 
 def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
-    path = dump(
-        tmp_path / "wiki18_100w.jsonl",
-        {"id": "0", "contents": '"Evan Morris"\nEvan Morris was a lobbyist.'},
-        {"id": "1", "contents": '"""Heroes"" (song)"\nA song.'},
-        {"id": "2", "contents": "no line break"},
-    )
+    contents = ['"Evan Morris"\nEvan Morris was a lobbyist.', '"""Heroes"" (song)"\nA song.', "no line break"]
+    path = jsonl(tmp_path / "wiki18.jsonl", *({"id": f"{n}", "contents": text} for n, text in enumerate(contents)))
     rejected: list[BadRow] = []
-    entries = list(knowledge_reader("wiki18").entries(path, reject=rejected.append))
+    entries = entries_of("wiki18", path, reject=rejected.append)
     assert entries[0] == Entry("0", "Evan Morris", sections=(Section("", "Evan Morris was a lobbyist."),))
     assert entries[1].title == '"Heroes" (song)'
     assert [error.line for error in rejected] == [3]
@@ -208,7 +173,7 @@ def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_real_rows_of_wiki18() -> None:
-    entries = list(knowledge_reader("wiki18").entries(SHARED / "wiki18_10rows.jsonl"))
+    entries = entries_of("wiki18", SHARED / "wiki18_10rows.jsonl")
     assert [entry.title for entry in entries[:3]] == ["Evan Morris", "Horatio Hale", "Dibba Al-Hisn"]
     assert all(len(entry.sections[0].text.split()) in range(80, 110) for entry in entries)
 
@@ -221,15 +186,10 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty.md").write_text("# Only a title")
     rejected: list[BadRow] = []
-    oak, barn = own_folder_entries(tmp_path, reject=rejected.append)
+    oak, barn = entries_of("own_folder", tmp_path, reject=rejected.append)
     assert oak == Entry("oak", "oak", summary="A tree.", sections=(Section("", "A tree."),))
-    assert barn == Entry(
-        id="owls/barn",
-        title="Barn owl",
-        summary="A bird.\nIt is white.",
-        images=("owls/barn.jpg",),
-        sections=(Section("", "A bird.\nIt is white."), Section("Diet", "Mice.")),
-    )
+    lead, pictures = "A bird.\nIt is white.", ("owls/barn.jpg",)
+    assert barn == Entry("owls/barn", "Barn owl", "", lead, pictures, (Section("", lead), Section("Diet", "Mice.")))
     assert [Path(error.file).name for error in rejected] == ["bad.txt", "empty.md"]
 
 
@@ -250,7 +210,7 @@ def test_names_of_the_users_own_match_in_any_case_and_form(tmp_path: Path) -> No
 
 def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="put one file per article there"):
-        list(own_folder_entries(tmp_path))
+        entries_of("own_folder", tmp_path)
 
 
 def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
@@ -258,7 +218,7 @@ def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
     for name in ("owl.md", "zoo/owl.md"):
         (tmp_path / name).write_text("A bird.")
     (tmp_path / "zoo" / "owl.png").write_bytes(b"x")
-    images = {entry.id: entry.images for entry in own_folder_entries(tmp_path)}
+    images = {entry.id: entry.images for entry in entries_of("own_folder", tmp_path)}
     assert images == {"owl": (), "zoo/owl": ("zoo/owl.png",)}
 
 
@@ -269,20 +229,18 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
         {"id": 1, "title": "Barn owl", "text": "A bird.\n\nWhite.", "image": "images/owl.jpg", "url": "https://e.org"},
         {"id": "b", "title": "Oak", "sections": [{"title": "", "text": "A tree."}, {"title": "Use", "text": "Ships."}]},
     ]
-    owl, oak = own_entries(dump(tmp_path / "knowledge.jsonl", *rows))
-    assert owl == Entry(
-        "1", "Barn owl", "https://e.org", "A bird.", ("images/owl.jpg",), (Section("", "A bird.\n\nWhite."),)
-    )
+    owl, oak = entries_of("own", jsonl(tmp_path / "knowledge.jsonl", *rows))
+    sections = (Section("", "A bird.\n\nWhite."),)
+    assert owl == Entry("1", "Barn owl", "https://e.org", "A bird.", ("images/owl.jpg",), sections)
     assert oak.sections == (Section("", "A tree."), Section("Use", "Ships."))
-    pq.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "knowledge.parquet")
-    assert list(own_entries(tmp_path / "knowledge.parquet")) == [oak]
+    assert entries_of("own", parquet(tmp_path / "knowledge.parquet", *rows[1:])) == [oak]
 
 
 def test_the_image_comes_before_the_images(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.jpg").write_bytes(b"x")
     row = {"id": "a", "title": "A", "text": "Text.", "image": "b.jpg", "images": ["a.jpg", "b.jpg", "c.jpg"]}
-    (entry,) = own_entries(dump(tmp_path / "knowledge.jsonl", row))
+    (entry,) = entries_of("own", jsonl(tmp_path / "knowledge.jsonl", row))
     assert entry.images == ("b.jpg", "a.jpg", "c.jpg")
 
 
@@ -299,9 +257,9 @@ def test_the_image_comes_before_the_images(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_article_of_the_users_own_is_named(tmp_path: Path, change, problem) -> None:
-    path = dump(tmp_path / "knowledge.jsonl", {"id": "a", "title": "T", "text": "Text.", **change})
+    path = jsonl(tmp_path / "knowledge.jsonl", {"id": "a", "title": "T", "text": "Text.", **change})
     with pytest.raises(UserError, match=problem) as caught:
-        list(own_entries(path))
+        entries_of("own", path)
     assert f"{path}:1: " in str(caught.value)
 
 
@@ -315,14 +273,14 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
     (articles / "leak.md").symlink_to(tmp_path / "diary.txt")
     (articles / "deep").symlink_to(tmp_path)
     rejected: list[BadRow] = []
-    entries = list(own_folder_entries(articles, reject=rejected.append))
+    entries = entries_of("own_folder", articles, reject=rejected.append)
     assert [entry.id for entry in entries] == ["again", "oak"]
     assert [error.row_id for error in rejected] == ["leak"]
     assert "leads out of" in str(rejected[0])
     assert not any("own words" in str(entry) for entry in entries)
     assert {path.name for path in list_files([articles])} == {"oak.md", "again.md"}
     with pytest.raises(UserError, match=r"leak.md:1: id leak: .*leads out of .*delete the link"):
-        list(own_folder_entries(articles))
+        entries_of("own_folder", articles)
 
 
 def test_a_link_that_leads_out_is_refused_as_an_article_s_picture(tmp_path: Path) -> None:
@@ -332,4 +290,4 @@ def test_a_link_that_leads_out_is_refused_as_an_article_s_picture(tmp_path: Path
     (articles / "oak.md").write_text("# Oak\n\nA tree.")
     (articles / "oak.jpg").symlink_to(tmp_path / "private.jpg")
     with pytest.raises(UserError, match=r"id oak: `oak.jpg` is or passes a link that leads out of"):
-        list(own_folder_entries(articles))
+        entries_of("own_folder", articles)

@@ -52,9 +52,7 @@ def test_the_preview(tmp_path: Path, images: Path) -> None:
     assert first.image == "a.jpg"
 
 
-def test_a_benchmark_gives_two_questions_a_row_whose_answers_are_texts_and_not_letters(
-    tmp_path: Path, images: Path
-) -> None:
+def test_a_benchmark_gives_two_questions_a_row_whose_answers_are_texts_and_not_letters(tmp_path, images) -> None:
     name = "0_20250507132827113360"
     meta = {"source": "CNN World", "time": "2024-10-02T01:38:01.679Z"}
     assert read(array(tmp_path / "benchmark.json", BENCHMARK), images) == [
@@ -86,9 +84,7 @@ def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: 
         ({**BENCHMARK, "level1_qa": {**LEVEL1, "Ground_Truth_List": []}}, "field `Ground_Truth_List`: is empty"),
     ],
 )
-def test_a_bad_row_is_named_and_may_be_left_out(
-    tmp_path: Path, images: Path, row: dict[str, object], problem: str
-) -> None:
+def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, images, row, problem) -> None:
     path = array(tmp_path / "qa.json", row, PREVIEW)
     with pytest.raises(UserError, match=problem) as caught:
         read(path, images)

@@ -205,9 +205,7 @@ def test_captions_need_neither_ids_nor_columns_that_say_the_same_in_every_row(fo
         ({}, {"constants": {"answer_type": "essay"}}, "field `answer_type`"),
     ],
 )
-def test_a_constant_of_an_existing_column_is_refused(
-    folder: Path, row: dict[str, Any], options: dict[str, Any], said: str
-) -> None:
+def test_a_constant_of_an_existing_column_is_refused(folder, row, options, said) -> None:
     path = jsonl(folder / "captions.jsonl", {**CAPTION, **row})
     with pytest.raises(UserError, match=said):
         read(path, folder, **{**CAPTIONS, **options})

@@ -69,9 +69,7 @@ def test_encyclopedic_vqas_rows_have_ids_and_images_of_their_own(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("need", "retrieve"), [("[No Retrieval]", False), ("[Retrieval]", True)])
-def test_okvqas_rows_say_in_a_field_whether_to_retrieve(
-    tmp_path: Path, images: Path, need: str, retrieve: bool
-) -> None:
+def test_okvqas_rows_say_in_a_field_whether_to_retrieve(tmp_path, images, need, retrieve) -> None:
     turns = said("<image>\nWhat race is it?", "marathon")
     row = {"id": 5, "image": "ab12.jpg", "need_retrieval": need, "conversations": turns}
     (question,) = read(array(tmp_path / "train_multiturn_okvqa.json", row), images)
@@ -94,9 +92,7 @@ def test_okvqas_rows_say_in_a_field_whether_to_retrieve(
         ({"__key__": None}, "field `id`: is missing"),
     ],
 )
-def test_a_bad_row_is_named_and_may_be_left_out(
-    tmp_path: Path, images: Path, change: dict[str, object], problem: str
-) -> None:
+def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, images, change, problem) -> None:
     path = array(tmp_path / "train_multiturn_infoseek.json", {**INFOSEEK, **change}, LLAVA)
     with pytest.raises(UserError, match=problem) as caught:
         read(path, images)

@@ -18,7 +18,6 @@ from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import build_index as build_command
-from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import collection_of
 from reflectune.retrieval.indexes.near_duplicates import (
@@ -117,9 +116,7 @@ def listed(kb: KnowledgeBase, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, listed: Callable[..., Path], tmp_path: Path, picture: Callable
-) -> None:
+def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(kb, encoder, listed, tmp_path, picture) -> None:
     path = listed(("e0", "images/0.png"), ("e1", "images/2.png"))
     index = build_index(kb, encoder, tmp_path / "index", leave_out=read_omission(path, kb))
     without = {"e0": (), "e1": ("images/1.png",)}
@@ -137,9 +134,7 @@ def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(
     assert len(EntryRetriever(index, encoder).search([picture(0)], 10)[0]) == 10  # by its title an entry is found still
 
 
-def test_workers_and_processes_of_a_launch_leave_the_same_out(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, listed: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_workers_and_processes_of_a_launch_leave_the_same_out(kb, encoder, listed, tmp_path) -> None:
     omission = read_omission(listed(("e0", "images/0.png"), ("e1", "images/2.png")), kb)
     build_index(kb, encoder, tmp_path / "alone", leave_out=omission, shard_rows=4)
     meeting = threading.Barrier(2)
@@ -154,9 +149,7 @@ def test_workers_and_processes_of_a_launch_leave_the_same_out(
         assert (tmp_path / "shared" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
 
 
-def test_an_index_is_not_taken_for_one_with_other_pictures(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, listed: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_index_is_not_taken_for_one_with_other_pictures(kb, encoder, listed, tmp_path) -> None:
     first = read_omission(listed(("e0", "images/0.png")), kb)
     build_index(kb, encoder, tmp_path / "index", leave_out=first)
     again = build_index(kb, encoder, tmp_path / "index", leave_out=first)
@@ -171,9 +164,7 @@ def test_an_index_is_not_taken_for_one_with_other_pictures(
         build_index(kb, encoder, tmp_path / "whole", leave_out=first)
 
 
-def test_a_build_that_was_cut_off_goes_on_with_the_same_list_alone(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, listed: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_build_that_was_cut_off_goes_on_with_the_same_list_alone(kb, encoder, listed, tmp_path) -> None:
     first = read_omission(listed(("e0", "images/0.png")), kb)
     whole = (tmp_path / "images/9.png").read_bytes()
     (tmp_path / "images/9.png").write_text("no picture")
@@ -188,9 +179,7 @@ def test_a_build_that_was_cut_off_goes_on_with_the_same_list_alone(
         assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 
 
-def test_an_index_that_grows_keeps_its_list(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, listed: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_index_that_grows_keeps_its_list(kb, encoder, listed, tmp_path) -> None:
     omission = read_omission(listed(("e0", "images/0.png")), kb)
     begun = write_knowledge_base(tmp_path / "begun", list(kb)[:7], name="owls")
     build_index(begun, encoder, tmp_path / "index", leave_out=omission, shard_rows=4)
@@ -247,9 +236,7 @@ def test_a_list_of_something_else_is_refused(kb: KnowledgeBase, tmp_path: Path, 
         read_omission(tmp_path / "nothing.jsonl", kb)
 
 
-def test_an_empty_list_leaves_nothing_out_and_is_remembered(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, tmp_path: Path
-) -> None:
+def test_an_empty_list_leaves_nothing_out_and_is_remembered(kb, encoder, tmp_path) -> None:
     (tmp_path / "list.jsonl").write_text("")
     omission = read_omission(tmp_path / "list.jsonl", kb)
     assert omission == Omission(frozenset(), omission.fingerprint)

@@ -1,7 +1,6 @@
 """A query's image and text as one vector: the rules of fusion against sums by hand, and against each other."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -172,9 +171,7 @@ def test_a_batch_finds_what_its_queries_find_alone(index: Index, rule) -> None:
     ],
     ids=["two spaces", "two spaces read together", "apart"],
 )
-def test_what_an_encoder_cant_do_is_refused(
-    index: Index, encoder: Callable[[], ImageTextEncoder], rule, told: str
-) -> None:
+def test_what_an_encoder_cant_do_is_refused(index, encoder, rule, told) -> None:
     with pytest.raises(UserError, match=told):
         search(index, encoder(), equation_7().fused(rule))
     with pytest.raises(UserError, match=told):

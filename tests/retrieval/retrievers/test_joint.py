@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -57,9 +56,7 @@ LISTS = st.lists(TEXTS, max_size=4).map(
     parallel=st.integers(1, 3),
 )
 @settings(deadline=None, max_examples=50)
-def test_order_is_that_of_knowledge_bases_and_queries_whoever_answers_first(
-    texts: list[str], waits: list[float], data: st.DataObject, rule: Merge, parallel: int
-) -> None:
+def test_order_is_that_of_knowledge_bases_and_queries_whoever_answers_first(texts, waits, data, rule, parallel) -> None:
     searchers = [Fixed(name, wait) for name, wait in zip("xyz", waits, strict=True)]
     joint = JointSearch(searchers, merge=rule, parallel=dict.fromkeys("xyz", parallel))
     one_each = st.lists(st.integers(0, 10), min_size=len(texts), max_size=len(texts))
@@ -293,9 +290,7 @@ def test_a_text_knowledge_base_is_searched_by_texts_alone(picture) -> None:
     assert [names(hits) for hits in Texts("t", Letters()).search(queries, 5)] == ["", "ab", "c", ""]
 
 
-def test_real_knowledge_bases_that_share_an_encoder_find_what_they_find_alone(
-    kb, encoder, picture, tmp_path: Path
-) -> None:
+def test_real_knowledge_bases_that_share_an_encoder_find_what_they_find_alone(kb, encoder, picture, tmp_path) -> None:
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder)
     other = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder, title_weight=0.2)
     stages = [

@@ -66,9 +66,7 @@ def test_a_picture_finds_what_its_row_lists_in_that_order(folder: Path, opened: 
         retriever.search([copy], 0)
 
 
-def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(
-    folder: Path, opened: Callable[..., RankedRetriever], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folder, opened, capsys) -> None:
     retriever = opened(
         {"image": "images/red.png", "entities": ["nowhere", "a", "a", "b"], "scores": [0.9, 0.8, 0.7, 0.6]},
         {"image": "images/green.png", "entities": ["nowhere", "b"]},
@@ -91,9 +89,7 @@ def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(
         pytest.param(CAFE, id="as-it-stands"),
     ],
 )
-def test_an_address_is_known_however_it_is_escaped(
-    folder: Path, opened: Callable[..., RankedRetriever], address: str
-) -> None:
+def test_an_address_is_known_however_it_is_escaped(folder, opened, address) -> None:
     (hits,) = opened({"image": "images/red.png", "entities": [address]}).search([red(folder)], 5)
     assert [hit.entry_id for hit in hits] == [CAFE]
 
