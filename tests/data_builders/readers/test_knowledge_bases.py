@@ -201,7 +201,7 @@ def test_names_of_the_users_own_match_in_any_case_and_form(tmp_path: Path) -> No
         (tmp_path / name).write_text("A text.")
     for name in ("Tower.JPG", f"{decomposed}.Jpeg", ".hidden.jpg"):
         (tmp_path / decomposed / name).write_bytes(b"x")
-    images = {entry.id: entry.images for entry in own_folder_entries(tmp_path)}
+    images = {entry.id: entry.images for entry in entries_of("own_folder", tmp_path)}
     assert images == {
         f"{composed}/Tower": (f"{decomposed}/Tower.JPG",),
         f"{composed}/{composed}": (f"{decomposed}/{decomposed}.Jpeg",),
