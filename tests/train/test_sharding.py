@@ -41,7 +41,9 @@ needs_deepspeed = pytest.mark.skipif(
 
 def launch_config(name: str, folder: Path) -> Path:
     """A shipped launch config for two processes; ZeRO-3 of weights so small that by default each process keeps all."""
-    content = yaml.safe_load((ROOT / f"configs/accelerate/{name}.yaml").read_text())
+    content = yaml.safe_load((ROOT / f"configs/accelerate/{name.removesuffix('_offload')}.yaml").read_text())
+    if name == "zero3_offload":
+        content["deepspeed_config"] |= {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     if name == "zero3":
         zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
         auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

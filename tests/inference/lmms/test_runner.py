@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from reflectune.core.config import find_problems
 from reflectune.examples.lmms_eval.table import read_runs
 from reflectune.inference.lmms.config import MODES, BenchmarkConfig
 
 ROOT = Path(__file__).parents[3]
 TASK = ROOT / "examples/lmms_eval/task"
 OWN = ROOT / ".venv-lmms/bin/python"
-RUN_FILES = sorted((ROOT / "configs/examples/lmms_eval").glob("*_runs.yaml"))
+CONFIGS = sorted((ROOT / "configs/examples/lmms_eval").glob("*.yaml"))
 DOCUMENTS = 6
 
 
@@ -85,14 +87,9 @@ def test_its_runner_scores_the_miniature_in_all_modes(python, world, checkpoints
     assert all(json.loads(line)["token_counts"][0]["entries"] == ["e1", "e0"] for line in samples)
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
-def test_a_file_of_runs_has_every_mode_of_a_config_that_is_right(path: Path) -> None:
-    runs = yaml.safe_load(path.read_text())
-    arguments = [dict(part.split("=", 1) for part in each["model_args"].split(",")) for each in runs]
-    assert [each["mode"] for each in arguments] == list(MODES)
-    assert len({each["output_path"] for each in runs}) == len(runs)
-    assert all(each["log_samples"] for each in runs)
-    for each in arguments:
-        config = yaml.safe_load((ROOT / each["config"]).read_text())
-        assert BenchmarkConfig(**config).model
-        assert config["base_model"]
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_is_right_in_every_mode(path: Path, mode: str) -> None:
+    problems = find_problems(BenchmarkConfig, {**yaml.safe_load(path.read_text()), "mode": mode})
+    missing = re.compile(r"has no [\w.]+\.json|is not a folder")  # folders of a run
+    assert [problem for problem in problems if not missing.search(problem)] == []
