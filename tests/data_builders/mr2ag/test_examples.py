@@ -1,6 +1,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,9 @@ from reflectune.data_builders.mr2ag.examples import (
     question_problem,
     visual_example,
 )
+from reflectune.models.schemes.examples import Branch
 
-SETTINGS = PassageSettings()
+SOURCES = ("same_article", "retrieved", "random")
 
 
 def passage(entry: str, section: int, heading: str, text: str) -> Passage:
@@ -45,70 +47,57 @@ QUESTION = Question(
 )
 
 
+UNMARKED = replace(QUESTION, evidence=())
+
+
 def draw(rng: random.Random) -> Sequence[Passage]:
     entry = f"any{rng.randrange(1000)}"
     return [passage(entry, 0, "History", "It was founded in 1600."), passage(entry, 1, "Size", "It is small.")]
 
 
 def build(
-    question: Question,
-    article: Sequence[Passage],
-    ranked: Sequence[Sequence[Passage]],
-    draw_article: Callable[[random.Random], Sequence[Passage]],
-    settings: PassageSettings,
+    question: Question = QUESTION,
+    article: Sequence[Passage] = ARTICLE,
+    ranked: Sequence[Sequence[Passage]] = RANKED,
     annotate: Annotator = by_string,
+    drawn: Callable[[random.Random], Sequence[Passage]] = draw,
+    **settings: Any,
 ) -> ExampleResult:
     """Return the question's example, with the annotator's judgements of the candidates."""
-    passages = candidates(question, article, settings)
+    chosen = PassageSettings(**{f"negatives_{key}" if key in SOURCES else key: n for key, n in settings.items()})
+    passages = candidates(question, article, chosen)
     judged = list(zip(passages, annotate([(question, candidate) for candidate in passages]), strict=True))
-    return knowledge_example(question, article, judged, ranked, draw_article, settings)
+    return knowledge_example(question, article, judged, ranked, drawn, chosen)
+
+
+def branches(result: ExampleResult) -> Sequence[Branch]:
+    assert result.example is not None
+    return result.example.branches
+
+
+def sources(result: ExampleResult) -> list[str]:
+    return sorted(branch.source for branch in branches(result))
 
 
 def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
-    result = build(QUESTION, ARTICLE, RANKED, draw, SETTINGS)
-    assert result.example is not None
-    by_source = {branch.source: branch for branch in result.example.branches}
-    assert by_source["gold"].relevant
-    assert by_source["gold"].passage == ARTICLE[0]
-    assert by_source["gold"].answer == "1872"
-    assert [branch.relevant for branch in result.example.branches].count(True) == 1
-    assert all(branch.answer == "" for branch in result.example.branches if not branch.relevant)
-
-
-def test_each_source_gives_its_number() -> None:
-    result = build(QUESTION, ARTICLE, RANKED, draw, SETTINGS)
-    assert result.example is not None
-    sources = sorted(branch.source for branch in result.example.branches)
-    assert sources == ["gold", "look_alike", "look_alike", "random", "same_article", "same_article"]
+    result = build()
+    (gold,) = (branch for branch in branches(result) if branch.relevant)
+    assert (gold.source, gold.passage, gold.answer) == ("gold", ARTICLE[0], "1872")
+    assert all(branch.answer == "" for branch in branches(result) if not branch.relevant)
+    assert sources(result) == ["gold", "look_alike", "look_alike", "random", "same_article", "same_article"]
 
 
 def test_a_passage_with_the_answer_is_never_a_negative() -> None:
     tempting = [[passage("rank9", 0, "History", "It, too, was founded in 1872.")]]
-    result = build(
-        QUESTION,
-        ARTICLE,
-        tempting,
-        draw,
-        PassageSettings(negatives_same_article=9, negatives_retrieved=9, negatives_random=0),
-    )
-    assert result.example is not None
-    assert {b.passage.id for b in result.example.branches} == {"gold#0.0", "gold#1.0", "gold#2.0"}
+    result = build(ranked=tempting, same_article=9, retrieved=9, random=0)
+    assert {b.passage.id for b in branches(result)} == {"gold#0.0", "gold#1.0", "gold#2.0"}
     assert result.answer_elsewhere == 2  # the film of 1872, and the look-alike
 
 
 def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
     """A lead is shown with every passage: one with the answer would make each negative wrong."""
-    lead = "The Tower was founded in 1872."
-    article = [replace(passage, lead=lead) for passage in ARTICLE]
-    result = build(
-        QUESTION,
-        article,
-        RANKED,
-        draw,
-        PassageSettings(negatives_same_article=9, negatives_retrieved=1, negatives_random=0),
-    )
-    assert result.example is not None
-    assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike"]
+    article = [replace(passage, lead="The Tower was founded in 1872.") for passage in ARTICLE]
+    assert sources(build(article=article, same_article=9, retrieved=1, random=0)) == ["gold", "look_alike"]
 
 
 def test_only_an_annotator_finds_evidence_of_yes_or_no() -> None:
@@ -118,97 +107,53 @@ def test_only_an_annotator_finds_evidence_of_yes_or_no() -> None:
     def judged(cases: Sequence[tuple[Question, Passage]]) -> list[Annotation]:
         return [Annotation("relevant", "no"), Annotation("irrelevant")]
 
-    assert build(asked, article, RANKED, draw, SETTINGS).reason == YES_OR_NO
-    assert build(asked, article, RANKED, draw, SETTINGS, judged).reason == YES_OR_NO
-    result = build(asked, article, RANKED, draw, PassageSettings(string_filter="negatives"), judged)
-    assert result.example is not None
-    labels = {branch.passage.id: branch.relevant for branch in result.example.branches}
+    assert build(asked, article).reason == YES_OR_NO
+    assert build(asked, article, annotate=judged).reason == YES_OR_NO
+    result = build(asked, article, annotate=judged, string_filter="negatives")
+    labels = {branch.passage.id: branch.relevant for branch in branches(result)}
     assert (labels["gold#0.0"], labels["gold#1.0"]) == (True, False)
 
 
 def test_evidence_beyond_the_number_of_positives_is_left_out() -> None:
     twice = Question("q2", "i.png", "Who?", ("Ada",), entity_ids=("gold",), requires_retrieval=True)
     article = [passage("gold", i, "People", "Ada built it.") for i in range(5)]
-    result = build(twice, article, [], draw, PassageSettings(positives=2, negatives_same_article=5, negatives_random=0))
-    assert result.example is not None
-    assert [branch.source for branch in result.example.branches] == ["gold", "gold"]
+    assert sources(build(twice, article, [], positives=2, same_article=5, random=0)) == ["gold", "gold"]
 
 
-def test_without_a_passage_under_the_same_heading_any_of_the_entry_is_taken() -> None:
-    ranked = [[passage("rank0", 1, "Size", "It is tall.")]]
-    result = build(
-        QUESTION,
-        ARTICLE,
-        ranked,
-        draw,
-        PassageSettings(negatives_same_article=0, negatives_retrieved=1, negatives_random=0),
-    )
-    assert result.example is not None
-    assert sorted(branch.source for branch in result.example.branches) == ["gold", "retrieved"]
-
-
-def test_entries_with_a_passage_under_the_same_heading_are_preferred() -> None:
+def test_passages_under_the_same_heading_are_preferred_and_any_of_the_entry_taken_else() -> None:
     others = [[passage(f"other{i}", 1, "Size", "It is tall.")] for i in range(20)]
-    result = build(
-        QUESTION, ARTICLE, [*others, *RANKED], draw, PassageSettings(negatives_same_article=0, negatives_random=0)
-    )
-    assert result.example is not None
-    assert sorted(branch.source for branch in result.example.branches) == ["gold", "look_alike", "look_alike"]
-
-
-def test_no_evidence_is_a_reason_and_no_example() -> None:
-    result = build(QUESTION, ARTICLE[1:], RANKED, draw, SETTINGS)
-    assert result.example is None
-    assert result.reason == NO_EVIDENCE
+    none_else = {"same_article": 0, "random": 0}
+    assert sources(build(ranked=[*others, *RANKED], **none_else)) == ["gold", "look_alike", "look_alike"]
+    assert sources(build(ranked=others[:1], retrieved=1, **none_else)) == ["gold", "retrieved"]
 
 
 def test_without_marked_evidence_the_annotator_decides_alone() -> None:
-    unmarked = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
-    result = build(
-        unmarked, ARTICLE, [], draw, PassageSettings(positives=9, negatives_same_article=9, negatives_random=0)
-    )
-    assert result.example is not None
-    assert {b.passage.section for b in result.example.branches if b.relevant} == {0, 3}
+    result = build(UNMARKED, ranked=[], positives=9, same_article=9, random=0)
+    assert {b.passage.section for b in branches(result) if b.relevant} == {0, 3}
 
 
 def test_a_random_entry_is_never_the_questions_own() -> None:
-    result = build(
-        QUESTION,
-        ARTICLE,
-        [],
-        lambda rng: ARTICLE,
-        PassageSettings(negatives_same_article=0, negatives_retrieved=0, negatives_random=3),
-    )
-    assert result.example is not None
-    assert [branch.source for branch in result.example.branches] == ["gold"]
+    result = build(ranked=[], drawn=lambda rng: ARTICLE, same_article=0, retrieved=0, random=3)
+    assert sources(result) == ["gold"]
 
 
 @given(seed=st.integers(0, 50), same=st.integers(0, 4), retrieved=st.integers(0, 4), extra=st.integers(0, 4))
 def test_any_settings_give_distinct_strict_and_repeatable_passages(seed, same, retrieved, extra) -> None:
-    settings = PassageSettings(
-        negatives_same_article=same, negatives_retrieved=retrieved, negatives_random=extra, seed=seed
-    )
-    result = build(QUESTION, ARTICLE, RANKED, draw, settings)
-    assert result == build(QUESTION, ARTICLE, RANKED, draw, settings)
-    assert result.example is not None
-    branches = result.example.branches
-    assert len({branch.passage.id for branch in branches}) == len(branches)
-    assert all(branch.relevant == annotate_by_string(QUESTION, branch.passage).relevant for branch in branches)
-    assert len(branches) == 1 + min(same, 2) + retrieved + extra
+    settings = {"same_article": same, "retrieved": retrieved, "random": extra, "seed": seed}
+    result = build(**settings)
+    assert result == build(**settings)
+    assert len({branch.passage.id for branch in branches(result)}) == len(branches(result))
+    assert all(branch.relevant == annotate_by_string(QUESTION, branch.passage).relevant for branch in branches(result))
+    assert len(branches(result)) == 1 + min(same, 2) + retrieved + extra
 
 
-def test_a_visual_question_has_an_answer_and_no_branches() -> None:
+def test_a_visual_question_has_an_answer_and_the_rest_of_its_conversation() -> None:
     visual = Question("v1", "i.png", "Which colour?", ("red", "crimson"), split="train", requires_retrieval=False)
     example = visual_example(visual)
     assert (example.retrieve, example.answer, example.branches) == (False, "red", ())
-
-
-def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
-    visual = Question(
-        "v1", "i.png", "Which colour?", ("It is red.",), answer_type="free_form", requires_retrieval=False
-    )
-    example = visual_example(replace(visual, follow_ups=(FollowUp("Why?", "It is painted."),)))
-    assert (example.style, example.follow_ups) == ("free", (FollowUp("Why?", "It is painted."),))
+    rest = (FollowUp("Why?", "It is painted."),)
+    example = visual_example(replace(visual, answer_type="free_form", follow_ups=rest))
+    assert (example.style, example.follow_ups) == ("free", rest)
 
 
 @pytest.mark.parametrize(
@@ -219,10 +164,7 @@ def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
         ({"answers": ("",)}, "the question has no answer"),
         ({"entity_ids": ()}, "names no entity"),
         ({"entity_ids": (), "requires_retrieval": False}, ""),
-        (
-            {"entity_ids": (), "evidence": (), "requires_retrieval": None},
-            "has neither `requires_retrieval` nor an entity",
-        ),
+        ({"entity_ids": (), "evidence": (), "requires_retrieval": None}, "neither `requires_retrieval` nor an entity"),
         ({"requires_retrieval": None}, ""),
         ({"follow_ups": (FollowUp("Why?", " "),)}, "a later round of the conversation lacks"),
         ({"follow_ups": (FollowUp("Why?", "So."),)}, "need a free-form answer"),
@@ -230,8 +172,7 @@ def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
     ],
 )
 def test_an_unfit_question_is_described(changes: dict[str, object], problem: str) -> None:
-    values = {name: getattr(QUESTION, name) for name in Question.__dataclass_fields__}
-    described = question_problem(Question(**{**values, **changes}))
+    described = question_problem(replace(QUESTION, **changes))
     assert problem in described
     assert bool(problem) == bool(described)
 
@@ -241,8 +182,7 @@ def says(*labels: str) -> Annotator:
     return lambda cases: [Annotation(label, "1872") for _, label in zip(cases, labels, strict=True)]  # type: ignore[arg-type]
 
 
-UNMARKED = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
-NOTHING_ELSE = PassageSettings(positives=9, negatives_same_article=9, negatives_retrieved=0, negatives_random=0)
+NOTHING_ELSE = {"positives": 9, "same_article": 9, "retrieved": 0, "random": 0}
 
 
 @pytest.mark.parametrize(
@@ -255,21 +195,18 @@ NOTHING_ELSE = PassageSettings(positives=9, negatives_same_article=9, negatives_
     ],
 )
 def test_the_string_filter_rejects_wrong_labels(string_filter, relevant, irrelevant) -> None:
-    settings = NOTHING_ELSE.model_copy(update={"string_filter": string_filter})
     annotate = says("relevant", "relevant", "irrelevant", "irrelevant")
-    result = build(UNMARKED, ARTICLE, [], draw, settings, annotate)
-    assert result.example is not None
-    assert {b.passage.section for b in result.example.branches if b.relevant} == relevant
-    assert {b.passage.section for b in result.example.branches if not b.relevant} == irrelevant
+    result = build(UNMARKED, ranked=[], annotate=annotate, string_filter=string_filter, **NOTHING_ELSE)
+    assert {b.passage.section for b in branches(result) if b.relevant} == relevant
+    assert {b.passage.section for b in branches(result) if not b.relevant} == irrelevant
     assert result.without_answer == (1 if string_filter.startswith("strict") else 0)
     assert result.answer_elsewhere == (0 if string_filter == "off" else 1)
 
 
 def test_an_unclear_passage_is_neither_evidence_nor_a_negative() -> None:
     annotate = says("relevant", "unclear", "unclear", "irrelevant")
-    result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE.model_copy(update={"string_filter": "off"}), annotate)
-    assert result.example is not None
-    assert {b.passage.section for b in result.example.branches} == {0, 3}
+    result = build(UNMARKED, ranked=[], annotate=annotate, string_filter="off", **NOTHING_ELSE)
+    assert {b.passage.section for b in branches(result)} == {0, 3}
     assert result.unclear == 2
 
 
@@ -282,7 +219,7 @@ def test_an_unclear_passage_is_neither_evidence_nor_a_negative() -> None:
     ],
 )
 def test_a_missing_example_has_a_reason(labels: Sequence[str], reason: str) -> None:
-    result = build(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
+    result = build(UNMARKED, ranked=[], annotate=says(*labels), **NOTHING_ELSE)
     assert (result.example, result.reason) == (None, reason)
 
 
@@ -291,17 +228,22 @@ def test_a_negative_with_an_item_of_a_list_is_rejected_by_strict_parts() -> None
     article = [passage("gold", 0, "", "Ada and Ben."), passage("gold", 1, "", "Ada."), passage("gold", 2, "", "Cid.")]
 
     def sections(string_filter: StringFilter) -> set[int]:
-        result = build(listed, article, [], draw, NOTHING_ELSE.model_copy(update={"string_filter": string_filter}))
+        result = build(listed, article, [], string_filter=string_filter, **NOTHING_ELSE)
+        assert [b.answer for b in branches(result) if b.relevant] == ["Ada && Ben"]
         assert result.example is not None
         assert result.example.style == "list"
-        assert [b.answer for b in result.example.branches if b.relevant] == ["Ada && Ben"]
-        return {branch.passage.section for branch in result.example.branches}
+        return {branch.passage.section for branch in branches(result)}
 
     assert sections("strict") == {0, 1, 2}
     assert sections("strict_parts") == {0, 2}
 
 
+def test_named_sections_without_the_answer_are_no_evidence() -> None:
+    result = build(article=ARTICLE[1:])
+    assert (result.example, result.reason) == (None, NO_EVIDENCE)
+
+
 def test_named_sections_bound_the_search_unless_they_are_not_trusted() -> None:
-    assert candidates(QUESTION, ARTICLE, SETTINGS) == ARTICLE[:1]
+    assert candidates(QUESTION, ARTICLE, PassageSettings()) == ARTICLE[:1]
     assert candidates(QUESTION, ARTICLE, PassageSettings(known_sections=False)) == ARTICLE
-    assert candidates(UNMARKED, ARTICLE, SETTINGS) == ARTICLE
+    assert candidates(UNMARKED, ARTICLE, PassageSettings()) == ARTICLE
