@@ -34,8 +34,13 @@ class Neighbours:
         return [ranked for _ in images]
 
 
-def build(config: BuildConfig) -> None:
+def build(config: BuildConfig) -> list[ReflectionExample]:
     build_split(Dataset(Path(config.dataset)), Neighbours(), by_string, config)
+    return read_examples(Path(config.output, "train.parquet"), ReflectionExample)
+
+
+def numbers_of(config: BuildConfig, split: str = "train") -> dict[str, Any]:
+    return json.loads(Path(config.output, STATISTICS).read_text())[split]
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -44,15 +49,10 @@ def rewrite(folder: Path, **changes: Any) -> None:
     write_questions(folder, "train", [dataclasses.replace(questions[0], **changes), *questions[1:]])
 
 
-def test_the_config_has_no_problems(config: Callable[..., BuildConfig]) -> None:
-    assert config().problems() == []
-
-
 def test_a_split_is_built_with_its_manifest_and_statistics(config: Callable[..., BuildConfig], folder: Path) -> None:
     run = config(visual_ratio=0.2)
-    build(run)
-    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
-    numbers = json.loads(Path(run.output, STATISTICS).read_text())["train"]
+    assert run.problems() == []
+    examples, numbers = build(run), numbers_of(run)
     assert (numbers["with_retrieval"], numbers["without_retrieval"]) == (30, 8)  # 8 of 38: a fifth
     assert numbers["branches_by_source"] == {"gold": 30, "look_alike": 60, "random": 30, "same_article": 60}
     assert sum(len(example.branches) for example in examples) == numbers["branches"] == 180
@@ -61,9 +61,7 @@ def test_a_split_is_built_with_its_manifest_and_statistics(config: Callable[...,
 
 
 def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_questions_own(config) -> None:
-    run = config(negatives_random=0)
-    build(run)
-    for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
+    for example in build(config(negatives_random=0)):
         entry_id = f"e{int(example.id[1:]) % ENTITIES}"
         alike = {branch.passage.entry_id for branch in example.branches if branch.source == "look_alike"}
         assert entry_id not in alike
@@ -71,10 +69,8 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
 
 
 def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folder: Path) -> None:
-    run = config()
-    build(run)
     questions = {question.id: question for question in Dataset(folder).questions("train")}
-    for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
+    for example in build(config()):
         for branch in example.branches:
             assert branch.relevant == annotate_by_string(questions[example.id], branch.passage).relevant
 
@@ -101,17 +97,12 @@ def test_an_interrupted_build_ends_with_the_same_file(config, tmp_path, monkeypa
         assert Path(resumed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
 
 
-def test_a_built_split_is_left_alone(config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_built_split_is_left_alone_until_other_settings_build_it_again(config, capsys) -> None:
     build(config())
     build(config())
     assert "nothing to do" in capsys.readouterr().out
-
-
-def test_other_settings_build_again(config: Callable[..., BuildConfig]) -> None:
-    build(config())
     build(config(positives=1, negatives_random=3))
-    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
-    assert numbers["branches_by_source"]["random"] == 90
+    assert numbers_of(config())["branches_by_source"]["random"] == 90
 
 
 def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., BuildConfig], folder: Path) -> None:
@@ -121,12 +112,8 @@ def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., Buil
     rewrite(folder, text="When was it founded?")
     write_json(folder / "dataset.json", {"name": "towers", "fingerprint": "f2"})
     build(config())
-    assert sorted(path.name for path in Path(config().output).iterdir()) == [
-        "proofread_train.html",
-        "reflection.json",
-        STATISTICS,
-        "train.parquet",
-    ]
+    files = {"proofread_train.html", "reflection.json", STATISTICS, "train.parquet"}
+    assert {path.name for path in Path(config().output).iterdir()} == files
 
 
 def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], folder: Path, tmp_path: Path) -> None:
@@ -151,7 +138,7 @@ def test_a_bad_row_stops_the_build_or_is_listed(config, folder, changes, message
     with pytest.raises(UserError, match=rf"{message}(.|\n)*on_error: skip"):
         build(config())
     build(config(on_error="skip"))
-    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
+    numbers = numbers_of(config())
     assert [row["id"] for row in numbers["bad_rows"]] == ["k0"]
     assert numbers["with_retrieval"] == 29
 
@@ -163,12 +150,13 @@ def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], fold
         build(config())
 
 
-def test_a_question_without_evidence_is_left_out_and_counted(config: Callable[..., BuildConfig], folder: Path) -> None:
-    rewrite(folder, answers=("1066",))
+def test_a_question_without_evidence_is_left_out_and_counted_by_its_type(config, folder) -> None:
+    rewrite(folder, answers=("1066",), answer_type="string")
     build(config())
-    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
-    assert numbers["questions_left_out"] == {NO_EVIDENCE: 1}
-    assert numbers["bad_rows"] == []
+    numbers = numbers_of(config())
+    assert (numbers["questions_left_out"], numbers["bad_rows"]) == ({NO_EVIDENCE: 1}, [])
+    counts = {"string": {"questions": 1, "examples": 0}, "time": {"questions": 29, "examples": 29}}
+    assert numbers["by_answer_type"] == counts
 
 
 def test_a_split_without_an_example_is_an_error(config, folder, tmp_path) -> None:
@@ -183,8 +171,7 @@ def test_a_split_without_an_example_is_an_error(config, folder, tmp_path) -> Non
 def test_a_limit_draws_questions_by_seed(config: Callable[..., BuildConfig], tmp_path: Path) -> None:
     def ids(seed: int) -> list[str]:
         run = config(limit=6, seed=seed, output=str(tmp_path / f"seed{seed}"), visual_ratio=0.0)
-        build(run)
-        return [example.id for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample)]
+        return [example.id for example in build(run)]
 
     assert len(ids(0)) == 6
     assert ids(0) != ids(1)
@@ -205,23 +192,16 @@ def pictures(tmp_path: Path) -> Path:
     root = tmp_path / "elsewhere" / "llava"
     write_json(root / "dataset.json", {"name": "llava", "fingerprint": "f9"})
     Image.new("RGB", (8, 8), "blue").save(root / "a.png")
-    seen = [
-        Question(
-            *(f"l{i}", "a.png", "Which colour?", ("It is blue.",)),
-            answer_type="free_form",
-            requires_retrieval=False,
-            follow_ups=(FollowUp("Why?", "It is painted."),) * (i % 3),
-        )
-        for i in range(40)
-    ]
+    blue = Question("", "a.png", "Which colour?", ("It is blue.",), answer_type="free_form", requires_retrieval=False)
+    more = FollowUp("Why?", "It is painted.")
+    seen = [dataclasses.replace(blue, id=f"l{i}", follow_ups=(more,) * (i % 3)) for i in range(40)]
     write_questions(root, "instruct", [*seen, knowledge_question(0)])
     return root
 
 
 def test_visual_questions_come_from_another_data_set(config: Callable[..., BuildConfig], pictures: Path) -> None:
     run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
-    build(run)
-    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
+    examples = build(run)
     root = read_manifest(run.output).image_root
     visual = [example for example in examples if not example.retrieve]
     assert len(visual) == len(examples) - len(visual) == 30
@@ -237,13 +217,12 @@ def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(config, p
     run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
     again = run.model_copy(update={"output": str(tmp_path / "again")})
     monkeypatch.setattr(reflection_run, "CHUNK", 7)
-    build(run)
+    examples = build(run)
     with monkeypatch.context() as patch:
         patch.setattr(reflection_run, "write_examples", None)  # cut off after its log is whole
         with pytest.raises(TypeError):
             build(again)
     build(again)
-    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     assert {example.id for example in examples if example.retrieve} == {f"k{i}" for i in range(30)}
     expected = {f"llava: k{i}" for i in range(30)} | {f"k{i}" for i in range(30, 40)}
     assert {example.id for example in examples if not example.retrieve} < expected
@@ -258,8 +237,7 @@ def test_visual_questions_alone_each_once_need_no_knowledge_base(config, picture
     examples = read_examples(Path(run.output, "instruct.parquet"), ReflectionExample)
     assert len({example.id for example in examples}) == len(examples) == expected
     assert all(len(example.follow_ups) == int(example.id[1:]) % 3 for example in examples)
-    counted = json.loads(Path(run.output, STATISTICS).read_text())["instruct"]["follow_ups"]
-    assert counted == sum(len(example.follow_ups) for example in examples) > 0
+    assert numbers_of(run, "instruct")["follow_ups"] == sum(len(example.follow_ups) for example in examples) > 0
     assert not any(example.retrieve for example in examples)
     problems = config(visual_ratio=1, visual_dataset=str(pictures)).problems()
     assert any("leave out `visual_dataset`" in problem for problem in problems)
@@ -289,22 +267,10 @@ def test_too_few_visual_questions_are_reported(config, capsys) -> None:
 def test_a_question_without_an_image_can_get_a_black_one(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, image="")
     run = config(without_image="blank")
-    build(run)
-    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
-    (example,) = (example for example in examples if example.id == "k0")
+    (example,) = (example for example in build(run) if example.id == "k0")
     with Image.open(read_manifest(run.output).image_root / example.image) as image:
         assert image.getextrema() == ((0, 0),) * 3
     assert {branch.source for branch in example.branches} == {"gold", "same_article", "random"}
-
-
-def test_examples_are_counted_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:
-    rewrite(folder, answers=("1066",), answer_type="string")
-    build(config())
-    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
-    assert numbers["by_answer_type"] == {
-        "string": {"questions": 1, "examples": 0},
-        "time": {"questions": 29, "examples": 29},
-    }
 
 
 def judge(text: str) -> str:
@@ -323,11 +289,7 @@ def llm_arguments(run: BuildConfig, url: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
-    config: Callable[..., BuildConfig],
-    folder: Path,
-    tmp_path: Path,
-    stub_server: Callable[..., Any],
-    start_program: Callable[..., Any],
+    config: Callable[..., BuildConfig], stub_server: Callable[..., Any], start_program: Callable[..., Any]
 ) -> None:
     def start(run: BuildConfig) -> Any:
         return start_program(["-m", "reflectune", "build_mr2ag", *llm_arguments(run, server.url)])
@@ -338,9 +300,7 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
         {"broken": True},
         {"status": 500, "body": ""},
     ]
-    server = stub_server(
-        judge, lambda text, number: faults[len(text) % 4] if number < len(text) % 3 else {}, seconds=0.05
-    )
+    server = stub_server(judge, lambda text, n: faults[len(text) % 4] if n < len(text) % 3 else {}, seconds=0.05)
     killed = config("killed")
     program = start(killed)
     while sum(server.delivered.values()) < 20 and program.poll() is None:
@@ -359,19 +319,10 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     assert start(straight).wait() == 0
     for name in ("train.parquet", STATISTICS):
         assert Path(killed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
-    numbers = json.loads(Path(killed.output, STATISTICS).read_text())["train"]
+    numbers = numbers_of(killed)
     assert numbers["unclear_to_the_annotator"] > 0
     assert numbers["annotator"]["replies"] == 36
     assert numbers["annotator"]["cost"] == pytest.approx(numbers["annotator"]["prompt_tokens"] / 1e6)
-
-
-def test_a_dry_run_with_an_llm_sends_no_request(config, stub_server) -> None:
-    server = stub_server(judge)
-    run = config(annotator="llm", llm_url=server.url, llm_model="stub", known_sections=False, llm_input_price=1.0)
-    shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
-    assert "stub would be asked about 36 paragraphs" in shown  # equal requests are sent once
-    assert "Question: When was it founded?." in shown
-    assert server.requests == []
 
 
 PRICES = {"llm_input_price": 2.0, "llm_output_price": 8.0, "llm_max_tokens": 10}
@@ -393,7 +344,9 @@ def test_an_estimate_is_an_upper_bound_until_replies_are_cached(llm, stub_server
     dry, run_config = llm(server.url, **PRICES, dry_run=True), llm(server.url, **PRICES)
     reflection_run.run(dry)
     before = capsys.readouterr().out
-    assert "36 paragraphs: about " in before  # 12 entities of three paragraphs each
+    assert "stub would be asked about 36 paragraphs" in before  # 12 entities of three: equal requests are sent once
+    assert "Question: When was it founded?." in before
+    assert "36 paragraphs: about " in before
     assert "at most 360 to receive (10 each)" in before
     assert "cost: at most 0.0" in before
     assert server.requests == []
@@ -430,15 +383,14 @@ def test_an_estimate_needs_no_key(llm: Callable[..., BuildConfig], monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "message"),
+    ("status", "code", "message"),
     [
-        pytest.param(429, '{"error": {"code": "insufficient_quota"}}', "the account has no credit left", id="spent"),
-        pytest.param(
-            401, '{"error": {"code": "invalid_api_key"}}', "check `llm_url`, `llm_model` and the API", id="key"
-        ),
+        (429, "insufficient_quota", "the account has no credit left"),
+        (401, "invalid_api_key", "check `llm_url`, `llm_model` and the API"),
     ],
 )
-def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monkeypatch, status, body, message) -> None:
+def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monkeypatch, status, code, message) -> None:
+    body = json.dumps({"error": {"code": code}})
     monkeypatch.setattr(reflection_run, "CHUNK", 4)
     is_good = [True]
     server = stub_server(judge, lambda text, number: {} if is_good[0] else {"status": status, "body": body})
