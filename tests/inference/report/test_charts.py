@@ -17,13 +17,8 @@ def test_every_chart_that_the_traces_allow_is_drawn(make) -> None:
     questions = [make.question(0), make.question(1, requires_retrieval=False)]
     read = make.read(ret=0.5, rel=0.8, answer="oak", ans=0.5)
     probed = (make.read(rel=0.9, source="gold"), make.read(section=1, rel=0.1, source="same_article"))
-    traces = {
-        "mr2ag": {
-            "q000": make.trace(0, gate=0.9, passages=(read,), chosen=0),
-            "q001": make.trace(1, gate=0.1),
-        },
-        "relevance": {"q000": make.trace(0, "relevance", passages=probed)},
-    }
+    gated = {"q000": make.trace(0, gate=0.9, passages=(read,), chosen=0), "q001": make.trace(1, gate=0.1)}
+    traces = {"mr2ag": gated, "relevance": {"q000": make.trace(0, "relevance", passages=probed)}}
     drawn = charts(questions, traces, gamma=0.5, measure=TraceScorer("infoseek"))
     assert drawn.count("<figure") == 4
     for title in ("The gate against its threshold γ", "Relevance against", "Risk against coverage", "Calibration"):

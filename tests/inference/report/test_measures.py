@@ -12,10 +12,11 @@ from reflectune.inference.report import tables as report_tables
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import notices
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
+from reflectune.inference.trace import by_question
 
 
 def run(measure: TraceScorer, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:
-    by_id = {name: {trace.question_id: trace for trace in pipeline_traces} for name, pipeline_traces in traces.items()}
+    by_id = {name: by_question(each) for name, each in traces.items()}
     return evaluate(questions, by_id, measure=measure, gamma=0.5, seed=0)
 
 
@@ -28,29 +29,19 @@ def evqa(make) -> list[Question]:
     """One question of each of E-VQA's types, in its split `test`."""
     kinds = ("templated", "automatic", "multi_answer", "2_hop")
     answers = ("oak", "elm", "red&&blue", "Rome")
+    types, hops = ("string", "string", "multi_answer", "string"), ({}, {}, {}, {"two_hop": "yes"})
     return [
-        make.question(
-            number,
-            "test",
-            answer,
-            answer_type="multi_answer" if kind == "multi_answer" else "string",
-            meta={"question_type": kind, **({"two_hop": "yes"} if kind == "2_hop" else {})},
-        )
-        for number, (kind, answer) in enumerate(zip(kinds, answers, strict=True))
+        make.question(number, "test", answer, answer_type=answer_type, meta={"question_type": kind, **hop})
+        for number, (kind, answer, answer_type, hop) in enumerate(zip(kinds, answers, types, hops, strict=True))
     ]
 
 
 def test_evqa_has_its_question_types_and_reads_the_lists_that_we_ask_for(make, evqa: list[Question]) -> None:
     said = ("the oak", "fir", "blue&&red", "Rome")
     metrics = run(TraceScorer("evqa_exact"), evqa, {"closed_book": [make.trace(i, "c", a) for i, a in enumerate(said)]})
-    assert values(metrics["pipelines"]["closed_book"]) == {
-        "overall": 0.75,
-        "single_hop": pytest.approx(2 / 3),
-        "templated": 1.0,
-        "automatic": 0.0,
-        "multi_answer": 1.0,
-        "2_hop": 1.0,
-    }
+    by_type = {"templated": 1.0, "automatic": 0.0, "multi_answer": 1.0, "2_hop": 1.0}
+    single_hop = pytest.approx(2 / 3)
+    assert values(metrics["pipelines"]["closed_book"]) == {"overall": 0.75, "single_hop": single_hop, **by_type}
     heads = ["overall", "single-hop", "templated", "automatic", "multi-answer", "two-hop"]
     assert list(metrics["metric"]["columns"].values()) == heads
     page, printed = report_tables.scores(metrics), summary(metrics)
@@ -86,23 +77,8 @@ def test_bem_is_asked_once_for_all_and_what_it_cannot_read_is_wrong_and_told(mak
     assert values(metrics["pipelines"]["closed_book"])["overall"] == 0.75
     assert metrics["comparisons"]["mr2ag - closed_book"]["value"] == pytest.approx(0.25)
     assert metrics["too_long_for_bem"] == ["q001"]
-    by_id = {name: {trace.question_id: trace for trace in pipeline_traces} for name, pipeline_traces in traces.items()}
+    by_id = {name: by_question(each) for name, each in traces.items()}
     assert "1 questions had an answer too long" in " ".join(notices(evqa, by_id, metrics, {}, [], measure))
-
-
-def test_vqa_is_soft_and_has_the_answer_types_of_its_data(make) -> None:
-    ten = ("oak",) * 2 + ("elm",) * 8
-    questions = [
-        Question(f"q00{i}", "i", "?", ten, split="val", requires_retrieval=True, meta={"answer_type": kind})
-        for i, kind in enumerate(("other", "number"))
-    ]
-    traces = {"closed_book": [make.trace(0, "closed_book", "oak"), make.trace(1, "closed_book", "Elm.")]}
-    metrics = run(TraceScorer("vqa"), questions, traces)
-    assert values(metrics["pipelines"]["closed_book"]) == {
-        "overall": pytest.approx(0.8),
-        "number": 1.0,
-        "other": pytest.approx(0.6),
-    }
 
 
 @pytest.mark.parametrize(("metric", "right"), [("exact_match", 0.5), ("cover_match", 1.0), ("rouge_l", 0.7)])

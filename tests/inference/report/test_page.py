@@ -41,20 +41,8 @@ class Elements(HTMLParser):
 
 
 def page(**more: object) -> str:
-    values = {
-        "title": "t",
-        "subtitle": "s",
-        "notices": [],
-        "scores": "",
-        "parts": "",
-        "rankings": "",
-        "costs": "",
-        "charts": "",
-        "calibration": "",
-        "facts": "",
-        "browse_note": "b",
-        "data": {},
-    }
+    empty = dict.fromkeys(("scores", "parts", "rankings", "costs", "charts", "calibration", "facts"), "")
+    values = {**empty, "title": "t", "subtitle": "s", "notices": [], "browse_note": "b", "data": {}}
     return fill(**{**values, **more})
 
 

@@ -7,14 +7,10 @@ from reflectune.inference.scoring.scores import TraceScorer
 
 @pytest.fixture
 def metrics(make) -> dict:
-    questions = [
-        make.question(0, "val_unseen_question", meta={"famous": "yes"}),
-        make.question(1, "val_unseen_entity", meta={"famous": "no"}),
-    ]
-    candidates = (
-        make.read(ret=0.5, rel=0.8, answer="oak", ans=0.5),
-        make.read(ret=0.4, rel=0.7, answer="fir", ans=0.5),
-    )
+    splits = (("val_unseen_question", "yes"), ("val_unseen_entity", "no"))
+    questions = [make.question(i, split, meta={"famous": famous}) for i, (split, famous) in enumerate(splits)]
+    scores = ({"ret": 0.5, "rel": 0.8, "answer": "oak"}, {"ret": 0.4, "rel": 0.7, "answer": "fir"})
+    candidates = tuple(make.read(**each, ans=0.5) for each in scores)
     traces = {
         "mr2ag": {f"q00{i}": make.trace(i, gate=0.9, passages=candidates, chosen=0) for i in range(2)},
         "naive_rag_article": {f"q00{i}": make.trace(i, "naive_rag_article", "fir") for i in range(2)},
@@ -39,14 +35,9 @@ def test_every_ranking_has_its_scores(metrics) -> None:
 
 def test_the_verdict_on_the_full_product_is_a_sentence() -> None:
     beaten, tied, ahead = ({"low": low, "high": high} for low, high in ((-0.2, -0.1), (0.0, 0.1), (0.1, 0.2)))
-    rankings = {
-        "full_product_leads": {
-            "overall": {"rel": beaten, "ans": ahead},
-            "unseen_entity": {"rel": ahead, "ans": ahead},
-            "unseen_question": {"rel*ans": tied, "ans": ahead},
-        },
-    }
-    heads = {"overall": "overall", "unseen_entity": "unseen entity", "unseen_question": "unseen question"}
+    leads = {"overall": {"rel": beaten}, "unseen_entity": {"rel": ahead}, "unseen_question": {"rel*ans": tied}}
+    rankings = {"full_product_leads": {column: {**lead, "ans": ahead} for column, lead in leads.items()}}
+    heads = {column: column.replace("_", " ") for column in leads}
     first, second, third = report_tables.ranking_sentences(rankings, heads)
     assert first.startswith("Overall: the full product is behind rel, by")
     assert second.startswith("Unseen entity: the full product is the best, by")

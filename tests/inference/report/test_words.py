@@ -40,12 +40,8 @@ def test_mmkb_rags_documents_come_in_the_order_of_srt(make) -> None:
     text = explain(trace)
     order = [text.index(f"Title {entry}") for entry in ("e2", "e3", "e1", "e4")]
     assert order == sorted(order)
-    assert [line[:8] for line in text.splitlines() if "[Rel]" in line] == [
-        "  kept 1",
-        "* kept 2",
-        "  kept 3",
-        "  left  ",
-    ]
+    marks = [line[:8] for line in text.splitlines() if "[Rel]" in line]
+    assert marks == ["  kept 1", "* kept 2", "  kept 3", "  left  "]
     assert "agreement: 2." in text
     assert text.endswith("answer: oak")
 

@@ -11,6 +11,7 @@ from reflectune.inference.report.tables import calibration as table
 from reflectune.inference.scoring.calibration import calibration, gate_predictions
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.trace import by_question
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.intervals import bootstrap_interval
 
@@ -22,7 +23,7 @@ def run(questions, traces):
 
 
 def by_id(traces):
-    return {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()}
+    return {name: by_question(each) for name, each in traces.items()}
 
 
 @pytest.fixture(scope="module")
