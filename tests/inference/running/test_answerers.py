@@ -9,9 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import ValidationError
 
-from reflectune.core.types import Entry, Section
-from reflectune.formats.dataset import write_questions
-from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.pipelines.iterative import reading_models
@@ -50,28 +47,13 @@ ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterati
 
 
 @pytest.fixture
-def world(tmp_path: Path, make: Any) -> str:
-    write_questions(tmp_path, "val", [make.question(0, "val")])
-    (tmp_path / "dataset.json").write_text('{"fingerprint": "0", "metric": "infoseek"}')
-    (tmp_path / "manifest.json").write_text("{}")
-    entry = Entry(id="e1", title="An oak", images=(), sections=(Section("Home", "It is an oak."),))
-    write_knowledge_base(tmp_path / "knowledge", [entry], name="kb", image_root="..", shard_size=10)
-    return str(tmp_path)
-
-
-@pytest.fixture
-def config(world: str) -> Callable[..., EvaluateConfig]:
+def config(small_set: str) -> Callable[..., EvaluateConfig]:
     def make(case: Case, pipeline: str = "pmsr", **more: Any) -> EvaluateConfig:
-        settings = {
-            "llm_url": "http://localhost:9/v1" if case.asks_server else "",
-            "llm_model": "stub" if case.asks_server else "",
-            "base_model": BASE if BASE in case.loaded else "",
-            **more,
-        }
-        where: dict[str, Any] = {"dataset": world, "index": world, "splits": ["val"], "output": f"{world}/out"}
-        return EvaluateConfig(
-            reader=case.reader, answerer=case.answerer, pipelines=[pipeline], device="cpu", **where, **settings
-        )
+        llm = ("http://localhost:9/v1", "stub") if case.asks_server else ("", "")
+        models = {"reader": case.reader, "answerer": case.answerer, "base_model": BASE if BASE in case.loaded else ""}
+        where: dict[str, Any] = {"dataset": small_set, "index": small_set, "output": f"{small_set}/out"}
+        settings = {**models, **where, "llm_url": llm[0], "llm_model": llm[1], "splits": ["val"], "device": "cpu"}
+        return EvaluateConfig(**{**settings, "pipelines": [pipeline], **more})
 
     return make
 

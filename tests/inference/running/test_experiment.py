@@ -1,6 +1,5 @@
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,29 +9,26 @@ import pytest
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
-from reflectune.formats.dataset import write_questions
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import minutes
 
+SPLITS = ["val_unseen_question", "val_unseen_entity"]
+
 
 @pytest.fixture
 def dataset(make) -> SimpleNamespace:
-    splits = {
-        "val_unseen_question": [make.question(i, "val_unseen_question") for i in range(20)],
-        "val_unseen_entity": [make.question(i, "val_unseen_entity") for i in range(20, 25)],
-    }
+    questions = {SPLITS[0]: range(20), SPLITS[1]: range(20, 25)}
+    splits = {split: [make.question(i, split) for i in numbers] for split, numbers in questions.items()}
     return SimpleNamespace(root=Path("world"), questions=lambda split: splits.get(split, []))
 
 
 def test_a_limit_is_per_split_and_drawn_by_seed(dataset) -> None:
-    splits = ["val_unseen_question", "val_unseen_entity"]
-    chosen = experiment.select(dataset, splits, 10, seed=1)
-    assert [q.split for q in chosen].count("val_unseen_question") == 10
-    assert [q.split for q in chosen].count("val_unseen_entity") == 5
-    assert chosen == experiment.select(dataset, splits, 10, seed=1)
-    assert chosen != experiment.select(dataset, splits, 10, seed=2)
-    assert len(experiment.select(dataset, splits, None, seed=1)) == 25
+    chosen = experiment.select(dataset, SPLITS, 10, seed=1)
+    assert [[q.split for q in chosen].count(split) for split in SPLITS] == [10, 5]
+    assert chosen == experiment.select(dataset, SPLITS, 10, seed=1)
+    assert chosen != experiment.select(dataset, SPLITS, 10, seed=2)
+    assert len(experiment.select(dataset, SPLITS, None, seed=1)) == 25
 
 
 def test_no_question_is_a_users_mistake(dataset) -> None:
@@ -40,36 +36,26 @@ def test_no_question_is_a_users_mistake(dataset) -> None:
         experiment.select(dataset, ["test"], None, seed=0)
 
 
+def taken(planned) -> dict[str, str]:
+    """Return the numbers of each pipeline's questions."""
+    return {name: "".join(q.id.removeprefix("q00") for q in pipeline.questions) for name, pipeline in planned.items()}
+
+
 def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     known = make.question(0, evidence=make.evidence(), entity_ids=("e1",))
-    no_evidence = make.question(1, entity_ids=("e1",))
-    bare = make.question(2)
+    no_evidence, bare = make.question(1, entity_ids=("e1",)), make.question(2)
     visual = make.question(3, requires_retrieval=False, evidence=make.evidence())
     config = EvaluateConfig(pipelines=["mr2ag", "oracle", "naive_rag", "closed_book"])
     planned = experiment.plan(config, [known, no_evidence, bare, visual])
-    assert {name: [q.id for q in pipeline.questions] for name, pipeline in planned.items()} == {
-        "retrieval": ["q000", "q001"],
-        "closed_book": ["q000", "q001", "q002", "q003"],
-        "naive_rag_article": ["q000", "q001", "q002"],
-        "naive_rag_articles": ["q000", "q001", "q002"],
-        "naive_rag_passages": ["q000", "q001", "q002"],
-        "oracle_article": ["q000", "q001"],
-        "oracle_articles": ["q000", "q001"],
-        "oracle_passage": ["q000"],
-        "mr2ag": ["q000", "q001", "q002", "q003"],
-        "relevance": ["q000"],
-    }
+    naive = dict.fromkeys(("naive_rag_article", "naive_rag_articles", "naive_rag_passages"), "012")
+    oracles = {"retrieval": "01", "oracle_article": "01", "oracle_articles": "01", "oracle_passage": "0"}
+    assert taken(planned) == {**naive, **oracles, "closed_book": "0123", "mr2ag": "0123", "relevance": "0"}
 
 
 def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
     known, visual = make.question(0, entity_ids=("e1",)), make.question(1, requires_retrieval=False)
     planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual])
-    assert {name: [q.id for q in pipeline.questions] for name, pipeline in planned.items()} == {
-        "retrieval": ["q000"],
-        "closed_book": ["q000", "q001"],
-        "mmkb_rag": ["q000", "q001"],
-        "reflection": ["q000", "q001"],
-    }
+    assert taken(planned) == {"retrieval": "0", "closed_book": "01", "mmkb_rag": "01", "reflection": "01"}
 
 
 def test_what_has_no_question_is_left_out(make) -> None:
@@ -78,13 +64,9 @@ def test_what_has_no_question_is_left_out(make) -> None:
 
 
 def test_minutes_add_up_over_questions_and_steps(make) -> None:
-    traces = {
-        "mr2ag": {
-            "q000": make.trace(0, seconds={"gate": 30.0, "judge": 30.0}),
-            "q001": make.trace(1, seconds={"gate": 60.0}),
-        },
-        "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})},
-    }
+    gated = ({"gate": 30.0, "judge": 30.0}, {"gate": 60.0})
+    timed = {f"q00{i}": make.trace(i, seconds=seconds) for i, seconds in enumerate(gated)}
+    traces = {"mr2ag": timed, "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})}}
     assert minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
 
 
@@ -112,42 +94,27 @@ def test_no_process_goes_on_while_the_first_one_removes_a_journal(tmp_path, monk
         assert list(pool.map(run, range(2))) == [False, False]
 
 
-def write_world(folder: Path, make) -> str:
-    write_questions(folder, "val", [make.question(0, "val")])
-    (folder / "dataset.json").write_text('{"fingerprint": "0", "metric": "infoseek"}')
-    return str(folder)
-
-
 @pytest.mark.parametrize("way", [experiment.run, experiment.describe])
-def test_the_second_pipelines_model_is_looked_for_before_the_first_one_answers(
-    way: Callable[[EvaluateConfig], object], tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch
+def test_the_second_pipelines_model_is_looked_for_before_the_first_answers(
+    way, small_set, tmp_path, monkeypatch
 ) -> None:
     def answer(*_: object) -> None:
         raise AssertionError("answered")
 
     monkeypatch.setattr(experiment, "open_model", answer)
-    config = EvaluateConfig(
-        dataset=write_world(tmp_path / "world", make),
-        splits=["val"],
-        pipelines=["closed_book", "tuned_baselines"],
-        base_model="miniature/llava",
-        plain_model="nobody/has-this",
-        output=str(tmp_path / "out"),
-    )
+    models = {"base_model": "miniature/llava", "plain_model": "nobody/has-this", "output": str(tmp_path / "out")}
+    pipelines = ["closed_book", "tuned_baselines"]
+    config = EvaluateConfig(dataset=small_set, splits=["val"], pipelines=pipelines, **models)
     with pytest.raises(UserError, match="nobody/has-this"):
         way(config)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba", "mm_r2"])
-def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline: str, tmp_path: Path, make) -> None:
-    def config(answerer: str, *pipelines: str) -> EvaluateConfig:
-        return EvaluateConfig(
-            dataset=write_world(tmp_path, make),
-            splits=["val"],
-            pipelines=list(pipelines),
-            base_model="miniature/llava",
-        ).model_copy(update={"answerer": answerer})
+def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline: str, small_set) -> None:
+    def config(answerer: str, name: str) -> EvaluateConfig:
+        made = EvaluateConfig(dataset=small_set, splits=["val"], pipelines=[name], base_model="miniature/llava")
+        return made.model_copy(update={"answerer": answerer})
 
     with pytest.raises(UserError, match="nobody/has-this"):
         experiment.describe(config("nobody/has-this", pipeline))
@@ -156,7 +123,6 @@ def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline
     assert "answerer" not in experiment.describe(config("nobody/has-this", "closed_book"))
 
 
-def test_a_split_that_the_data_set_lacks_is_found_at_once(tmp_path: Path, make) -> None:
-    world = write_world(tmp_path / "world", make)
-    issues = find_problems(EvaluateConfig, {"dataset": world, "splits": ["val", "vall"], "output": "out"})
-    assert f"`splits`: {world} has no split vall; it has val" in issues
+def test_a_split_that_the_data_set_lacks_is_found_at_once(small_set) -> None:
+    issues = find_problems(EvaluateConfig, {"dataset": small_set, "splits": ["val", "vall"], "output": "out"})
+    assert f"`splits`: {small_set} has no split vall; it has val" in issues

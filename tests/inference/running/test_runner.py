@@ -37,16 +37,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, pipeline: Counter, questions: list[Question], fingerprint: str = "f", on_error: str = "stop"):
-    return run_pipeline(
-        "counter",
-        lambda: pipeline,
-        questions,
-        image_root=root,
-        folder=root / "traces",
-        fingerprint=fingerprint,
-        batch_questions=3,
-        on_error=on_error,
-    )
+    keys = {"image_root": root, "folder": root / "traces", "fingerprint": fingerprint, "on_error": on_error}
+    return run_pipeline("counter", lambda: pipeline, questions, batch_questions=3, **keys)
 
 
 def test_questions_are_answered_in_batches_in_the_order_of_their_ids(make, root: Path) -> None:

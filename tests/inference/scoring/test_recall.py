@@ -22,10 +22,9 @@ def dataset(tmp_path: Path) -> Dataset:
     for width in (8, 9):
         Image.new("RGB", (width, 8)).save(tmp_path / f"{width}.png")
     write_knowledge_base(tmp_path / "knowledge", [Entry(name, name) for name in "abcde"], name="kb")
+    asked = (("8.png", "b"), ("9.png", "e"), ("9.png", "elsewhere"))
     questions = [
-        Question("1", "8.png", "What?", split="val", entity_ids=("b",)),
-        Question("2", "9.png", "What?", split="val", entity_ids=("e",)),
-        Question("3", "9.png", "What?", split="val", entity_ids=("elsewhere",)),
+        Question(f"{n}", image, "What?", split="val", entity_ids=(name,)) for n, (image, name) in enumerate(asked)
     ]
     write_questions(tmp_path, "val", questions)
     (tmp_path / "dataset.json").write_text(json.dumps({"fingerprint": "f"}))
@@ -47,25 +46,14 @@ def values(scores: dict) -> dict[str, float]:
 
 
 def test_entries_are_measured_by_search_with_the_overlap_of_an_exact_one(dataset: Dataset) -> None:
-    figures = measure_entries(
-        dataset,
-        dataset.questions("val"),
-        {"near": finding(of_8="abcd", of_9="dcba"), "none": finding(of_8="", of_9="e")},
-        [1, 4],
-        exact={"near": finding(of_8="adbc", of_9="edcb"), "none": finding(of_8="ab", of_9="e")},
-    )
+    searches = {"near": finding(of_8="abcd", of_9="dcba"), "none": finding(of_8="", of_9="e")}
+    exact = {"near": finding(of_8="adbc", of_9="edcb"), "none": finding(of_8="ab", of_9="e")}
+    figures = measure_entries(dataset, dataset.questions("val"), searches, [1, 4], exact=exact)
     record = figures["val"]
     assert (record["left_out"], record["nothing_found"]) == (1, 0)
-    near = {
-        "article_recall@1": 0.0,
-        "article_recall@4": 0.5,
-        "mrr": 0.25,
-        "overlap@1": 0.5,
-        "overlap@4": (1 + 3 / 4) / 2,
-    }
-    assert values(record["searches"]["near"]) == pytest.approx(near)
-    none = {"article_recall@1": 0.5, "article_recall@4": 0.5, "mrr": 0.5, "overlap@1": 0.5, "overlap@4": 0.5}
-    assert values(record["searches"]["none"]) == pytest.approx(none)
+    recalls, overlaps = {"article_recall@1": 0.0, "article_recall@4": 0.5}, {"overlap@1": 0.5, "overlap@4": 7 / 8}
+    assert values(record["searches"]["near"]) == pytest.approx({**recalls, **overlaps, "mrr": 0.25})
+    assert values(record["searches"]["none"]) == dict.fromkeys((*recalls, *overlaps, "mrr"), 0.5)
     printed = "\n".join(entry_tables(figures, "title_weight"))
     assert "val: 2 questions; 1 without a gold entry left out\n" in printed
     assert "| title_weight | article_recall@1 | article_recall@4 | mrr |" in printed
@@ -83,10 +71,7 @@ def test_questions_for_whose_picture_nothing_is_found_count_as_missed(dataset: D
 
 
 def test_questions_about_one_picture_are_told_apart_by_their_texts(dataset: Dataset) -> None:
-    asked = [
-        Question("1", "8.png", "A", split="val", entity_ids=("a",)),
-        Question("2", "8.png", "B", split="val", entity_ids=("b",)),
-    ]
+    asked = [Question(name, "8.png", name, split="val", entity_ids=(name.lower(),)) for name in "AB"]
     search = finding(of_8="ab", of_8A="ab", of_8B="ba")
     alone = measure_entries(dataset, asked, {"w": search}, [1])
     assert values(alone["val"]["searches"]["w"]) == {"article_recall@1": 0.5, "mrr": 0.5}

@@ -4,9 +4,9 @@ PROBLEMS = (
     "list of values",
     "gama",
     "`best`",
-    "`top_n` must be",
+    "`top_n` must",
     "`k` must be auto",
-    "`mct` should be one of",
+    "`mct` should be",
     "`ret` should be",
 )
 GRID = {"gamma": [0.0, 0.5], "mct": ["none", "filter", "merge"]}

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from reflectune.core.config import find_problems
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
 from reflectune.inference.sweeps import run as sweep_run
 from reflectune.inference.sweeps.config import Grid, SweepConfig
+from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
 
 
 @pytest.fixture
@@ -90,3 +93,14 @@ def test_a_setting_of_another_pipeline_is_refused(world) -> None:
     config = SweepConfig(dataset=str(world), pipeline="mr2ag", grid=Grid({"mct": ["merge"], "gamma": [0.1]}))
     (issue_of_grid,) = [issue for issue in config.problems() if issue.startswith("`grid`")]
     assert "mct can't be varied for mr2ag" in issue_of_grid
+
+
+def test_ret_is_held_against_what_its_labels_call_wrong(make) -> None:
+    """By VQA's accuracy an answer is worth a part of a point: half of it is right, as in `derive_labels`."""
+    question = replace(make.question(0), answers=("oak",) * 6 + ("fir",) * 2 + ("elm",) * 2)
+    reflected = make.trace(0, "reflection", "", gate=0.9)
+    for answer, wrong in (("oak", False), ("fir", False), ("ash", True)):
+        traces = {REFLECTION: reflected, CLOSED_BOOK: make.trace(0, "closed_book", answer)}
+        judgements = RELIABILITY_CHECKS["mmkb_rag"].judge(question, traces, TraceScorer("vqa"))
+        assert [judgement.true for judgement in judgements] == [wrong]
+    assert TraceScorer("vqa").worth("fir", question) == 0.6

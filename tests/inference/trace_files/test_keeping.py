@@ -139,17 +139,8 @@ def test_scores_see_all_but_passages_text(questions, tmp_path: Path) -> None:
 
 def test_scores_are_the_same_in_either_form(make, tmp_path: Path) -> None:
     splits = ("val_unseen_question", "val_unseen_entity")
-    asked = [
-        make.question(
-            number,
-            splits[number % 2],
-            "mice",
-            requires_retrieval=number % 3 > 0,
-            entity_ids=(f"e{number}",),
-            evidence=make.evidence(),
-        )
-        for number in range(COUNT)
-    ]
+    about = [{"requires_retrieval": n % 3 > 0, "entity_ids": (f"e{n}",)} for n in range(COUNT)]
+    asked = [make.question(n, splits[n % 2], "mice", **each, evidence=make.evidence()) for n, each in enumerate(about)]
     measure = TraceScorer("infoseek")
     metrics = {}
     for form in FORMS:
@@ -319,18 +310,14 @@ def test_sealed_parts_of_other_settings_are_refused(questions, tmp_path: Path) -
         fill(replace(store(tmp_path), fingerprint="g"), questions)
 
 
-def test_a_damaged_file_is_named(questions, tmp_path: Path) -> None:
-    fill(store(tmp_path), questions)
-    (tmp_path / "mr2ag.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(UserError, match=r"mr2ag\.parquet can't be read"):
-        fill(store(tmp_path), questions)
-
-
-def test_a_table_of_another_version_is_one_error(questions, tmp_path: Path) -> None:
+def test_a_damaged_file_and_a_table_of_another_version_are_named(questions, tmp_path: Path) -> None:
     fill(store(tmp_path), questions)
     path = tmp_path / "mr2ag.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["limit"]), path)
     with pytest.raises(UserError, match=r"written by another version.*move it away"):
+        fill(store(tmp_path), questions)
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"mr2ag\.parquet can't be read"):
         fill(store(tmp_path), questions)
 
 
