@@ -3,7 +3,7 @@ import json
 import pytest
 
 from reflectune.inference.pipelines.base import answer
-from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.trace import from_row, to_row
 
@@ -18,10 +18,17 @@ def build(scripted, knowledge, reader, base=None, documents=10, **settings):
     return MMKBRAG(reader, DocumentFinder(retriever, knowledge, settings), settings, base), retriever
 
 
-def run(make, scripted, knowledge, reader, **settings):
-    pipeline, _ = build(scripted, knowledge, reader, **settings)
-    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
-    return trace
+@pytest.fixture
+def ask(make, scripted, knowledge):
+    """Return a function that asks a scripted model, or one that is given, a question with everything looked up."""
+
+    def run(reader=None, *, relevance=RELEVANCE, reply="", room=100, **settings):
+        reader = reader or scripted.prompted(relevance=relevance, reply=reply, room=room)
+        pipeline, _ = build(scripted, knowledge, reader, **{"ret": False, **settings})
+        (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+        return trace, reader
+
+    return run
 
 
 def read(trace) -> list[str]:
@@ -30,9 +37,7 @@ def read(trace) -> list[str]:
 
 
 @pytest.mark.parametrize(("gate", "retrieves"), [(0.49, False), (0.5, False), (0.51, True)])
-def test_ret_retrieves_above_gamma_and_else_answers_closed_book(
-    make, scripted, knowledge, gate: float, retrieves: bool
-) -> None:
+def test_ret_retrieves_above_gamma_and_else_answers_closed_book(make, scripted, knowledge, gate, retrieves) -> None:
     reader = scripted.prompted(gates={"q000": gate}, relevance=RELEVANCE)
     pipeline, retriever = build(scripted, knowledge, reader, gamma=0.5, mct="none")
     (trace,) = pipeline.run([make.question(0)], scripted.images(1))
@@ -55,10 +60,11 @@ def test_only_questions_that_need_it_go_on_and_traces_keep_their_order(make, scr
     assert [trace.answer for trace in traces] == ["tuned from 0", "tuned from 1", "tuned from 0"]
 
 
-def test_without_ret_everything_is_looked_up_and_there_is_no_gate(make, scripted, knowledge) -> None:
-    trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE), ret=False, mct="none")
+def test_without_ret_everything_is_looked_up_and_there_is_no_gate_and_mct_off_is_not_asked(ask) -> None:
+    trace, reader = ask(reply="1.", mct="none")
     assert trace.retrieved
     assert trace.gate is None
+    assert (trace.mct, reader.agreed) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -72,9 +78,8 @@ def test_without_ret_everything_is_looked_up_and_there_is_no_gate(make, scripted
         ({"srt": False, "k": "auto"}, ORDER),
     ],
 )
-def test_srt_orders_and_k_keeps(make, scripted, knowledge, settings: dict, expected: list[str]) -> None:
-    reader = scripted.prompted(relevance=RELEVANCE)
-    trace = run(make, scripted, knowledge, reader, ret=False, mct="none", **settings)
+def test_srt_orders_and_k_keeps(ask, settings: dict, expected: list[str]) -> None:
+    trace, reader = ask(mct="none", **settings)
     assert [p.passage.id for p in trace.passages] == ORDER
     assert read(trace) == expected
     assert [p.s_ret for p in trace.passages] == [0.8, 0.8, 0.4, 0.4]
@@ -87,18 +92,15 @@ def test_srt_orders_and_k_keeps(make, scripted, knowledge, settings: dict, expec
     ("settings", "expected"),
     [({"k": "auto"}, ["a#1.0", "b#0.0", "b#1.0"]), ({"k": 2}, ["a#1.0", "a#0.0"]), ({"threshold": 0.95}, ["a#1.0"])],
 )
-def test_a_temperature_lets_the_nearest_entry_come_first(
-    make, scripted, knowledge, settings: dict, expected: list[str]
-) -> None:
-    reader = scripted.prompted(relevance=RELEVANCE)
-    trace = run(make, scripted, knowledge, reader, ret=False, mct="none", s_ret_temperature=0.1, **settings)
+def test_a_temperature_lets_the_nearest_entry_come_first(ask, settings: dict, expected: list[str]) -> None:
+    trace, _ = ask(mct="none", s_ret_temperature=0.1, **settings)
     assert read(trace) == expected  # of those that reach the threshold by SRT alone
     assert [round(p.s_ret, 3) for p in trace.passages] == [0.982, 0.982, 0.018, 0.018]
     assert [p.s_rel for p in trace.passages] == [0.2, 0.7, 0.9, 0.6]
 
 
-def test_the_best_document_is_kept_though_none_reaches_the_threshold(make, scripted, knowledge) -> None:
-    trace = run(make, scripted, knowledge, scripted.prompted(relevance={"b#1.0": 0.4}), ret=False)
+def test_the_best_document_is_kept_though_none_reaches_the_threshold(ask) -> None:
+    trace, _ = ask(relevance={"b#1.0": 0.4})
     assert read(trace) == ["b#1.0"]
     assert trace.fallback == "best_relevance"
     assert trace.mct is None  # one document cannot agree with another
@@ -112,11 +114,8 @@ def test_the_best_document_is_kept_though_none_reaches_the_threshold(make, scrip
         ("merge", "3, 1. It eats b.", []),
     ],
 )
-def test_mct_filters_reranks_or_merges_what_srt_kept(
-    make, scripted, knowledge, mct: str, reply: str, expected: list[str]
-) -> None:
-    reader = scripted.prompted(relevance=RELEVANCE, reply=reply)
-    trace = run(make, scripted, knowledge, reader, ret=False, mct=mct)
+def test_mct_filters_reranks_or_merges_what_srt_kept(ask, mct: str, reply: str, expected: list[str]) -> None:
+    trace, reader = ask(reply=reply, mct=mct)
     assert reader.agreed == [["b#0.0", "a#1.0", "b#1.0"]]
     assert read(trace) == expected
     assert trace.kept == (2, 1, 3)
@@ -139,27 +138,18 @@ def test_mct_filters_reranks_or_merges_what_srt_kept(
         ("2, 1.", "merge", "empty_summary"),
     ],
 )
-def test_a_malformed_reply_leaves_srts_order_and_is_named(
-    make, scripted, knowledge, reply: str, mct: str, problem: str
-) -> None:
-    reader = scripted.prompted(relevance=RELEVANCE, reply=reply)
-    trace = run(make, scripted, knowledge, reader, ret=False, mct=mct)
+def test_a_malformed_reply_leaves_srts_order_and_is_named(ask, reply: str, mct: str, problem: str) -> None:
+    trace, reader = ask(reply=reply, mct=mct)
     assert trace.mct.problem == problem
     assert read(trace) == ["b#0.0", "a#1.0", "b#1.0"]
     assert not trace.mct.merged
     assert len(reader.contexts["q000"]) == 3
 
 
-def test_an_empty_summary_matters_only_where_it_is_read(make, scripted, knowledge) -> None:
-    trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, reply="2, 1."), ret=False)
+def test_an_empty_summary_matters_only_where_it_is_read(ask) -> None:
+    trace, _ = ask(reply="2, 1.")
     assert trace.mct.problem == ""
     assert read(trace) == ["a#1.0", "b#0.0"]
-
-
-def test_mct_off_is_not_asked(make, scripted, knowledge) -> None:
-    reader = scripted.prompted(relevance=RELEVANCE, reply="1.")
-    trace = run(make, scripted, knowledge, reader, ret=False, mct="none")
-    assert (trace.mct, reader.agreed) == (None, [])
 
 
 def test_the_base_model_answers_what_the_tuned_one_has_chosen(make, scripted, knowledge) -> None:
@@ -173,17 +163,16 @@ def test_the_base_model_answers_what_the_tuned_one_has_chosen(make, scripted, kn
     assert looked_up.tokens["passages_read"] == 1
 
 
-def test_what_the_answering_model_cannot_hold_is_not_reported_to_be_read(make, scripted, knowledge) -> None:
-    trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, room=1), ret=False, mct="none")
+def test_what_the_answering_model_cannot_hold_is_not_reported_to_be_read(ask) -> None:
+    trace, _ = ask(room=1, mct="none")
     assert read(trace) == ["b#0.0"]
     assert (trace.tokens["passages_read"], trace.tokens["passages_not_read"]) == (1, 2)
-    nothing = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, room=0), ret=False, mct="none")
+    nothing, _ = ask(room=0, mct="none")
     assert (nothing.used, nothing.fallback) == ((), "closed_book")
 
 
-def test_a_document_that_is_too_long_to_judge_is_left_out_and_counted(make, scripted, knowledge) -> None:
-    reader = scripted.prompted(relevance={**RELEVANCE, "b#0.0": None})
-    trace = run(make, scripted, knowledge, reader, ret=False, mct="none", k=4)
+def test_a_document_that_is_too_long_to_judge_is_left_out_and_counted(ask) -> None:
+    trace, _ = ask(relevance={**RELEVANCE, "b#0.0": None}, mct="none", k=4)
     assert read(trace) == ["a#1.0", "b#1.0", "a#0.0"]
     assert (trace.tokens["passages_judged"], trace.tokens["passages_left_out"]) == (3, 1)
 
@@ -206,10 +195,10 @@ def test_only_the_best_documents_by_words_are_asked_about(make, scripted, knowle
     assert reader.judged == [["a#1.0", "b#1.0"]]
 
 
-def test_every_score_comes_back_from_the_trace_file(make, scripted, knowledge) -> None:
+def test_every_score_comes_back_from_the_trace_file(ask, scripted) -> None:
     for mct, reply in (("filter", "2, 1. Both."), ("merge", "2. Both."), ("rerank", "9.")):
         reader = scripted.prompted(gates={"q000": 0.9}, relevance=RELEVANCE, reply=reply)
-        trace = run(make, scripted, knowledge, reader, mct=mct)
+        trace, _ = ask(reader, ret=True, mct=mct)
         assert from_row(json.loads(json.dumps({"id": "q000", **to_row(trace)}))) == trace
         assert set(trace.seconds) == {"gate", "retrieve", "judge", "agree", "answer"}
 
@@ -219,3 +208,29 @@ def test_a_single_question_is_answered_in_one_call(make, scripted, knowledge) ->
     pipeline, _ = build(scripted, knowledge, reader)
     trace = answer(pipeline, "What does the owl eat?", scripted.images(1)[0])
     assert trace.answer == "tuned from 1"
+
+
+# What finds the documents.
+
+
+def test_documents_are_the_best_passages_by_words_of_the_best_entries(make, scripted, knowledge) -> None:
+    settings = DocumentFinderSettings(top_n=2, documents=3)
+    finder = DocumentFinder(scripted.retriever({"b": 0.8, "a": 0.4, "c": 0.3}), knowledge, settings)
+    question = make.question(0, text="What does the owl eat?")
+    (retrieved,) = finder.find([question], scripted.images(1))
+    assert [hit.entry_id for hit in retrieved.hits] == ["b", "a"]
+    assert [document.id for document in retrieved.documents] == ["b#1.0", "a#1.0", "b#0.0"]
+
+
+def test_scores_stand_beside_the_documents(make, scripted, knowledge) -> None:
+    finder = DocumentFinder(scripted.retriever({"b": 0.8, "a": 0.4}), knowledge, DocumentFinderSettings(documents=3))
+    (retrieved,) = finder.find([make.question(0, text="What does the owl eat?")], scripted.images(1))
+    traces = retrieved.traces([0.75, None, 0.25])
+    assert [(p.s_ret, p.s_rel, p.s_irr) for p in traces] == [(0.8, 0.75, 0.25), (0.4, None, None), (0.8, 0.25, 0.75)]
+    assert [p.relevant for p in traces] == [True, False, False]
+
+
+def test_no_question_is_no_search(scripted, knowledge) -> None:
+    retriever = scripted.retriever({"a": 0.5})
+    assert DocumentFinder(retriever, knowledge, DocumentFinderSettings()).find([], []) == []
+    assert retriever.searched == 0
