@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import FollowUp, Passage
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering import turns as layouts
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Gap, answer_prompt, passage_text
@@ -51,14 +53,32 @@ def special_ids(renderer: Renderer) -> set[int]:
     return {*renderer.tokenizer.all_special_ids, *renderer.token_ids.values(), renderer.image_token_id}
 
 
+def encode(renderer: Renderer, example: ReflectionExample | PromptedExample, image) -> Tree:
+    scheme = PassageScheme if isinstance(example, ReflectionExample) else PromptScheme
+    return scheme.of(renderer).encode(renderer, example, image)
+
+
+def supervised(segment: Segment) -> list[int]:
+    return [label for label in segment.labels if label != IGNORE]
+
+
+def same_specials(renderer: Renderer, benign: Tree, hostile: Tree) -> bool:
+    """Whether two trees have the same special tokens in the same order, read and supervised."""
+    special = special_ids(renderer)
+    found = [
+        [[i for i in ids if i in special] for part in (tree.prefix, *tree.branches) for ids in (part.ids, part.labels)]
+        for tree in (benign, hostile)
+    ]
+    return found[0] == found[1]
+
+
 def missing_end(renderer: Renderer) -> str:
     """What has to be written behind the assistant's words: the end token, where the chat template has none there."""
     image, words = {"type": "image"}, {"type": "text", "text": "WORDS"}
     messages = [{"role": "user", "content": [image, words]}, {"role": "assistant", "content": [words]}]
     behind = renderer.processor.apply_chat_template(messages).rpartition("WORDS")[2]
-    return (
-        "" if any(token in behind for token in renderer.tokenizer.all_special_tokens) else renderer.tokenizer.eos_token
-    )
+    has_end = any(token in behind for token in renderer.tokenizer.all_special_tokens)
+    return "" if has_end else renderer.tokenizer.eos_token
 
 
 def before_words(renderer: Renderer) -> str:
@@ -114,48 +134,34 @@ def test_no_question_can_forge_a_token(renderer, image, text):
 @slow_inputs
 @given(text=untrusted, answer=untrusted)
 def test_no_passage_or_answer_can_forge_a_token(renderer, image, text, answer):
-    def tree(passage, answer):
-        branch = Passage("e", 0, 0, title=passage, lead=passage, heading=passage, text=passage)
-        example = ReflectionExample("x", "", "Why?", True, branches=(Branch(branch, True, answer),))
-        return PassageScheme.of(renderer).encode(renderer, example, image)
+    def tree(text, answer):
+        branch = Branch(Passage("e", 0, 0, title=text, lead=text, heading=text, text=text), True, answer)
+        return encode(renderer, ReflectionExample("x", "", "Why?", True, branches=(branch,)), image)
 
-    special = special_ids(renderer)
-    benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
-    for part, other in ((benign.prefix, hostile.prefix), (benign.branches[0], hostile.branches[0])):
-        assert [i for i in part.ids if i in special] == [i for i in other.ids if i in special]
-        assert [i for i in part.labels if i in special] == [i for i in other.labels if i in special]
+    assert same_specials(renderer, tree("a", "a"), tree(f"a{text}", f"a{answer}"))
 
 
 @slow_inputs
 @given(text=untrusted, answer=untrusted, style=st.sampled_from(STYLES))
 def test_no_question_or_answer_can_forge_the_turns_without_retrieval(renderer, image, text, answer, style):
-    def segment(question, answer):
-        return (
-            PassageScheme.of(renderer)
-            .encode(renderer, ReflectionExample("x", "", question, False, answer, style=style), image)
-            .prefix
-        )
+    def tree(question, answer):
+        return encode(renderer, ReflectionExample("x", "", question, False, answer, style=style), image)
 
-    special = special_ids(renderer)
-    benign, hostile = segment("a", "a"), segment(f"a{text}", f"a{answer}")
-    assert [i for i in hostile.ids if i in special] == [i for i in benign.ids if i in special]
-    assert [i for i in hostile.labels if i in special] == [i for i in benign.labels if i in special]
-    gate = hostile.ids.index(renderer.token_id("no_retrieve"))
-    assert list(hostile.ids[gate:]) == PassageScheme.of(renderer).direct_reply(renderer, f"a{answer}", style)[0]
+    hostile = tree(f"a{text}", f"a{answer}")
+    assert same_specials(renderer, tree("a", "a"), hostile)
+    gate = hostile.prefix.ids.index(renderer.token_id("no_retrieve"))
+    reply = PassageScheme.of(renderer).direct_reply(renderer, f"a{answer}", style)[0]
+    assert list(hostile.prefix.ids[gate:]) == reply
 
 
 @slow_inputs
 @given(texts=st.lists(untrusted, min_size=4, max_size=4))
 def test_no_later_round_of_a_conversation_can_forge_a_token(renderer, image, texts):
-    def segment(one, two, three, four):
+    def tree(one, two, three, four):
         later = (FollowUp(f"a{one}", f"a{two}"), FollowUp(f"a{three}", f"a{four}"))
-        example = ReflectionExample("x", "", "Why?", False, "a", style="free", follow_ups=later)
-        return PassageScheme.of(renderer).encode(renderer, example, image).prefix
+        return encode(renderer, ReflectionExample("x", "", "Why?", False, "a", style="free", follow_ups=later), image)
 
-    special = special_ids(renderer)
-    benign, hostile = segment("", "", "", ""), segment(*texts)
-    assert [i for i in hostile.ids if i in special] == [i for i in benign.ids if i in special]
-    assert [i for i in hostile.labels if i in special] == [i for i in benign.labels if i in special]
+    assert same_specials(renderer, tree("", "", "", ""), tree(*texts))
 
 
 @slow_inputs
@@ -164,13 +170,9 @@ def test_no_text_can_forge_a_token_where_an_answer_is_asked_for(prompted, image,
     def tree(text, answer):
         document = Passage("e", 0, 0, title=text, lead=text, heading=text, text=text)
         branches = (PromptedBranch("vqa", reply=answer), PromptedBranch("vqa", (document,), reply=answer))
-        return PromptScheme.of(prompted).encode(prompted, PromptedExample("x", "", text, branches, style), image)
+        return encode(prompted, PromptedExample("x", "", text, branches, style), image)
 
-    special = special_ids(prompted)
-    benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
-    for part, other in zip((hostile.prefix, *hostile.branches), (benign.prefix, *benign.branches), strict=True):
-        assert [i for i in part.ids if i in special] == [i for i in other.ids if i in special]
-        assert [i for i in part.labels if i in special] == [i for i in other.labels if i in special]
+    assert same_specials(prompted, tree("a", "a"), tree(f"a{text}", f"a{answer}"))
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
@@ -274,11 +276,11 @@ def test_a_reply_in_words_is_what_the_chat_template_makes_of_it(kind, scheme, ma
         if scheme is MR2AG:
             turns = scheme.direct_turns("short")
             example = ReflectionExample("v", "", QUESTION, False, answer=answer)
-            token_ids = list(PassageScheme.of(renderer).encode(renderer, example, image).prefix.ids)
+            token_ids = list(encode(renderer, example, image).prefix.ids)
         else:
             turns = layouts.answer_turns(scheme.prompts, "short", documents=False)
             prompted_example = PromptedExample("x", "", QUESTION, (PromptedBranch("vqa", reply=answer),))
-            tree = PromptScheme.of(renderer).encode(renderer, prompted_example, image)
+            tree = encode(renderer, prompted_example, image)
             token_ids = [*tree.prefix.ids, *tree.branches[0].ids]
         whole = ordinary(renderer, (*turns, reply), image, {"question": QUESTION, "answer": answer})
         assert token_ids == whole[: len(token_ids)], answer
@@ -325,26 +327,19 @@ def test_every_prompt_asks_for_the_same_style_with_documents_and_without(kind, s
 def test_no_gate_is_asked_after_an_instruction(kind, make, image):
     """What stands before a gate is the same for every kind of answer, or the gate would learn to tell the kinds."""
     reflected, prompted = make.renderer(kind, MR2AG), make.renderer(kind, MMKB_RAG)
-    gates = [reflected.decode(reflected.prefix(QUESTION, image).ids)]
-    gates.append(
-        prompted.decode(
-            [*prompted.question_prefix(QUESTION, image).ids, *PromptScheme.of(prompted).prompt_branch(prompted, "ret")]
-        )
-    )
+    scheme = PromptScheme.of(prompted)
+    asked = [*prompted.question_prefix(QUESTION, image).ids, *scheme.prompt_branch(prompted, "ret")]
+    gates = [reflected.decode(reflected.prefix(QUESTION, image).ids), prompted.decode(asked)]
     for words in (*WORDS.values(), "Based on the retrieved", "Answer the question"):
         assert not any(words in text for text in gates)
     for style in STYLES:
-        assert PromptScheme.of(prompted).prompt_branch(prompted, "ret", style=style) == PromptScheme.of(
-            prompted
-        ).prompt_branch(prompted, "ret")
-        assert PromptScheme.of(prompted).prompt_branch(prompted, "srt", [make.passage()], style) == PromptScheme.of(
-            prompted
-        ).prompt_branch(prompted, "srt", [make.passage()])
+        for name, passages in (("ret", []), ("srt", [make.passage()])):
+            branch = scheme.prompt_branch(prompted, name, passages)
+            assert scheme.prompt_branch(prompted, name, passages, style) == branch
         visual = ReflectionExample("v", "", QUESTION, False, answer="oak", style=style)
-        known = make.example(2, style=style)
-        for example in (visual, known):
-            trained = PassageScheme.of(reflected).encode(reflected, example, image).prefix
-            place = next(place for place, label in enumerate(trained.labels) if label != -100)
+        for example in (visual, make.example(2, style=style)):
+            trained = encode(reflected, example, image).prefix
+            place = next(place for place, label in enumerate(trained.labels) if label != IGNORE)
             assert list(trained.ids[:place]) == reflected.prefix(QUESTION, image).ids
 
 
@@ -374,19 +369,10 @@ def test_passage_branches_begin_with_the_gate(renderer, make):
     assert suffix[:2] == [renderer.token_id("retrieve"), renderer.end_token_id]
 
 
-def test_a_multi_answer_question_has_its_own_instruction(renderer, make):
-    assert "&&" in renderer.decode(PassageScheme.of(renderer).passage_branch(renderer, make.passage(), "list"))
-    assert "&&" not in renderer.decode(PassageScheme.of(renderer).passage_branch(renderer, make.passage()))
-
-
-def spoken(renderer, segment) -> list[str]:
-    return [renderer.tokenizer.decode([label]) for label in segment.labels if label != -100]
-
-
 def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, make):
-    tree = PassageScheme.of(renderer).encode(renderer, make.example(3), image)
+    tree = encode(renderer, make.example(3), image)
     gate, end = renderer.token_id("retrieve"), renderer.end_token_id
-    assert [label for label in tree.prefix.labels if label != -100] == [gate, end]
+    assert supervised(tree.prefix) == [gate, end]
     assert all(gate not in branch.ids for branch in tree.branches)
     # Nothing stands between the assistant's cue and the token.
     assert list(tree.prefix.ids[: tree.prefix.ids.index(gate)]) == renderer.prefix(make.example(3).question, image).ids
@@ -394,38 +380,30 @@ def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, m
 
 def test_a_branch_supervises_verdict_answer_and_end(renderer, image, make):
     example = make.example(2)
-    yes, no = PassageScheme.of(renderer).encode(renderer, example, image).branches
-    relevant, end = renderer.token_id("relevant"), renderer.end_token_id
-    labels = [label for label in yes.labels if label != -100]
-    assert labels[0] == relevant
-    assert labels[-1] == end == yes.ids[-1]
-    assert renderer.decode(labels[1:-1]) == example.branches[0].answer
-    assert [label for label in no.labels if label != -100] == [renderer.token_id("irrelevant"), end]
+    yes, no = encode(renderer, example, image).branches
+    relevant, *answer, end = supervised(yes)
+    assert relevant == renderer.token_id("relevant")
+    assert end == renderer.end_token_id == yes.ids[-1]
+    assert renderer.decode(answer) == example.branches[0].answer
+    assert supervised(no) == [renderer.token_id("irrelevant"), end]
 
 
 @pytest.mark.parametrize("style", ["short", "list"])
 def test_a_visual_question_supervises_gate_and_answer_in_their_own_turns(renderer, image, style):
-    tree = PassageScheme.of(renderer).encode(
-        renderer, ReflectionExample("v", "", QUESTION, False, answer="dark red", style=style), image
-    )
-    labels = [label for label in tree.prefix.labels if label != -100]
-    end = renderer.end_token_id
+    tree = encode(renderer, ReflectionExample("v", "", QUESTION, False, answer="dark red", style=style), image)
+    reply = renderer.reply_ids("dark red")
     assert tree.branches == ()
-    assert labels[:2] == [renderer.token_id("no_retrieve"), end]
-    assert renderer.decode(labels[2:-1]) == "dark red"
-    assert labels[-1] == end == tree.prefix.ids[-1]
+    assert supervised(tree.prefix) == [renderer.token_id("no_retrieve"), renderer.end_token_id, *reply]
     read = [*renderer.prefix(QUESTION, image).ids, *PassageScheme.of(renderer).direct_branch(renderer, style)]
-    assert list(tree.prefix.ids) == [*read, *renderer.reply_ids("dark red")]
+    assert list(tree.prefix.ids) == [*read, *reply]
 
 
 def test_a_visual_question_answered_freely_has_the_papers_one_turn(renderer, image):
-    example = ReflectionExample("v", "", QUESTION, False, answer="It is dark red.", style="free")
-    tree = PassageScheme.of(renderer).encode(renderer, example, image)
-    labels = [label for label in tree.prefix.labels if label != -100]
+    tree = encode(renderer, ReflectionExample("v", "", QUESTION, False, "It is dark red.", style="free"), image)
+    labels = supervised(tree.prefix)
     assert tree.branches == ()
-    assert labels[0] == renderer.token_id("no_retrieve")
+    assert (labels[0], labels[-1]) == (renderer.token_id("no_retrieve"), renderer.end_token_id)
     assert renderer.decode(labels[1:-1]) == "It is dark red."
-    assert labels[-1] == renderer.end_token_id == tree.prefix.ids[-1]
     assert list(tree.prefix.ids[-len(labels) :]) == labels
 
 
@@ -434,22 +412,16 @@ TALK = (FollowUp("Is it tall?", "Yes, it is."), FollowUp("Who drew it?", "Ada By
 
 def test_each_reply_of_a_conversation_is_supervised_from_its_gate_to_its_end(renderer, image):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
-    tree = PassageScheme.of(renderer).encode(renderer, example, image)
+    tree = encode(renderer, example, image)
     gate, end = renderer.token_id("no_retrieve"), renderer.end_token_id
-
-    spans, open_span = [], False
-    for label in tree.prefix.labels:
-        if label != -100 and not open_span:
-            spans.append([])
-        open_span = label != -100
-        if open_span:
-            spans[-1].append(label)
+    runs = groupby(tree.prefix.labels, lambda label: label != IGNORE)
+    spans = [list(labels) for is_supervised, labels in runs if is_supervised]
     assert tree.branches == ()
     assert [(span[0], span[-1]) for span in spans] == [(gate, end)] * 3
     assert [renderer.decode(span[1:-1]) for span in spans] == ["In 1874.", "Yes, it is.", "Ada Byron."]
     assert tree.prefix.ids[-1] == end
     assert tree.prefix.ids.count(gate) == 3
-    alone = PassageScheme.of(renderer).encode(renderer, replace(example, follow_ups=()), image).prefix
+    alone = encode(renderer, replace(example, follow_ups=()), image).prefix
     assert tree.prefix.ids[: len(alone.ids)] == alone.ids
     assert tree.prefix.labels[: len(alone.ids)] == alone.labels
 
@@ -458,7 +430,7 @@ def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
     turns = renderer.scheme.conversation_turns(len(TALK))
     expected = ordinary(renderer, turns, image, {"question": QUESTION, **conversation_texts("In 1874.", TALK)})
-    ids = list(PassageScheme.of(renderer).encode(renderer, example, image).prefix.ids)
+    ids = list(encode(renderer, example, image).prefix.ids)
 
     assert ids == expected[: len(ids)]
     assert len(expected) - len(ids) <= 2  # what a template writes behind the last end of turn
@@ -475,38 +447,33 @@ def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
 def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(renderer, image, changes, message):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
     with pytest.raises(UserError, match=message):
-        PassageScheme.of(renderer).encode(renderer, replace(example, **changes), image)
+        encode(renderer, replace(example, **changes), image)
 
 
 def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):
-    tree = PassageScheme.of(renderer).encode(renderer, make.example(3), image)
+    tree = encode(renderer, make.example(3), image)
     for segment in (tree.prefix, *tree.branches):
         assert len(segment.ids) == len(segment.labels) == len(segment.weights)
         for token, label, weight in zip(segment.ids, segment.labels, segment.weights, strict=True):
-            assert (label, weight) in ((-100, 0.0), (token, 1.0))
+            assert (label, weight) in ((IGNORE, 0.0), (token, 1.0))
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_training_and_inference_read_the_same_ids(renderer, image, make, style):
     example = make.example(3, style=style)
-    tree = PassageScheme.of(renderer).encode(renderer, example, image)
+    tree = encode(renderer, example, image)
     prefix = renderer.prefix(example.question, image).ids
     for branch, segment in zip(example.branches, tree.branches, strict=True):
-        role = "relevant" if branch.relevant else "irrelevant"
-        read = (
-            prefix
-            + PassageScheme.of(renderer).passage_branch(renderer, branch.passage, style)
-            + [renderer.token_id(role)]
-        )
+        verdict = renderer.token_id("relevant" if branch.relevant else "irrelevant")
+        read = [*prefix, *PassageScheme.of(renderer).passage_branch(renderer, branch.passage, style), verdict]
         assert [*tree.prefix.ids, *segment.ids][: len(read)] == read
 
 
+ONE, TWO = (Passage("e", 0, number, "T", "", "", text) for number, text in enumerate(("One.", "2.")))
 PROMPTED = (
     PromptedBranch("ret", role="retrieve"),
-    PromptedBranch("srt", (Passage("e", 0, 0, "T", "", "", "One."),), role="irrelevant"),
-    PromptedBranch(
-        "mct", (Passage("e", 0, 0, "T", "", "", "One."), Passage("e", 0, 1, "T", "", "", "2.")), "", "2. Two."
-    ),
+    PromptedBranch("srt", (ONE,), role="irrelevant"),
+    PromptedBranch("mct", (ONE, TWO), "", "2. Two."),
     PromptedBranch("vqa", reply="[Rel] 1872"),
 )
 
@@ -515,64 +482,58 @@ PROMPTED = (
 @pytest.mark.parametrize("style", STYLES)
 def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, style, make, image):
     renderer = make.renderer(kind, MMKB_RAG)
-    tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, PROMPTED, style), image)
+    tree = encode(renderer, PromptedExample("q", "", QUESTION, PROMPTED, style), image)
     assert tree.prefix.ids == tuple(renderer.question_prefix(QUESTION, image).ids)
-    for prompted_branch, branch in zip(PROMPTED, tree.branches, strict=True):
-        read = PromptScheme.of(renderer).prompt_branch(
-            renderer, prompted_branch.prompt, prompted_branch.documents, style
-        )
+    for asked, branch in zip(PROMPTED, tree.branches, strict=True):
+        read = PromptScheme.of(renderer).prompt_branch(renderer, asked.prompt, asked.documents, style)
         said = branch.ids[len(read) :]
         assert list(branch.ids[: len(read)]) == read
-        assert list(branch.labels) == [-100] * len(read) + list(said)
+        assert list(branch.labels) == [IGNORE] * len(read) + list(said)
         assert said[-1] == renderer.end_token_id
-        if prompted_branch.role:
-            assert said[:-1] == (renderer.token_id(prompted_branch.role),)
+        if asked.role:
+            assert said[:-1] == (renderer.token_id(asked.role),)
         else:
-            assert renderer.decode(said[:-1]) == prompted_branch.reply
+            assert renderer.decode(said[:-1]) == asked.reply
             assert not set(renderer.token_ids.values()) & set(said)  # an answer can't forge a token
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_fine_tuning_supervises_answers_alone(kind, make, image):
     renderer = make.renderer(kind, PLAIN)
-    prompted_branches = (PromptedBranch("vqa", reply="oak"), PromptedBranch("vqa", (make.passage(),), reply="dark oak"))
-    tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, prompted_branches), image)
+    asked = (PromptedBranch("vqa", reply="oak"), PromptedBranch("vqa", (make.passage(),), reply="dark oak"))
+    tree = encode(renderer, PromptedExample("q", "", QUESTION, asked), image)
     assert renderer.token_ids == {}
-    for prompted_branch, branch in zip(prompted_branches, tree.branches, strict=True):
-        labels = [label for label in branch.labels if label != -100]
-        assert labels == renderer.reply_ids(prompted_branch.reply)
+    for given_, branch in zip(asked, tree.branches, strict=True):
+        labels = supervised(branch)
+        assert labels == renderer.reply_ids(given_.reply)
         whole = [*tree.prefix.ids, *branch.ids]
-        assert whole == [*renderer.plain(QUESTION, image, prompted_branch.documents).ids, *labels]
+        assert whole == [*renderer.plain(QUESTION, image, given_.documents).ids, *labels]
     with pytest.raises(UserError, match="the scheme plain has no prompt `ret`"):
         PromptScheme.of(renderer).prompt_branch(renderer, "ret")
-
-
-def test_an_mmkb_example_without_a_reply_is_refused(make, image):
-    renderer = make.renderer("llava", MMKB_RAG)
-    with pytest.raises(UserError, match="x: nothing is asked"):
-        PromptScheme.of(renderer).encode(renderer, PromptedExample("x", "", QUESTION, ()), image)
-    with pytest.raises(UserError, match="x, prompt mct: there is no reply"):
-        PromptScheme.of(renderer).encode(renderer, PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), image)
 
 
 # Mistakes.
 
 
-def test_an_empty_question_is_refused(renderer, image):
+@pytest.mark.parametrize(
+    ("scheme", "example", "message"),
+    [
+        (MMKB_RAG, PromptedExample("x", "", QUESTION, ()), "x: nothing is asked"),
+        (MMKB_RAG, PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), "x, prompt mct: there is no reply"),
+        (MR2AG, ReflectionExample("x", "", "Why?", True), "x: a question to look up needs at least one passage"),
+        (MR2AG, ReflectionExample("x", "", "Why?", False), "x: a visual question needs an answer"),
+    ],
+)
+def test_an_example_that_lacks_an_answer_or_a_passage_is_refused(make, image, scheme, example, message):
+    with pytest.raises(UserError, match=message):
+        encode(make.renderer("llava", scheme), example, image)
+
+
+def test_a_question_without_words_or_an_image_is_refused(renderer, image):
     with pytest.raises(UserError, match="question is empty"):
         renderer.prefix("  ", image)
-
-
-def test_a_question_without_an_image_is_refused(renderer):
     with pytest.raises(UserError, match="has no image"):
         renderer.prefix(QUESTION, None)
-
-
-def test_an_example_without_answer_or_passage_is_refused(renderer, image):
-    with pytest.raises(UserError, match="x: a question to look up needs at least one passage"):
-        PassageScheme.of(renderer).encode(renderer, ReflectionExample("x", "", "Why?", True), image)
-    with pytest.raises(UserError, match="x: a visual question needs an answer"):
-        PassageScheme.of(renderer).encode(renderer, ReflectionExample("x", "", "Why?", False), image)
 
 
 def test_a_plain_model_has_no_reflection_tokens(make, image):
@@ -591,9 +552,8 @@ def test_a_tokenizer_without_the_tokens_is_refused(make):
 
 def test_a_template_that_changes_earlier_turns_is_refused(make):
     processor = make.renderer("qwen2_vl").processor
-    processor.chat_template = processor.chat_template.replace(
-        "message['role'] + '\n'", "message['role'] + loop.length | string"
-    )
+    role = "message['role'] + "
+    processor.chat_template = processor.chat_template.replace(f"{role}'\n'", f"{role}loop.length | string")
     with pytest.raises(UserError, match="changes earlier turns"):
         Renderer(MR2AG, processor)
 
