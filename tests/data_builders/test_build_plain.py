@@ -1,6 +1,5 @@
 """The baselines' data: mR²AG-IT's questions with the contexts of naive RAG."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,21 +26,14 @@ from reflectune.retrieval.indexes.entry_index import load_index
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
+Make = Callable[..., PlainConfig]
 COLOURS = ("red", "green", "blue", "black")
 
 
 def article(number: int) -> Entry:
-    sections = (
-        Section("History", f"It was founded in {1500 + number}."),
-        Section("Size", f"It is {20 + number} m tall."),
-    )
-    return Entry(
-        f"e{number}",
-        f"Tower {number}",
-        summary=f"A {COLOURS[number]} tower.",
-        images=(f"{number}.png",),
-        sections=sections,
-    )
+    texts = {"History": f"It was founded in {1500 + number}.", "Size": f"It is {20 + number} m tall."}
+    lead, sections = f"A {COLOURS[number]} tower.", tuple(Section(title, text) for title, text in texts.items())
+    return Entry(f"e{number}", f"Tower {number}", "", lead, (f"{number}.png",), sections)
 
 
 def example(number: int) -> ReflectionExample:
@@ -50,41 +42,36 @@ def example(number: int) -> ReflectionExample:
     return ReflectionExample(f"k{number}", f"{number}.png", "When was it founded?", True, branches=branches)
 
 
+def examples_of(tmp_path: Path) -> list[PromptedExample]:
+    return read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)
+
+
 SEEN = ReflectionExample("v0", "0.png", "Which colour?", False, answer="red", source="train")
 
 
 @pytest.fixture
-def config(tmp_path: Path, encoder: str) -> Callable[..., PlainConfig]:
+def config(tmp_path: Path, encoder: str) -> Make:
     root = tmp_path / "world"
     write_json(root / "dataset.json", {"name": "towers", "fingerprint": "f1"})
     for number, colour in enumerate(COLOURS):
         Image.new("RGB", (8, 8), colour).save(root / f"{number}.png")
     entries = [article(number) for number in range(len(COLOURS))]
     write_knowledge_base(root / "knowledge", entries, name="towers", image_root="..")
-    build_index(
-        IndexConfig(knowledge=str(root / "knowledge"), output=str(tmp_path / "index"), encoder=encoder, device="cpu")
-    )
+    to = str(tmp_path / "index")
+    build_index(IndexConfig(knowledge=str(root / "knowledge"), output=to, encoder=encoder, device="cpu"))
     write_examples(tmp_path / "reflection" / "train.parquet", [example(0), SEEN, example(3)])
     write_manifest(tmp_path / "reflection", Manifest("mr2ag", root, {"train": "k"}))
 
     def make(**changes: Any) -> PlainConfig:
-        values: dict[str, Any] = {
-            "dataset": str(root),
-            "reflection": str(tmp_path / "reflection"),
-            "index": str(tmp_path / "index"),
-            "encoder": encoder,
-            "output": str(tmp_path / "plain"),
-            "evidence": ["none", "article", "articles", "passages"],
-            "top_n": 3,
-            "passages": 2,
-            "device": "cpu",
-        }
+        values: dict[str, Any] = {"dataset": str(root), "encoder": encoder, "top_n": 3, "passages": 2, "device": "cpu"}
+        values |= {"index": to, "reflection": str(tmp_path / "reflection"), "output": str(tmp_path / "plain")}
+        values |= {"evidence": ["none", "article", "articles", "passages"]}
         return PlainConfig(**{**values, **changes})
 
     return make
 
 
-def test_a_rerankers_defaults_are_hashed_by_their_values(config: Callable[..., PlainConfig]) -> None:
+def test_a_rerankers_defaults_are_hashed_by_their_values(config: Make) -> None:
     miniature = {"reranker": "embedding", "reranker_model": "miniature/text"}
     explicit = config(**miniature, reranker_similarity="cosine", reranker_max_length=512)
     assert config(**miniature).decisive() == explicit.decisive()
@@ -92,9 +79,9 @@ def test_a_rerankers_defaults_are_hashed_by_their_values(config: Callable[..., P
     assert config(**preset).decisive() == config(**preset, reranker_similarity="dot").decisive()
 
 
-def test_each_question_is_answered_once_from_each_context(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_each_question_is_answered_once_from_each_context(config: Make, tmp_path: Path) -> None:
     build.run(config())
-    first, seen, last = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)
+    first, seen, last = examples_of(tmp_path)
     assert [len(branch.documents) for branch in first.branches] == [0, 2, 6, 2]
     assert {branch.prompt for branch in first.branches} == {"vqa"}
     assert [branch.reply for branch in (*first.branches, *last.branches)] == ["1500"] * 4 + ["1503"] * 4
@@ -111,14 +98,14 @@ def test_training_reads_the_contexts_of_naive_rag(config, tmp_path, encoder) -> 
     retriever = EntryRetriever(load_index(tmp_path / "index", dataset.knowledge, loaded), loaded)
     contexts = ContextBuilder(dataset.knowledge, WordReranker(), top_n=3, passages=2)
     hits = retriever.search([Image.open(tmp_path / "world" / "3.png").convert("RGB")], 3)
-    trained = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[2]
+    trained = examples_of(tmp_path)[2]
     for branch, form in zip(trained.branches, ("articles", "passages"), strict=True):
         assert [list(branch.documents)] == contexts.build(form, [trained.question], hits)
 
 
-def test_a_context_is_cut_at_whole_passages(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_a_context_is_cut_at_whole_passages(config: Make, tmp_path: Path) -> None:
     build.run(config(evidence=["articles"], context_words=25))
-    (branch,) = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[0].branches
+    (branch,) = examples_of(tmp_path)[0].branches
     lengths = [len(passage_text(passage).split()) for passage in branch.documents]
     assert 1 <= len(lengths) < 6
     assert sum(lengths) <= 25
@@ -129,10 +116,10 @@ def test_a_built_split_is_not_built_again(config, tmp_path, capsys) -> None:
     build.run(config())
     assert "nothing to do" in capsys.readouterr().out
     build.run(config(top_n=2))
-    assert len(read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[0].branches[2].documents) == 4
+    assert len(examples_of(tmp_path)[0].branches[2].documents) == 4
 
 
-def test_data_of_another_data_set_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_data_of_another_data_set_is_refused(config: Make, tmp_path: Path) -> None:
     write_manifest(tmp_path / "reflection", Manifest("mr2ag", tmp_path / "elsewhere", {"train": "k"}))
     with pytest.raises(UserError, match="was not built from"):
         build.run(config())
@@ -148,30 +135,26 @@ def test_data_of_another_data_set_is_refused(config: Callable[..., PlainConfig],
         ({"reranker": "embedding"}, "needs `reranker_model`"),
     ],
 )
-def test_a_bad_config_is_refused(config: Callable[..., PlainConfig], changes: dict[str, Any], message: str) -> None:
+def test_a_bad_config_is_refused(config: Make, changes: dict[str, Any], message: str) -> None:
     problems = find_problems(PlainConfig, {**config().model_dump(), **changes})
     assert any(message in problem for problem in problems)
 
 
-def test_without_retrieval_no_index_is_needed(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_without_retrieval_no_index_is_needed(config: Make, tmp_path: Path) -> None:
     settings = config(evidence=["none"], index="")
     assert settings.problems() == []
     build.run(settings)
-    assert all(
-        not b.documents
-        for e in read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)
-        for b in e.branches
-    )
+    assert not any(branch.documents for example in examples_of(tmp_path) for branch in example.branches)
 
 
-def test_an_example_without_evidence_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_an_example_without_evidence_is_refused(config: Make, tmp_path: Path) -> None:
     bare = example(1)
     write_examples(tmp_path / "reflection" / "train.parquet", [replace(bare, branches=bare.branches[:1])])
     with pytest.raises(UserError, match="example k1 has no relevant passage"):
         build.run(config())
 
 
-def test_a_folder_of_other_data_is_not_written_over(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_a_folder_of_other_data_is_not_written_over(config: Make, tmp_path: Path) -> None:
     file = tmp_path / "reflection" / "train.parquet"
     before = file.read_bytes()
     with pytest.raises(UserError, match=r"holds other reflection data \(mr2ag\)"):
@@ -179,14 +162,14 @@ def test_a_folder_of_other_data_is_not_written_over(config: Callable[..., PlainC
     assert file.read_bytes() == before
 
 
-def test_emptied_data_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+def test_emptied_data_is_refused(config: Make, tmp_path: Path) -> None:
     write_examples(tmp_path / "reflection" / "train.parquet", [], ReflectionExample)
     with pytest.raises(UserError, match=r"train\.parquet has no questions; build it again"):
         build.run(config())
 
 
-def test_rows_that_the_scheme_refuses_are_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
-    bare = dataclasses.replace(example(0), branches=())
+def test_rows_that_the_scheme_refuses_are_refused(config: Make, tmp_path: Path) -> None:
+    bare = replace(example(0), branches=())
     write_examples(tmp_path / "reflection" / "train.parquet", [bare, example(3)])
     with pytest.raises(UserError, match="k0: a question with retrieval needs a passage"):
         build.run(config())

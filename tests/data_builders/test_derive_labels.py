@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -22,40 +24,26 @@ from reflectune.formats.reflection_data import Manifest, read_examples, read_man
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import read_reply
 
-SETTINGS = {
-    "model": "m123",
-    "prompts": "p123",
-    "knowledge": "k123",
-    "dataset": "d123",
-    "metric": "infoseek",
-    "seed": 7,
-    "split": "train",
-    "summary": "sentences",
-}
+Make = Callable[..., DeriveConfig]
+SETTINGS = {"model": "m123", "prompts": "p123", "knowledge": "k123", "dataset": "d123", "metric": "infoseek"}
+SETTINGS |= {"seed": 7, "split": "train", "summary": "sentences"}
 ATTACK = "<script>alert(1)</script>"
 
 
-def answers(right: bool, *more: bool, text: str = "") -> tuple[ProbedAnswer, ...]:
-    return tuple(
-        ProbedAnswer(text or ("oak" if is_right else "elm"), float(is_right), -1.0) for is_right in (right, *more)
-    )
+def answers(right: bool) -> tuple[ProbedAnswer]:
+    return (ProbedAnswer("oak" if right else "elm", float(right), -1.0),)
 
 
-def document(number: int, right: bool, text: str = "It is made of elm.", gold: float = -5.0) -> DocumentProbe:
+def document(number: int, right: bool, text: str = "It is made of elm.") -> DocumentProbe:
     passage = Passage(f"e{number % 2}", 0, number, "Title", "A lead.", "Nature", text)
-    return DocumentProbe(passage, 0.9 - number / 10, number, answers(right), gold, text if right else "")
+    return DocumentProbe(passage, 0.9 - number / 10, number, answers(right), -5.0, text if right else "")
 
 
 STATED = "It is made of oak."
+LOOKED_UP = (document(1, True, STATED), document(2, True, f"Oak was used. {ATTACK}"), document(3, False))
 PROBES = [
     Probe("known", answers(True), (document(1, True, STATED), document(2, False)), gold="oak", gold_log_prob=-1.0),
-    Probe(
-        "looked_up",
-        answers(False),
-        (document(1, True, STATED), document(2, True, f"Oak was used. {ATTACK}"), document(3, False)),
-        gold="oak",
-        gold_log_prob=-9.0,
-    ),
+    Probe("looked_up", answers(False), LOOKED_UP, gold="oak", gold_log_prob=-9.0),
     Probe("lost", answers(False), (document(2, False),), gold="oak", gold_log_prob=-9.0),
     Probe("alone", answers(False)),
     Probe("bad", problem="image not found"),
@@ -63,7 +51,7 @@ PROBES = [
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
+def config(tmp_path: Path) -> Make:
     """Return a function that makes the config of five probed questions about one image."""
     world, probes = tmp_path / "world", tmp_path / "probes"
     world.mkdir()
@@ -89,65 +77,47 @@ def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
 
 def branches(config: DeriveConfig) -> dict[str, list[PromptedBranch]]:
     run(config)
-    return {
-        example.id: list(example.branches)
-        for example in read_examples(Path(config.output, "train.parquet"), PromptedExample)
-    }
+    return {e.id: list(e.branches) for e in read_examples(Path(config.output, "train.parquet"), PromptedExample)}
+
+
+def numbers_of(config: DeriveConfig) -> dict[str, Any]:
+    return json.loads(Path(config.output, "statistics.json").read_text())["train"]
 
 
 def prompt_and_reply(branch: PromptedBranch) -> tuple[str, str]:
     return branch.prompt, branch.role or branch.reply
 
 
-def test_a_question_has_the_branches_of_all_three_tasks(config: Callable[..., DeriveConfig]) -> None:
+def test_a_question_has_the_branches_of_all_three_tasks(config: Make) -> None:
     by_question = branches(config())
-    assert {
-        key: [prompt_and_reply(branch)[0] for branch in question_branches]
-        for key, question_branches in by_question.items()
-    } == {"alone": ["ret"], "known": ["ret", "srt"], "looked_up": ["ret", "srt", "srt", "mct"], "lost": ["ret"]}
+    tasks = {"alone": ["ret"], "known": ["ret", "srt"], "looked_up": ["ret", "srt", "srt", "mct"], "lost": ["ret"]}
+    assert {key: [branch.prompt for branch in made] for key, made in by_question.items()} == tasks
     assert prompt_and_reply(by_question["known"][0]) == ("ret", "no_retrieve")
     assert prompt_and_reply(by_question["known"][1]) == ("srt", "irrelevant")
     assert prompt_and_reply(by_question["looked_up"][0]) == ("ret", "retrieve")
     assert [prompt_and_reply(branch) for branch in by_question["looked_up"][1:3]] == [("srt", "relevant")] * 2
     mct = by_question["looked_up"][3]
     reply = read_reply(mct.reply, len(mct.documents))
-    assert [mct.documents[number - 1] for number in reply.keep] == [
-        probed_document.passage for probed_document in PROBES[1].documents[:2]
-    ]
+    assert [mct.documents[n - 1] for n in reply.keep] == [document.passage for document in PROBES[1].documents[:2]]
     assert reply.summary == f"{STATED} Oak was used. {ATTACK}"
     assert len(mct.documents) == 3  # one irrelevant one where two are asked for
 
 
-def test_a_shared_model_learns_to_answer_too(config: Callable[..., DeriveConfig]) -> None:
-    by_question = branches(config(answer_model="shared"))
-    answers = {
-        key: question_branches[-1]
-        for key, question_branches in by_question.items()
-        if question_branches[-1].prompt == "vqa"
-    }
-    assert {key: (len(branch.documents), branch.reply) for key, branch in answers.items()} == {
-        "known": (0, "oak"),
-        "looked_up": (2, "oak"),
-    }
+def test_a_shared_model_learns_to_answer_too(config: Make) -> None:
+    last = {key: made[-1] for key, made in branches(config(answer_model="shared")).items() if made[-1].prompt == "vqa"}
+    answered = {key: (len(branch.documents), branch.reply) for key, branch in last.items()}
+    assert answered == {"known": (0, "oak"), "looked_up": (2, "oak")}
 
 
-def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Callable[..., DeriveConfig]) -> None:
+def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Make) -> None:
     by_question = branches(config(labeller="string"))
-    roles = {
-        key: [branch.role for branch in question_branches if branch.prompt == "srt"]
-        for key, question_branches in by_question.items()
-    }
+    roles = {key: [branch.role for branch in made if branch.prompt == "srt"] for key, made in by_question.items()}
     assert roles["known"] == ["relevant", "irrelevant"]
     assert roles["looked_up"] == ["relevant", "relevant", "irrelevant"]
-    assert [question_branches[0].role for question_branches in by_question.values()] == [
-        "retrieve",
-        "no_retrieve",
-        "retrieve",
-        "retrieve",
-    ]
+    assert [made[0].role for made in by_question.values()] == ["retrieve", "no_retrieve", "retrieve", "retrieve"]
 
 
-def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[..., DeriveConfig]) -> None:
+def test_documents_of_visual_questions_can_be_left_unlabelled(config: Make) -> None:
     made = config(srt_visual=False)
     known = next(q for q in read_questions(made.dataset, "train") if q.id == "known")
     others = [q for q in read_questions(made.dataset, "train") if q.id != "known"]
@@ -157,10 +127,10 @@ def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[.
     assert [branch.prompt for branch in by_question["looked_up"]] == ["ret", "srt", "srt", "mct"]
 
 
-def test_manifest_and_statistics_describe_the_labels(config: Callable[..., DeriveConfig]) -> None:
+def test_manifest_and_statistics_describe_the_labels(config: Make) -> None:
     made = config()
     text, output = run(made), Path(made.output)
-    numbers = json.loads((output / "statistics.json").read_text())["train"]
+    numbers = numbers_of(made)
     assert read_manifest(output) == Manifest("mmkb_rag", Path(made.dataset), read_manifest(output).fingerprints)
     assert numbers["derived"]["ret"] == {"examples": 4, "[Ret]": 3, "[NoRet]": 1}
     assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2}
@@ -169,17 +139,12 @@ def test_manifest_and_statistics_describe_the_labels(config: Callable[..., Deriv
     assert numbers["truth"]["table"]["[Rel]"] == {"states": 1, "states_not": 1}
     assert "RET 4 of 4: [Ret] 3, [NoRet] 1" in text
     assert "precision 50.0 %" in text
+    assert numbers["settings"]["probes"] == {**SETTINGS, "about": {"model": "some/model", "dataset": "w"}}
+    labels = numbers["settings"]["labels"]
+    assert (labels["rule"], labels["seed"]) == ("paper", 0)
 
 
-def test_the_statistics_record_the_settings_of_probes_and_labels(config: Callable[..., DeriveConfig]) -> None:
-    made = config()
-    run(made)
-    settings = json.loads(Path(made.output, "statistics.json").read_text())["train"]["settings"]
-    assert settings["probes"] == {**SETTINGS, "about": {"model": "some/model", "dataset": "w"}}
-    assert (settings["labels"]["rule"], settings["labels"]["seed"]) == ("paper", 0)
-
-
-def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Callable[..., DeriveConfig]) -> None:
+def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Make) -> None:
     made = config()
     run(made)
     page = Path(made.output, "proofread_train.html").read_text()
@@ -193,7 +158,7 @@ def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Callab
     assert not Path(config("without").output, "proofread_train.html").exists()
 
 
-def test_the_same_settings_give_the_same_files(config: Callable[..., DeriveConfig]) -> None:
+def test_the_same_settings_give_the_same_files(config: Make) -> None:
     first, again, other = config("first"), config("again"), config("other", tau=0.0)
     for made in (first, again, other):
         run(made)
@@ -202,7 +167,7 @@ def test_the_same_settings_give_the_same_files(config: Callable[..., DeriveConfi
     assert read_manifest(first.output).fingerprints != read_manifest(other.output).fingerprints
 
 
-def test_balance_and_limits_are_applied(config: Callable[..., DeriveConfig]) -> None:
+def test_balance_and_limits_are_applied(config: Make) -> None:
     by_question = branches(config(ret_balance=1, srt_balance=1, mct_limit=1))
     every = [prompt_and_reply(branch) for question_branches in by_question.values() for branch in question_branches]
     assert every.count(("ret", "retrieve")) == every.count(("ret", "no_retrieve")) == 1
@@ -210,18 +175,12 @@ def test_balance_and_limits_are_applied(config: Callable[..., DeriveConfig]) -> 
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_trained_scores_order_the_reply(config: Callable[..., DeriveConfig], tmp_path: Path, suffix: str) -> None:
-    rows = [
-        {"question_id": "looked_up", "passage_id": probed_document.passage.id, "score": probed_document.rank / 10}
-        for probed_document in PROBES[1].documents
-    ]
+def test_trained_scores_order_the_reply(config: Make, tmp_path: Path, suffix: str) -> None:
+    rows = [{"question_id": "looked_up", "passage_id": d.passage.id, "score": d.rank / 10} for d in PROBES[1].documents]
     path = tmp_path / f"scores.{suffix}"
     if suffix == "jsonl":
         path.write_text("\n".join(map(json.dumps, rows)))
     else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         pq.write_table(pa.Table.from_pylist(rows), path)
     mct = branches(config(rel_scores=str(path)))["looked_up"][-1]
     ordered = [mct.documents[number - 1].index for number in read_reply(mct.reply, len(mct.documents)).keep]
@@ -235,7 +194,7 @@ def test_unreadable_scores_are_refused(tmp_path: Path) -> None:
         read_rel_scores(path)
 
 
-def test_other_data_is_refused(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
+def test_other_data_is_refused(config: Make, tmp_path: Path) -> None:
     made = config()
     manifest = Path(made.dataset, "dataset.json")
     manifest.write_text(json.dumps({"name": "v", "fingerprint": "else"}))
@@ -247,7 +206,7 @@ def test_other_data_is_refused(config: Callable[..., DeriveConfig], tmp_path: Pa
         run(made)
 
 
-def test_a_second_split_is_added_to_the_folder(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
+def test_a_second_split_is_added_to_the_folder(config: Make, tmp_path: Path) -> None:
     first = config()
     run(first)
     train = {name: Path(first.output, name).read_bytes() for name in ("train.parquet", "reflection.json")}
@@ -276,29 +235,21 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv = ["--probes", str(tmp_path), "--tau", "100", "--right_from", "0", "--srt_balance", "0.5", "--rel_scores", "x"]
     with pytest.raises(UserError) as caught:
         parse_config(DeriveConfig, argv=argv)
-    for part in (
-        "`output` is",
-        "no probes.json",
-        "`tau` is a",
-        "`right_from` must",
-        "`srt_balance` must",
-        "`rel_scores`",
-    ):
+    keys = ("`output` is", "`tau` is a", "`right_from` must", "`srt_balance` must", "`rel_scores`")
+    for part in ("no probes.json", *keys):
         assert part in str(caught.value)
 
 
-def test_paths_and_the_page_do_not_determine_the_labels(config: Callable[..., DeriveConfig]) -> None:
+def test_paths_and_the_page_do_not_determine_the_labels(config: Make) -> None:
     made = config()
     assert made.model_copy(update={"output": "x", "proofread": 3}).decisive() == made.decisive()
     assert made.model_copy(update={"answer_model": "shared"}).decisive() != made.decisive()
 
 
-def test_another_metric_changes_labels_without_the_target_model(config: Callable[..., DeriveConfig]) -> None:
+def test_another_metric_changes_labels_without_the_target_model(config: Make) -> None:
     again, as_probed = config("again", metric="vqa"), config("as_probed")
     run(again), run(as_probed)
-    derived = [
-        json.loads(Path(made.output, "statistics.json").read_text())["train"]["derived"] for made in (again, as_probed)
-    ]
+    derived = [numbers_of(made)["derived"] for made in (again, as_probed)]
     # By VQA's soft accuracy nothing is right: one annotator is not enough.
     assert [task_counts["ret"]["[NoRet]"] for task_counts in derived] == [0, 1]
     assert [task_counts["srt"]["examples"] > 0 for task_counts in derived] == [False, True]
@@ -315,7 +266,7 @@ def test_a_judges_verdicts_are_asked_for_once(config, stub_server) -> None:
     assert "judge stub by mrag" in Path(made.output, "statistics.json").read_text()
 
 
-def test_a_metric_and_what_it_needs_go_together(config: Callable[..., DeriveConfig]) -> None:
+def test_a_metric_and_what_it_needs_go_together(config: Make) -> None:
     for settings, problem in (({"metric": "evqa"}, "`bem`"), ({"metric": "judge"}, "`llm_model` is needed")):
         with pytest.raises(AssertionError, match=problem):
             config(**settings)

@@ -56,26 +56,15 @@ def test_the_command_prints_counts_and_writes_companions(data, tmp_path, capsys)
     status = run("--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
     assert status == 0
     assert "2 examples, 2 rows, 1 images" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "train.jsonl",
-        "README.md",
-        "sft.sh",
-        "tokens.txt",
-        "scheme.json",
-        "export.json",
-    }
+    companions = {"README.md", "sft.sh", "tokens.txt", "scheme.json", "export.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", *companions}
 
 
 def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path], tmp_path: Path) -> None:
     arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "reflectune", "export", *map(str, arguments)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
+    command = [sys.executable, "-m", "reflectune", "export", *map(str, arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "out" / "train.json").read_text())) == 2
 
@@ -161,13 +150,8 @@ def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None
 def test_data_without_a_manifest_is_exported_with_scheme_and_images_given(tmp_path, data) -> None:
     folder = data(*GOOD)
     (folder / "reflection.json").unlink()
-    config = ExportConfig(
-        data=str(folder / "train.parquet"),
-        to="llava",
-        output=str(tmp_path / "out"),
-        scheme="mr2ag",
-        image_root=str(folder / "images"),
-    )
+    where = {"data": str(folder / "train.parquet"), "output": str(tmp_path / "out")}
+    config = ExportConfig(**where, to="llava", scheme="mr2ag", image_root=str(folder / "images"))
     assert config.problems() == []
     assert export(config).rows == 2
 

@@ -15,6 +15,10 @@ GOLD = Passage("t", 0, 0, "Tower", "", "", "Founded in 1872.")
 OTHER = Passage("l", 0, 0, "Lake", "", "", "It is deep.")
 KNOWLEDGE = ReflectionExample("k", "i.png", "When?", True, branches=(Branch(GOLD, True, "1872"), Branch(OTHER, False)))
 READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
+READ_LIST = (
+    "Based on the retrieved documents, answer the question as briefly as possible, using '&&' to connect multiple "
+    "different answers."
+)
 SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
 VISUAL = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
 
@@ -35,10 +39,8 @@ def test_a_passage_is_a_conversation_as_in_the_paper() -> None:
 def test_retrieval_counts_once_per_question_if_the_layout_allows_it(masking: Masking, times: int) -> None:
     turns = [turn for row in turns_of(KNOWLEDGE, masking) for turn in row]
     assert turns.count(("[Retrieval]", True)) == times
-    assert [text for text, supervised in turns if supervised and text != "[Retrieval]"] == [
-        "[Relevant] 1872",
-        "[Irrelevant]",
-    ]
+    counted = [text for text, supervised in turns if supervised and text != "[Retrieval]"]
+    assert counted == ["[Relevant] 1872", "[Irrelevant]"]
 
 
 def test_where_a_rows_last_turn_counts_alone_no_other_is_marked() -> None:
@@ -52,9 +54,8 @@ def test_a_free_answer_without_retrieval_is_one_turn_as_in_the_paper(masking: Ma
     assert turns_of(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
 
 
-TALK = replace(
-    VISUAL, answer="A blue one.", style="free", follow_ups=(FollowUp("Big?", "Yes."), FollowUp("Why?", "So."))
-)
+ROUNDS = (FollowUp("Big?", "Yes."), FollowUp("Why?", "So."))
+TALK = replace(VISUAL, answer="A blue one.", style="free", follow_ups=ROUNDS)
 TURNS = [
     *[("Which colour?", False), ("[No Retrieval] A blue one.", True)],
     *[("Big?", False), ("[No Retrieval] Yes.", True), ("Why?", False), ("[No Retrieval] So.", True)],
@@ -96,13 +97,9 @@ def test_each_task_of_mmkb_rag_is_one_turn_after_the_question() -> None:
         PromptedBranch("vqa", reply="1872"),
     )
     rows = turns_of(PromptedExample("p", "i.png", "When?", tasks), "none")
-    assert [row[1] for row in rows] == [
-        ("[Ret]", True),
-        ("[NoRel]", True),
-        ("1. Founded in 1872.", True),
-        ("1872", True),
-    ]
-    assert rows[1][0][0] == ("When? Document: Tower: Founded in 1872. Does this document help to answer the question?")
+    replies = ("[Ret]", "[NoRel]", "1. Founded in 1872.", "1872")
+    assert [row[1] for row in rows] == [(reply, True) for reply in replies]
+    assert rows[1][0][0] == "When? Document: Tower: Founded in 1872. Does this document help to answer the question?"
     assert "1. Tower: Founded in 1872. 2. Lake: It is deep." in rows[2][0][0]
     assert rows[3][0][0] == f"When? {SHORT}"
 
@@ -111,21 +108,15 @@ def test_each_task_of_mmkb_rag_is_one_turn_after_the_question() -> None:
     ("style", "alone", "reading"),
     [
         ("short", f"When? {SHORT}", f"When? Tower: Founded in 1872. {READ}"),
-        (
-            "list",
-            f"When? {LIST}",
-            "When? Tower: Founded in 1872. Based on the retrieved documents, answer the question as briefly as "
-            "possible, using '&&' to connect multiple different answers.",
-        ),
+        ("list", f"When? {LIST}", f"When? Tower: Founded in 1872. {READ_LIST}"),
         ("free", "When?", "When? Tower: Founded in 1872. Based on the retrieved document, answer the question."),
     ],
 )
 @pytest.mark.parametrize("scheme", [MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
 def test_every_prompted_scheme_asks_for_an_answer_the_same_way(scheme, style, alone, reading) -> None:
     tasks = (PromptedBranch("vqa", reply="1872"), PromptedBranch("vqa", (GOLD,), reply="1872"))
-    rows = conversations(
-        PromptedExample("p", "i.png", "When?", tasks, style), scheme, ConversationForm("none", str.strip)
-    )
+    example = PromptedExample("p", "i.png", "When?", tasks, style)
+    rows = conversations(example, scheme, ConversationForm("none", str.strip))
     assert [[message.text for message in row.messages] for row in rows] == [[alone, "1872"], [reading, "1872"]]
 
 
@@ -151,16 +142,8 @@ def test_an_example_that_cannot_be_trained_on_is_refused(example, message) -> No
 
 
 def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:
-    prompted = PromptedExample(
-        "q",
-        "i.png",
-        " Who? ",
-        (PromptedBranch("vqa", reply="Ann"),),
-        template="Q: {question}\n{documents}\n",
-        documents="A\nB",
-    )
+    texts = {"template": "Q: {question}\n{documents}\n", "documents": "A\nB"}
+    prompted = PromptedExample("q", "i.png", " Who? ", (PromptedBranch("vqa", reply="Ann"),), **texts)
     (row,) = conversations(prompted, PLAIN, ConversationForm("none", str.strip))
-    assert [(message.text, message.supervised) for message in row.messages] == [
-        ("Q: Who?\nA\nB\n", False),
-        ("Ann", True),
-    ]
+    turns = [(message.text, message.supervised) for message in row.messages]
+    assert turns == [("Q: Who?\nA\nB\n", False), ("Ann", True)]

@@ -5,17 +5,7 @@ from hypothesis import strategies as st
 from reflectune.data_builders.exporting.conversations import Neutraliser
 from reflectune.examples.miniature.models.architecture import FAMILIES, Family, train_tokenizer
 
-SPELT = [
-    "<image>",
-    "[Relevant]",
-    "[No Retrieval]",
-    "[NoRel]",
-    "</s>",
-    "<|im_end|>",
-    "<|image_pad|>",
-    "[INST]",
-    "<video>",
-]
+SPELT = [*"<image> [Relevant] [NoRel] </s> <|im_end|> <|image_pad|> [INST] <video>".split(), "[No Retrieval]"]
 
 
 @settings(deadline=None)

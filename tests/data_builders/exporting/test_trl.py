@@ -69,16 +69,9 @@ def test_trl_and_our_trainer_supervise_the_same_tokens(reflected: Path, tmp_path
     space = family == "llava"  # its chat template puts a space before a reply
     rows = loaded_by_datasets(reflected, tmp_path / "out", "copy", tmp_path / "cache", space)
     rows = rows.filter(lambda row: row["id"] not in HOSTILE)  # their text was altered
-    args = SFTConfig(
-        output_dir=str(tmp_path / "run"),
-        max_length=None,
-        max_steps=1,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        bf16=False,
-        save_strategy="no",
-        report_to="none",
-    )
+    steps = {"max_length": None, "max_steps": 1, "per_device_train_batch_size": 4, "save_strategy": "no"}
+    where = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "bf16": False, "report_to": "none"}
+    args = SFTConfig(**steps, **where)
     trainer = SFTTrainer(model=base.model, args=args, train_dataset=rows, processing_class=base.processor)
 
     batch = trainer.data_collator([rows[i] for i in range(len(rows))])
@@ -96,9 +89,8 @@ def our_supervised_spans(base: Loaded, data: Path) -> set[tuple[int, ...]]:
     for example in read_examples(data / "train.parquet", ReflectionExample):
         if example.id in HOSTILE:
             continue
-        tree = PassageScheme.of(base.renderer).encode(
-            base.renderer, example, load_image(data.parent / "images" / example.image)
-        )
+        image = load_image(data.parent / "images" / example.image)
+        tree = PassageScheme.of(base.renderer).encode(base.renderer, example, image)
         for segment in (tree.prefix, *tree.branches):
             spans |= set(_runs(list(segment.labels)))
     return spans
