@@ -22,6 +22,7 @@ from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, 
 from reflectune.models.prefix.rows import Rows, rows_of
 from reflectune.models.prefix.sampling import Draw, Sampling
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.weights.output_head import exact_logits
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,8 @@ class PrefixEngine:
         """
         if not places:
             return torch.empty(0, len(token_ids))
-        chunks = [self._log_probabilities(chunk)[:, list(token_ids)].exp().cpu() for chunk in hidden]
+        ids = list(token_ids)
+        chunks = [self._log_probabilities(chunk, ids)[:, ids].exp().cpu() for chunk in hidden]
         probabilities = torch.stack([chunks[chunk][row] for chunk, row in places])
         self.check_numbers(probabilities.sum().item())
         return probabilities
@@ -361,7 +363,7 @@ class PrefixEngine:
         answer_log_probs = []
         for row, token_ids in enumerate(written):
             targets = torch.tensor(token_ids[len(forced) :], device=before.device)
-            log_probs = self._log_probabilities(before[row, len(forced) : len(token_ids)])
+            log_probs = self._log_probabilities(before[row, len(forced) : len(token_ids)], sorted({*answers[row]}))
             answer_log_probs.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
         return answer_log_probs
 
@@ -369,9 +371,10 @@ class PrefixEngine:
         text = self.renderer.decode(ids[:-1] if finished else ids)
         return Generation(ids, text, log_probs, finished)
 
-    def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        log_probs: Tensor = self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
-        return log_probs.to(hidden.device)
+    def _log_probabilities(self, hidden: Tensor, asked: Sequence[int] = ()) -> Tensor:
+        """Return log-probabilities (rows, vocabulary), from float32 logits of the tokens that are asked for."""
+        head = self._model.get_output_embeddings()
+        return exact_logits(head, hidden, head(hidden), asked).log_softmax(-1).to(hidden.device)
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, device=self._forward.device)

@@ -33,21 +33,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Draw:
-    """Sample for the rows of one batch, on the CPU, each from its own generator."""
+    """Sample for the rows of one batch, each by uniform numbers from its own generator."""
 
     temperature: float
     generators: list[torch.Generator]
 
     def tokens(self, log_probs: Tensor, rows: Sequence[int]) -> Tensor:
-        """Sample one token a row; token 0 for a row whose log-probabilities are not all finite.
+        """Sample one token a row, by inverse transform on the device of `log_probs`.
+
+        Token 0 is returned for a row with NaN.
 
         Args:
             log_probs: Shape (rows, vocabulary).
             rows: Index in the batch of each row.
         """
-        weights = (log_probs.float().cpu() / self.temperature).softmax(-1)  # (rows, vocabulary)
-        drawn = [
-            int(torch.multinomial(probs, 1, generator=self.generators[row])) if bool(probs.isfinite().all()) else 0
-            for row, probs in zip(rows, weights, strict=True)
-        ]
-        return torch.tensor(drawn, device=log_probs.device)
+        uniform = torch.cat([torch.rand(1, generator=self.generators[row], dtype=torch.float64) for row in rows])
+        shares = (log_probs.double() / self.temperature).softmax(-1).cumsum(-1)  # (rows, vocabulary), up to about 1
+        drawn = torch.searchsorted(shares, uniform.to(shares.device)[:, None] * shares[:, -1:], right=True)[:, 0]
+        return drawn.clamp(max=shares.shape[1] - 1) * shares[:, -1].isfinite()

@@ -197,6 +197,16 @@ def worth(direct: float, retrieved: float) -> Callable[[GateOutcome], GateOutcom
     return functools.partial(dataclasses.replace, direct=direct, retrieved=retrieved)  # type: ignore[arg-type]
 
 
+def test_all_rounds_are_measured_in_the_precision_of_training(config: Callable[..., GrpoConfig]) -> None:
+    seen: list[bool] = []
+    refined(
+        config(dtype="bfloat16", refresh_steps=3, max_steps=4),
+        lambda outcome: (seen.append(torch.is_autocast_enabled("cpu")), outcome)[1],
+    )
+    assert seen == [True] * 18
+
+
+
 def logged(folder: str | Path, name: str) -> list[float]:
     rows = json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
     return [row[name] for row in rows if name in row]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainingArguments
 
@@ -69,7 +70,8 @@ class GateTraining(Method):
             whole: nn.Module = loaded.model
             whole.to(args.device)
         self._measure = self._measuring(loaded, self._dataset, self._questions)
-        self._outcomes = self._measure(0)
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"):
+            self._outcomes = self._measure(0)
         say(args, reward_summary(self._outcomes, self._config))
 
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:

@@ -20,6 +20,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from reflectune.models.loading import Loaded, save_checkpoint
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.weights.output_head import read_in_float32
 from reflectune.models.weights.pretrained import cast_buffers
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.runs.arguments import common_arguments, global_batch
@@ -121,6 +123,7 @@ def run(config: TrainingConfig, method: Method) -> None:
     method.before_training(loaded, args)
     adapters = AdapterConfig.of(config)
     model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=divided)
+    read_in_float32(model, [loaded.renderer.token_id(role) for role in Scheme.of(loaded.renderer).replies])
     if config.dry_run:
         say(args, method.preview(model, loaded, args, batch))
         return

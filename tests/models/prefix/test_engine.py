@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 import math
 
 import pytest
@@ -147,6 +149,18 @@ def test_other_attention_is_refused(make):
     loaded.model.set_attn_implementation("eager")
     with pytest.raises(UserError, match="found eager"):
         PrefixEngine(loaded)
+
+
+def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branches):
+    model = copy.deepcopy(loaded.model).bfloat16()
+    engine = PrefixEngine(dataclasses.replace(loaded, model=model))
+    head = model.get_output_embeddings().weight.detach().float()
+    state = engine.branch(engine.read(prefixes), branches)
+    yes, no = gate_ids(loaded)
+    for row, (positive, negative) in enumerate(state.probabilities([yes, no])[3].log().tolist()):
+        chunk, place = state.places[3, row]
+        hidden = state.chunks[chunk].rows.hidden[place].float()
+        assert positive - negative == pytest.approx(float(hidden @ (head[yes] - head[no])), abs=1e-5)
 
 
 def test_what_is_drawn_depends_on_its_seed_alone(loaded, prefixes, branches):

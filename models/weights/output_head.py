@@ -1,0 +1,63 @@
+"""Logits of chosen tokens in float32, next to a head in bfloat16.
+
+A logit of 16 to 32 in bfloat16 has steps of 0.125: gates of different passages tie, and ranks change.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.utils.other import TrainableTokensWrapper
+from torch import Tensor, nn
+
+
+def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """Return a head's logits in float32, those of some tokens computed in float32 from the same hidden states.
+
+    Gradients are those of `logits`. A float32 head, or one whose weights are offloaded between passes, is not asked
+    again.
+
+    Args:
+        head: The output head, perhaps with trainable rows of new tokens.
+        hidden: Its input, shape (..., width).
+        logits: Its output, shape (..., vocabulary).
+        token_ids: The tokens.
+    """
+    new_rows = head.token_adapter if isinstance(head, TrainableTokensWrapper) else None
+    layer: Any = new_rows.get_base_layer() if new_rows else head
+    if logits.dtype == torch.float32 or not token_ids or layer.weight.is_meta:
+        return logits.float()
+    ids = torch.tensor(token_ids, device=layer.weight.device)
+    with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+        bias = None if layer.bias is None else layer.bias[ids].float()
+        exact = F.linear(hidden.to(ids.device, torch.float32), _rows(layer.weight, new_rows, ids), bias).to(logits.device)
+    whole, ids = logits.float(), ids.to(logits.device)
+    return whole.index_add_(-1, ids, exact - whole.detach()[..., ids])
+
+
+def read_in_float32(model: Any, token_ids: Sequence[int]) -> None:
+    """Give a model's logits in float32, those of some tokens computed in float32; see `exact_logits`."""
+    head: nn.Module = model.get_output_embeddings()
+    head.register_forward_hook(functools.partial(_exact, token_ids=token_ids))
+
+
+def _exact(head: nn.Module, inputs: tuple[Tensor], logits: Tensor, token_ids: Sequence[int]) -> Tensor:
+    return exact_logits(head, inputs[0], logits, token_ids)
+
+
+def _rows(matrix: Tensor, new_rows: Any, ids: Tensor) -> Tensor:
+    """Return some rows of a matrix in float32; those that an adapter trains replace the matrix's own."""
+    rows = matrix[ids].float()  # (tokens, width)
+    if new_rows is None or new_rows.disable_adapters or new_rows.merged:
+        return rows
+    for name in new_rows.active_adapters:
+        places = {token: place for place, token in enumerate(new_rows.token_indices[name])}
+        trained = new_rows.trainable_tokens_delta[name].to(rows.device)
+        for row, token in enumerate(ids.tolist()):
+            if token in places:
+                rows[row] = trained[places[token]].float()
+    return rows
