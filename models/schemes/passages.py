@@ -9,6 +9,7 @@ assistant: [Relevant] {answer}              or     [Irrelevant]
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from PIL import Image
@@ -174,6 +175,14 @@ class PassageScheme(Scheme):
         ids, labels = tails[0]
         branches = tuple(Segment.of(ids[shared:], labels[shared:]) for ids, labels in tails)
         return Tree(_join(prefix, (ids[:shared], labels[:shared])), branches, prefix.vision)
+
+    def shortened(
+        self, renderer: Renderer, example: ReflectionExample, image: Image.Image, max_tokens: int
+    ) -> ReflectionExample:
+        """Return the example without the last rounds of a conversation, as far as they don't fit."""
+        while example.follow_ups and self.encode(renderer, example, image).depth > max_tokens:
+            example = replace(example, follow_ups=example.follow_ups[:-1])
+        return example
 
     def roles(self, example: ReflectionExample) -> list[str]:
         """See `Scheme.roles`."""

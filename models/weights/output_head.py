@@ -34,9 +34,9 @@ def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Seq
     ids = torch.tensor(token_ids, device=layer.weight.device)
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias[ids].float()
-        exact = F.linear(hidden.to(ids.device, torch.float32), _rows(layer.weight, new_rows, ids), bias).to(logits.device)
+        exact = F.linear(hidden.to(ids.device, torch.float32), _rows(layer.weight, new_rows, ids), bias)
     whole, ids = logits.float(), ids.to(logits.device)
-    return whole.index_add_(-1, ids, exact - whole.detach()[..., ids])
+    return whole.index_add_(-1, ids, exact.to(whole.device) - whole.detach()[..., ids])
 
 
 def read_in_float32(model: Any, token_ids: Sequence[int]) -> None:

@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.models.attention.collation import join_vision
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import PromptedExample
+from reflectune.train.data.examples import LengthBound, blank_image
 
 Conversation = Sequence[Mapping[str, Any]]
 _CACHED = 64
@@ -43,15 +44,23 @@ class PromptRenderer:
         self._renderer, self._roots, self._max_tokens = renderer, roots, max_tokens
         self.rendered: Callable[[str], Rendered] = functools.lru_cache(_CACHED)(self._render)
 
+    def fitting(self, examples: Sequence[PromptedExample]) -> list[PromptedExample]:
+        """Return the lessons whose prompts leave room for a reply. Pictures are not decoded."""
+        bound = LengthBound(self._renderer)
+
+        def fits(example: PromptedExample) -> bool:
+            if bound(example) <= self._max_tokens:
+                return True
+            return len(self._prompt(example, blank_image(example, self._roots)).ids) <= self._max_tokens
+
+        return [example for example in examples if fits(example)]
+
     def _render(self, example_id: str) -> Rendered:
         example = self._examples[example_id]
-        image = load_image(example.image, root=self._roots, needed_by=f"prompt {example_id}")
+        return self._prompt(example, load_image(example.image, root=self._roots, needed_by=f"prompt {example_id}"))
+
+    def _prompt(self, example: PromptedExample, image: Image.Image) -> Rendered:
         tree = Scheme.of(self._renderer).encode(self._renderer, example, image)
-        if len(tree.prefix.ids) > self._max_tokens:
-            raise UserError(
-                f"prompt {example_id} has {len(tree.prefix.ids)} tokens, and {self._max_tokens} leave room for a "
-                "reply; write the prompts with a larger `max_record_tokens`, or lower `max_new_tokens`"
-            )
         return Rendered(list(tree.prefix.ids), list(tree.prefix.labels), tree.vision)
 
 

@@ -27,7 +27,7 @@ from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.checkpointed_trainer import Run
-from reflectune.train.runs.skeleton import Method, run
+from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.weights.parameters import parameter_table
 
 
@@ -86,6 +86,16 @@ class AnswerTraining(Method):
             "questions_fingerprint": self._dataset.fingerprint,
         }
 
+    def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
+        """Leave out prompts that are too long."""
+        assert isinstance(args, GRPOConfig)  # from `arguments`
+        renderer = prompt_renderer(self._config, self._examples, self._roots, loaded)
+        fitting = renderer.fitting(self._examples)
+        if left_out := len(self._examples) - len(fitting):
+            say(args, f"{left_out:,} prompts leave no room for a reply in `max_tokens` and are left out")
+        self._examples = fitting
+        refuse_too_few(len(fitting), args)
+
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
         """Describe the prompts, the rewards and the steps."""
         config, prompts = self._config, len(self._examples)
@@ -107,7 +117,11 @@ class AnswerTraining(Method):
         return AnswerTrainer(
             run,
             rows_of(self._examples),
-            prompt_processor(self._config, self._examples, self._roots, loaded),
+            PromptProcessor(
+                loaded.renderer,
+                prompt_renderer(self._config, self._examples, self._roots, loaded).rendered,
+                is_typed=Positions(loaded.model).is_3d,
+            ),
             reward_functions(self._questions, self._correctness, self._read_answer),
         )
 
@@ -195,11 +209,11 @@ def steps_of(config: AnswerGrpoConfig, prompts: int, args: GRPOConfig) -> int:
     return math.ceil(config.epochs * (prompts // prompts_of_a_step(args)))
 
 
-def prompt_processor(
+def prompt_renderer(
     config: AnswerGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
-) -> PromptProcessor:
-    """Make the processor that renders prompts for TRL."""
+) -> PromptRenderer:
+    """Make the renderer of prompts that leave room for a reply."""
     longest = loaded.model.config.get_text_config().max_position_embeddings
-    room = min(config.max_tokens or longest, longest) - config.max_new_tokens
-    prompts = PromptRenderer(examples, loaded.renderer, roots, room)
-    return PromptProcessor(loaded.renderer, prompts.rendered, is_typed=Positions(loaded.model).is_3d)
+    return PromptRenderer(
+        examples, loaded.renderer, roots, min(config.max_tokens or longest, longest) - config.max_new_tokens
+    )

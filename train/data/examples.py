@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import load_image
+from reflectune.core.images import load_image, read_header
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.formats.reflection_data import bad_rows, image_roots, read_examples, read_manifest
 from reflectune.models.attention.collation import TreeCollator
@@ -25,13 +25,22 @@ from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.mixture import DataSource
 
+_LARGE: Final = 4096
+"""Side of a picture that takes as many tokens as any."""
+_INSTRUCTIONS: Final = 512
+"""Bound on the tokens of instructions between texts."""
+
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An example as one token tree, or as one per branch if prefixes are not shared."""
+    """An example as one token tree, or as one per branch if prefixes are not shared.
+
+    `left_out` counts its branches that were too long.
+    """
 
     id: str
     trees: tuple[Tree, ...]
+    left_out: int = 0
 
 
 class EncodedExamples(Dataset[EncodedExample]):
@@ -60,7 +69,7 @@ class EncodedExamples(Dataset[EncodedExample]):
     ) -> None:
         super().__init__()
         self.examples, self._renderer, self._roots = examples, renderer, roots
-        self._share_prefix, self._max_tokens = share_prefix, max_tokens
+        self._share_prefix, self.max_tokens = share_prefix, max_tokens
         self.scheme = Scheme.of(renderer)
         self._free_bytes, self._answer_weight = cache_bytes, answer_weight
         self._cache: dict[int, EncodedExample] = {}
@@ -71,26 +80,75 @@ class EncodedExamples(Dataset[EncodedExample]):
     def __getitem__(self, index: int) -> EncodedExample:
         """Return an encoded example; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
 
+        Branches that are too long are left out, as in inference. If nothing fits, the next example that fits is
+        returned with no weight.
+
         Raises:
-            UserError: Its image is unreadable, the processor refuses it, it is too long, or nothing is supervised.
+            UserError: Its image is unreadable, the processor refuses it, nothing is supervised, or no example fits.
         """
         if index < 0:
-            return _weightless(self[~index])
+            return replace(_weightless(self[~index]), left_out=0)
+        if (encoded := self._encoded(index)) is not None:
+            return encoded
+        others = (self._encoded((index + step) % len(self)) for step in range(1, len(self)))
+        other = next((other for other in others if other is not None), None)
+        if other is None:
+            raise UserError(
+                f"no training example fits into {self.max_tokens} tokens from its image to the end of its answer; "
+                "raise `max_tokens` if the model can take more"
+            )
+        return replace(_weightless(other), left_out=max(len(self.examples[index].branches), 1))
+
+    def _encoded(self, index: int) -> EncodedExample | None:
+        """Return an encoded example; None if nothing of it fits."""
         if index in self._cache:
             return self._cache[index]
         example = self.examples[index]
         image = load_image(example.image, root=self._roots, needed_by=f"training example {example.id}")
-        tree = self._encode(example, image)
-        if tree.depth > self._max_tokens:
-            tree = self._encode(self.scheme.shortened(self._renderer, example, image, self._max_tokens), image)
-        self._check(example, tree)
-        encoded = EncodedExample(example.id, (tree,) if self._share_prefix else tuple(independent_rows(tree)))
+        tree, left_out = self.fit(example, image)
+        if tree is None:
+            return None
+        trees = (tree,) if self._share_prefix else tuple(independent_rows(tree))
+        encoded = EncodedExample(example.id, trees, left_out)
         self._free_bytes -= (size := _memory(encoded))
         if self._free_bytes >= 0:
             self._cache[index] = encoded
         else:
             self._free_bytes += size
         return encoded
+
+    def fit(self, example: TrainingExample, image: Image.Image) -> tuple[Tree | None, int]:
+        """Encode an example, and leave out the branches that are too long.
+
+        Returns:
+            The tree, or None if nothing supervised fits; and the number of branches that were left out.
+
+        Raises:
+            UserError: The processor refuses the image, or nothing is supervised.
+        """
+        tree = self._encode(example, image)
+        if tree.supervised == 0:
+            raise UserError(
+                f"training example {example.id} has no supervised token: it would teach nothing. Check its `answer` "
+                "and `branches`, and the chat template of the model"
+            )
+        if tree.depth <= self.max_tokens:
+            return tree, 0
+        tree = self._encode(self.scheme.shortened(self._renderer, example, image, self.max_tokens), image)
+        room = self.max_tokens - len(tree.prefix.ids)
+        branches = tuple(branch for branch in tree.branches if len(branch.ids) <= room)
+        fitting = replace(tree, branches=branches)
+        left_out = len(tree.branches) - len(branches)
+        if room < 0 or not fitting.supervised:
+            return None, max(len(tree.branches), 1)
+        return fitting, left_out
+
+    def left_out(self) -> tuple[int, int]:
+        """Count the branches that are too long, and the examples that have them. Pictures are not decoded."""
+        bound = LengthBound(self._renderer)
+        long = (example for example in self.examples if bound(example) > self.max_tokens)
+        counts = [self.fit(example, blank_image(example, self._roots))[1] for example in long]
+        return sum(counts), sum(count > 0 for count in counts)
 
     def _encode(self, example: TrainingExample, image: Image.Image) -> Tree:
         try:
@@ -104,18 +162,31 @@ class EncodedExamples(Dataset[EncodedExample]):
         except Exception as error:
             raise RuntimeError(f"training example {example.id} can't be encoded: {error}") from error
 
-    def _check(self, example: TrainingExample, tree: Tree) -> None:
-        if tree.supervised == 0:
-            raise UserError(
-                f"training example {example.id} has no supervised token: it would teach nothing. Check its `answer` "
-                "and `branches`, and the chat template of the model"
-            )
-        if tree.depth > self._max_tokens:
-            raise UserError(
-                f"training example {example.id} has {tree.depth} tokens from its image to the end of its longest "
-                f"passage, more than {self._max_tokens}; split the passage, or raise `max_tokens` "
-                "if the model can take more"
-            )
+
+class LengthBound:
+    """Bounds the tokens from an example's image to the end of its longest branch, without tokenizing it.
+
+    No token of a text is shorter than a byte.
+
+    Args:
+        renderer: Renderer of the model.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        largest = Image.new("RGB", (_LARGE, _LARGE))
+        self._fixed = len(renderer.prefix("a", largest).ids) + _INSTRUCTIONS
+        self._scheme = Scheme.of(renderer)
+
+    def __call__(self, example: Any) -> int:
+        """Return an upper bound."""
+        parts = [replace(example, branches=(branch,)) for branch in example.branches] or [example]
+        return self._fixed + max(sum(len(text.encode()) for text in self._scheme.texts(part)) for part in parts)
+
+
+def blank_image(example: TrainingExample, roots: Roots) -> Image.Image:
+    """Return a blank picture of the size of an example's, which takes as many tokens."""
+    header = read_header(resolve_below(example.image, roots))
+    return Image.new("RGB", (header.width, header.height))
 
 
 @dataclass(frozen=True)
@@ -217,12 +288,15 @@ class Collator:
         self._collate = TreeCollator(model)
 
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
-        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and `tokens`, a count."""
+        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and two counts: `tokens` and
+        `left_out`.
+        """
         trees = [tree for example in examples for tree in example.trees]
         sample_ids = [example.id for example in examples]
         with _naming(sample_ids):
             batch = self._collate(trees)
-        return {**batch, "sample_ids": sample_ids, "tokens": sum(tree.length for tree in trees)}
+        counts = {"tokens": sum(tree.length for tree in trees), "left_out": sum(e.left_out for e in examples)}
+        return {**batch, "sample_ids": sample_ids, **counts}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from reflectune.core.errors import UserError
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
@@ -106,8 +107,19 @@ class GateExamples(EncodedExamples):
         gate_examples: Any = examples  # they have an id and an image, as training examples do
         super().__init__(gate_examples, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
 
-    def _encode(self, example: Any, image: Image.Image) -> Tree:
-        return gate_tree(example, self._renderer, image)
+    def fit(self, example: Any, image: Image.Image) -> tuple[Tree, int]:
+        """Encode a question with all of its gates.
+
+        Raises:
+            UserError: It is too long: a gate that was measured can't be left out.
+        """
+        tree = gate_tree(example, self._renderer, image)
+        if tree.depth > self.max_tokens:
+            raise UserError(
+                f"question {example.id} has {tree.depth} tokens from its image to the end of its longest passage, more "
+                f"than {self.max_tokens}; raise `max_tokens`, or leave it out to measure with the same limit"
+            )
+        return tree, 0
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,10 @@ class AnswerReader:
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
     def read(self, rank: int, processes: int) -> list[bool]:
-        """Return for each answer of this process's share (every `processes`-th of the sample) if it is right."""
+        """Return for each answer of this process's share (every `processes`-th of the sample) if it is right.
+
+        An answer whose passage doesn't fit into the context is wrong: it can't be read in inference either.
+        """
         engine = self._engine
         self._loaded.model.eval()
         share = self.sample[rank::processes]
@@ -67,7 +70,7 @@ class AnswerReader:
         return PrefixEngine(self._loaded)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
-        prompts = [self._ask(example) for example in examples]
+        prompts = [prompt for prompt in map(self._ask, examples) if prompt is not None]
         prefixes = engine.read([prompt.prefix for prompt in prompts])
         branches = engine.branch(prefixes, [[prompt.branch] for prompt in prompts])
         right = [False] * len(prompts)
@@ -77,15 +80,16 @@ class AnswerReader:
             generations = engine.generate(branches, [(i, 0) for i in rows], forced, MAX_NEW_TOKENS)
             for i, generation in zip(rows, generations, strict=True):
                 right[i] = is_right(engine.renderer, generation, prompts[i].answer)
-        return right
+        return right + [False] * (len(examples) - len(prompts))
 
-    def _ask(self, example: TrainingExample) -> AskedAnswer:
+    def _ask(self, example: TrainingExample) -> AskedAnswer | None:
+        """Return the prompt of an answer; None if it doesn't fit even with shortened documents."""
         image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
         renderer, room = self._loaded.renderer, self._engine.max_length - MAX_NEW_TOKENS
         prompt = self._scheme.ask(renderer, example, image)
-        if len(prompt.prefix.ids) + len(prompt.branch) <= room:
-            return prompt
-        return self._scheme.ask(renderer, self._scheme.shortened(renderer, example, image, room), image)
+        if len(prompt.prefix.ids) + len(prompt.branch) > room:
+            prompt = self._scheme.ask(renderer, self._scheme.shortened(renderer, example, image, room), image)
+        return prompt if len(prompt.prefix.ids) + len(prompt.branch) <= room else None
 
 
 def has_answer(example: TrainingExample, scheme: Scheme) -> bool:

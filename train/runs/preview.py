@@ -171,8 +171,19 @@ def _data_lines(
         f"{tokens * len(examples):,.0f} to read each once (estimated from {len(sample)} questions)",
         f"tokens of an image: {min(images):,} at least, {sum(images) / len(images):,.0f} on average, "
         f"{max(images):,} at most",
+        _lengths_line(dataset),
         f"pictures: {images_in_words(processor)}",
     ]
+
+
+def _lengths_line(dataset: EncodedExamples) -> str:
+    branches, questions = dataset.left_out()
+    if not branches:
+        return f"lengths: all fit into {dataset.max_tokens:,} tokens"
+    return (
+        f"lengths: {branches:,} passages or prompts of {questions:,} questions don't fit into {dataset.max_tokens:,} "
+        "tokens with their image and are left out"
+    )
 
 
 def _batch_line(dataset: EncodedExamples, questions: int) -> str:

@@ -63,7 +63,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
-        self._tokens, self._tokens_since = 0, time.monotonic()
+        self._tokens, self._tokens_since, self._left_out = 0, time.monotonic(), 0
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the stock optimiser, with the projector's own learning rate if there is one."""
@@ -85,6 +85,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         """Return the batches of an optimiser step, and the weight of their supervised tokens over all processes."""
         with plain_worker_errors():
             batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._left_out += sum(batch.pop("left_out") for batch in batches)
         tokens = sum(batch.pop("tokens") for batch in batches)
         self._tokens += tokens
         read = self.accelerator.gather(torch.tensor(tokens, device=device)).sum()
@@ -195,12 +196,15 @@ class ReflectionTrainer(CheckpointedTrainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with tokens/s of all processes since the last row, and the accelerator's peak memory."""
+        """Log with tokens/s and branches left out of all processes since the last row, and the peak memory."""
         if "loss" in logs:
             now = time.monotonic()
-            tokens = self.accelerator.gather(torch.tensor(self._tokens, device=self.args.device)).sum()
-            logs["tokens_per_second"] = round(int(tokens) / max(now - self._tokens_since, 1e-9))
-            self._tokens, self._tokens_since = 0, now
+            counts = torch.tensor([self._tokens, self._left_out], device=self.args.device)
+            tokens, left_out = self.accelerator.reduce(counts, "sum").tolist()
+            logs["tokens_per_second"] = round(tokens / max(now - self._tokens_since, 1e-9))
+            self._tokens, self._tokens_since, self._left_out = 0, now, 0
+            if left_out:
+                logs["branches_left_out"] = left_out
         if "loss" in logs and self.args.device.type != "cpu":
             logs["peak_memory_gib"] = round(torch.accelerator.max_memory_allocated(self.args.device) / 2**30, 2)
         super().log(logs, start_time)

@@ -132,7 +132,7 @@ class GateReader:
         for start in range(0, longest_share, self._batch_size):
             batch_indices = share[start : start + self._batch_size]
             batch = self._collator([self.dataset[i] for i in batch_indices or [rank % len(self.dataset)]])
-            for name in ("sample_ids", "tokens"):
+            for name in ("sample_ids", "tokens", "left_out"):
                 batch.pop(name)
             batch_readings, loss, weight = self._read_batch(model, prepare(batch))
             if batch_indices:

@@ -64,9 +64,48 @@ def test_an_example_is_one_tree_or_one_row_per_branch(
         assert shared[i].trees[0].supervised == sum(tree.supervised for tree in separate[i].trees)
 
 
-def test_an_example_that_is_too_long_is_named(encoded: Callable[..., EncodedExamples]) -> None:
-    with pytest.raises(UserError, match=r"training example k0 has \d+ tokens .* more than 30"):
+def test_branches_that_are_too_long_are_left_out(
+    encoded: Callable[..., EncodedExamples], examples: list[ReflectionExample]
+) -> None:
+    tree = encoded()[0].trees[0]
+    lengths = [len(tree.prefix.ids) + len(branch.ids) for branch in tree.branches]
+    limit = sorted(lengths)[-2]
+    assert limit < max(lengths), "the longest passage is alone"
+    short = encoded(max_tokens=limit)
+
+    assert short[0].trees[0].branches == tuple(b for b, n in zip(tree.branches, lengths, strict=True) if n <= limit)
+    assert short[0].trees[0].prefix == tree.prefix  # the retrieval gate is trained all the same
+    counts = [short[i].left_out for i in range(len(examples))]
+    assert counts[0] == 1
+    assert short[~0].left_out == 0  # a filler
+    assert short.left_out() == (sum(counts), sum(map(bool, counts)))
+    assert encoded().left_out() == (0, 0)
+
+
+def test_an_example_that_does_not_fit_at_all_is_replaced_without_weight(
+    encoded: Callable[..., EncodedExamples],
+) -> None:
+    dataset = encoded()
+    shortest = min(range(len(dataset)), key=lambda i: len(dataset[i].trees[0].prefix.ids))
+    limit = len(dataset[shortest].trees[0].prefix.ids)
+    short = encoded(max_tokens=limit)
+    alone = next(i for i in range(len(dataset)) if len(dataset[i].trees[0].prefix.ids) > limit)
+
+    assert {weight for tree in short[alone].trees for weight in tree.prefix.weights} == {0.0}
+    assert short[alone].left_out > 0
+    with pytest.raises(UserError, match="no training example fits into 30 tokens"):
         encoded(max_tokens=30)[0]
+
+
+def test_a_conversation_is_shortened_by_its_last_rounds(
+    encoded: Callable[..., EncodedExamples], examples: list[ReflectionExample]
+) -> None:
+    rounds = tuple(FollowUp(f"And {'now ' * n}?", "So.") for n in range(5))
+    talk = dataclasses.replace(examples[0], retrieve=False, branches=(), answer="A.", style="free", follow_ups=rounds)
+    examples[:] = [talk, dataclasses.replace(talk, follow_ups=rounds[:3])]
+    three = encoded()[1].trees[0]
+
+    assert encoded(max_tokens=three.depth + 3)[0].trees[0].prefix == three.prefix
 
 
 def test_a_truncated_image_is_named_with_its_example(
