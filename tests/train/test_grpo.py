@@ -206,7 +206,6 @@ def test_all_rounds_are_measured_in_the_precision_of_training(config: Callable[.
     assert seen == [True] * 18
 
 
-
 def logged(folder: str | Path, name: str) -> list[float]:
     rows = json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
     return [row[name] for row in rows if name in row]

@@ -117,11 +117,7 @@ class AnswerTraining(Method):
         return AnswerTrainer(
             run,
             rows_of(self._examples),
-            PromptProcessor(
-                loaded.renderer,
-                prompt_renderer(self._config, self._examples, self._roots, loaded).rendered,
-                is_typed=Positions(loaded.model).is_3d,
-            ),
+            prompt_processor(self._config, self._examples, self._roots, loaded),
             reward_functions(self._questions, self._correctness, self._read_answer),
         )
 
@@ -217,3 +213,11 @@ def prompt_renderer(
     return PromptRenderer(
         examples, loaded.renderer, roots, min(config.max_tokens or longest, longest) - config.max_new_tokens
     )
+
+
+def prompt_processor(
+    config: AnswerGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
+) -> PromptProcessor:
+    """Make the processor that renders prompts for TRL."""
+    prompts = prompt_renderer(config, examples, roots, loaded)
+    return PromptProcessor(loaded.renderer, prompts.rendered, is_typed=Positions(loaded.model).is_3d)
