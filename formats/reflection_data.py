@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -105,7 +106,7 @@ def stream_examples(
         _check_columns(path, example_type, file.schema_arrow.names)
         for row in stream_rows(file, schema_of(example_type)):
             try:
-                example = from_row(example_type, {name: value for name, value in row.items() if value is not None})
+                example = _example(example_type, row)
             except ValueError as error:
                 (reject or refuse)(str(row.get("id")), str(error))
                 continue
@@ -116,6 +117,47 @@ def stream_examples(
             seen.add(example.id)
     if problems:
         raise UserError(bad_rows(path, problems))
+
+
+class StoredExamples(Sequence[Example]):
+    """Examples of a Parquet file, made when they are asked for.
+
+    Their rows are memory-mapped from a copy that `datasets` keeps in its cache, so all processes of a machine share
+    them.
+
+    Args:
+        path: A file whose rows were checked.
+        example_type: The type of its scheme's examples.
+    """
+
+    def __init__(self, path: str | Path, example_type: type[Example]) -> None:
+        import datasets  # takes a second
+
+        shown = not datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()
+        try:
+            table = datasets.Dataset.from_parquet(str(path), columns=schema_of(example_type).names)
+        finally:
+            if shown:
+                datasets.enable_progress_bars()
+        self._rows = table.with_format("arrow")
+        self._type = example_type
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example; a slice is not supported."""
+        return _example(self._type, self._rows[operator.index(index)].to_pylist()[0])
+
+    def __iter__(self) -> Iterator[Example]:
+        for batch in self._rows.iter(256):
+            for row in batch.to_pylist():
+                yield _example(self._type, row)
+
+
+def _example(example_type: type[Example], row: Mapping[str, Any]) -> Example:
+    return from_row(example_type, {name: value for name, value in row.items() if value is not None})
 
 
 def stream_ids(folder: str | Path, split: str) -> Iterator[str]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
+_DATASETS = tempfile.TemporaryDirectory(prefix="datasets-")
+os.environ["HF_DATASETS_CACHE"] = _DATASETS.name  # read when `datasets` is imported, by launched commands too
 TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 
 LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")

@@ -1,3 +1,7 @@
+import dataclasses
+import gc
+import pickle
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +13,7 @@ from reflectune.core.rows import schema_of, to_row
 from reflectune.core.types import FollowUp, Passage
 from reflectune.formats.reflection_data import (
     Manifest,
+    StoredExamples,
     read_examples,
     read_manifest,
     stream_examples,
@@ -51,6 +56,26 @@ def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> Non
     assert read_examples(tmp_path / "train.parquet", PromptedExample) == written
     with pytest.raises(UserError, match="lacks the column `retrieve`"):
         read_examples(tmp_path / "train.parquet", ReflectionExample)
+
+
+def test_stored_examples_are_made_on_demand_and_take_no_memory(tmp_path: Path) -> None:
+    written = [
+        dataclasses.replace(example, id=f"{example.id}-{i}") for i in range(400) for example in (KNOWLEDGE, TALK)
+    ]
+    write_examples(tmp_path / "train.parquet", written)
+    tracemalloc.start()
+    stored = StoredExamples(tmp_path / "train.parquet", ReflectionExample)
+    assert list(stored) == [stored[i] for i in range(len(stored))] == written
+    assert pickle.loads(pickle.dumps(stored))[-1] == written[-1]  # for a worker that is spawned
+
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    dropped = list(stored)
+    held = tracemalloc.get_traced_memory()[0] - before
+    del dropped
+    gc.collect()
+    assert tracemalloc.get_traced_memory()[0] - before < held / 20
+    tracemalloc.stop()
 
 
 def test_no_examples_are_a_file_too(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image, read_header
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
-from reflectune.formats.reflection_data import bad_rows, image_roots, read_examples, read_manifest
+from reflectune.formats.reflection_data import StoredExamples, bad_rows, image_roots, read_manifest, stream_examples
 from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.tree import Segment, Tree, independent_rows
 from reflectune.models.rendering.renderer import Renderer, common_prefix
@@ -212,14 +214,39 @@ def load_training_data(sources: Sequence[DataSource], scheme: str) -> TrainingDa
     sizes = tuple((len(examples), source.weight) for source, (examples, _) in zip(sources, read, strict=True))
     if len(read) == 1:
         return TrainingData(find_scheme(scheme), *read[0], sizes)
-    whole = [_moved(example, roots[0]) for examples, roots in read for example in examples]
-    return TrainingData(find_scheme(scheme), whole, tuple(root for _, roots in read for root in roots), sizes)
+    joined = JoinedExamples([(examples, roots[0].absolute()) for examples, roots in read])
+    return TrainingData(find_scheme(scheme), joined, tuple(root for _, roots in read for root in roots), sizes)
 
 
-def _moved(example: Any, root: Path) -> TrainingExample:
-    """Return the example with an absolute path of its image."""
-    moved: TrainingExample = replace(example, image=str(root.absolute() / example.image))
-    return moved
+class JoinedExamples(Sequence[TrainingExample]):
+    """The examples of several data sets, one after the other, with absolute image paths.
+
+    Args:
+        parts: The examples of each data set, and the folder that their image paths start at.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Sequence[TrainingExample], Path]]) -> None:
+        self._parts = parts
+        self._ends = list(itertools.accumulate(len(examples) for examples, _ in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example; a slice is not supported."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        part = bisect.bisect_right(self._ends, index)
+        examples, root = self._parts[part]
+        return self._moved(examples[index - self._ends[part] + len(examples)], root)
+
+    def __iter__(self) -> Iterator[TrainingExample]:
+        return (self._moved(example, root) for examples, root in self._parts for example in examples)
+
+    @staticmethod
+    def _moved(example: Any, root: Path) -> TrainingExample:
+        moved: TrainingExample = replace(example, image=str(root / example.image))
+        return moved
 
 
 def load_examples(source: DataSource, scheme: str) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
@@ -240,18 +267,15 @@ def load_examples(source: DataSource, scheme: str) -> tuple[Sequence[TrainingExa
         if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     known = find_scheme(scheme)
-    examples: list[TrainingExample] = read_examples(path, known.example_type, known.problem)
-    if not examples:
+    images: dict[str, str] = {}
+    for example in stream_examples(path, known.example_type, known.problem):
+        images.setdefault(example.image, example.id)
+    if not images:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
-    _check_images(examples, path, roots)
-    return examples, roots
-
-
-def _check_images(examples: Sequence[TrainingExample], path: Path, roots: Roots) -> None:
-    images = {example.image: example.id for example in reversed(examples)}
     problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
     if problems:
         raise UserError(bad_rows(path, problems))
+    return StoredExamples(path, known.example_type), roots
 
 
 def _image_problem(image: str, roots: Roots) -> str:
@@ -288,7 +312,7 @@ class Collator:
         self._collate = TreeCollator(model)
 
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
-        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and two counts: `tokens` and
+        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and the counts `tokens` and
         `left_out`.
         """
         trees = [tree for example in examples for tree in example.trees]

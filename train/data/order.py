@@ -141,9 +141,10 @@ class FollowEpochs(TrainerCallback):
 def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_by_length: bool) -> TrainingOrder:
     """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each."""
     numbers = [number for number, (count, _) in enumerate(data.parts) for _ in range(count)]
+    rows = [(sum(map(len, data.scheme.texts(example))), data.scheme.kind(example)) for example in data.examples]
     return TrainingOrder(
-        [sum(map(len, data.scheme.texts(example))) for example in data.examples],
-        [(number, data.scheme.kind(example)) for number, example in zip(numbers, data.examples, strict=True)],
+        [length for length, _ in rows],
+        [(number, kind) for number, (_, kind) in zip(numbers, rows, strict=True)],
         batch_size=batch.size,
         seed=seed,
         group_by_length=group_by_length,

@@ -101,7 +101,7 @@ class GateTraining(Method):
             loaded.renderer,
             self._dataset.image_roots,
             max_tokens=min(config.max_tokens or longest, longest),
-            cache_bytes=config.cache_mib * 2**20,
+            cache_bytes=config.cache_bytes(),
         )
         order = TrainingOrder(
             [example.length for example in examples],

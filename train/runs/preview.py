@@ -221,10 +221,12 @@ def _timed(model: nn.Module, inputs: Mapping[str, Any], device: torch.device, dt
 
 def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:
     lines = []
-    first = {dataset.scheme.kind(example): i for i, example in reversed(list(enumerate(dataset.examples)))}
+    first: dict[str, int] = {}
+    for i, example in enumerate(dataset.examples):
+        first.setdefault(dataset.scheme.kind(example), i)
     for kind, index in sorted(first.items()):
-        example = dataset[index]
-        lines += [f"example {kind}, {example.id}, ⟦supervised⟧:", marked(example.trees[0], renderer)]
+        encoded = dataset[index]
+        lines += [f"example {kind}, {encoded.id}, ⟦supervised⟧:", marked(encoded.trees[0], renderer)]
     return lines
 
 

@@ -92,7 +92,7 @@ class SupervisedFineTuning(Method):
         collator, batch_size = Collator(loaded.model), config.per_device_train_batch_size
         gates = answers = None
         if self._validation:
-            held_out = encoded_examples(*self._validation, loaded, config)
+            held_out = encoded_examples(*self._validation, loaded, config, config.cache_mib * 2**20)
             gates = GateReader(held_out, collator, loaded.renderer, batch_size)
         if self._validation and config.eval_answers:
             answers = AnswerReader(
@@ -100,7 +100,7 @@ class SupervisedFineTuning(Method):
             )
         return ReflectionTrainer(
             run,
-            encoded_examples(data.examples, data.image_roots, loaded, config),
+            encoded_examples(data.examples, data.image_roots, loaded, config, self._cache_bytes()),
             collator,
             self._order(batch),
             projector_learning_rate=config.projector_learning_rate,
@@ -113,13 +113,16 @@ class SupervisedFineTuning(Method):
         """Count the questions by kind, and their branches."""
         return data_in_words(self._data.examples, self._data.scheme)
 
+    def _cache_bytes(self) -> int:
+        return self._config.cache_bytes(read_again=any(weight > 1 for _, weight in self._data.parts))
+
     def _order(self, batch: GlobalBatch) -> TrainingOrder:
         config = self._config
         return training_order(self._data, batch, seed=config.seed, group_by_length=config.group_by_length)
 
 
 def encoded_examples(
-    examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig
+    examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig, cache_bytes: int = 0
 ) -> EncodedExamples:
     """Return the examples as token trees, encoded when they are asked for."""
     longest = loaded.model.config.get_text_config().max_position_embeddings
@@ -129,6 +132,6 @@ def encoded_examples(
         roots,
         share_prefix=config.tree,
         max_tokens=min(config.max_tokens or longest, longest),
-        cache_bytes=config.cache_mib * 2**20,
+        cache_bytes=cache_bytes,
         answer_weight=config.answer_weight,
     )

@@ -50,7 +50,9 @@ class ComputeConfig(Settings):
         hashed=False,  # its type is
     )
     gradient_checkpointing: bool = setting(False, "recompute activations to save memory", hashed=False)
-    cache_mib: int = setting(512, "memory for encoded examples, per process, in MiB", ge=0, hashed=False)
+    cache_mib: int = setting(
+        512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False
+    )
     dataloader_workers: int = setting(
         0, "processes that encode examples; 0 encodes in the main one", ge=0, hashed=False
     )
@@ -60,6 +62,15 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
     """Settings that every training has."""
 
     dry_run: bool = setting(False, "print the plan of the training, and stop", hashed=False)
+
+    def cache_bytes(self, *, read_again: bool = False) -> int:
+        """Return the memory for encoded training examples; 0 if no process reads one again.
+
+        Args:
+            read_again: True if an epoch reads an example twice.
+        """
+        again = read_again or self.epochs > 1 or self.max_steps is not None
+        return self.cache_mib * 2**20 if again and not self.dataloader_workers else 0
 
     @cross_check
     def quantization_problems(self) -> Iterator[str]:

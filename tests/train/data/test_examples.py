@@ -123,7 +123,7 @@ def test_a_truncated_image_is_named_with_its_example(
 def test_examples_are_read_with_their_image_root(data_folder: Path, examples: list[ReflectionExample]) -> None:
     loaded, roots = load_examples(DataSource(str(data_folder), "train"), "mr2ag")
 
-    assert loaded == examples
+    assert list(loaded) == [loaded[i] for i in range(len(loaded))] == examples
     assert roots[0] == data_folder / "images"
 
 
