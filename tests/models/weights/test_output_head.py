@@ -40,14 +40,16 @@ def test_a_model_in_training_gives_them(autocast: bool) -> None:
     model = beside(adapted("qwen2_vl", True))
     model = model if autocast else model.bfloat16()
     states: list[torch.Tensor] = []
-    model.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: states.append(inputs[0]))
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda head, inputs, logits: states.append(inputs[0]))
     read_in_float32(model, ASKED)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
 
-    exact = model.get_output_embeddings().float()(states[0].float())
+    handle.remove()
+    pickle.dumps(head)  # workers of a data loader may be spawned
+    exact = head.float()(states[0].float())
     torch.testing.assert_close(logits[..., ASKED], exact[..., ASKED], rtol=1e-6, atol=1e-6)
-    pickle.dumps(model.get_output_embeddings()._forward_hooks.popitem()[1])  # workers of a data loader may be spawned
 
 
 def test_float32_heads_are_not_asked_again() -> None:
