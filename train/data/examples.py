@@ -312,8 +312,8 @@ class Collator:
         self._collate = TreeCollator(model)
 
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
-        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and the counts `tokens` and
-        `left_out`.
+        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and counts of tokens and of
+        branches left out.
         """
         trees = [tree for example in examples for tree in example.trees]
         sample_ids = [example.id for example in examples]
