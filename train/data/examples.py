@@ -312,9 +312,7 @@ class Collator:
         self._collate = TreeCollator(model)
 
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
-        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, and counts of tokens and of
-        branches left out.
-        """
+        """Return the model's inputs, `labels`, `weights` (see `TreeCollator`), `sample_ids`, `tokens`, `left_out`."""
         trees = [tree for example in examples for tree in example.trees]
         sample_ids = [example.id for example in examples]
         with _naming(sample_ids):
