@@ -13,3 +13,7 @@ class UserError(Exception):
 
     A command prints it as `error: …` and exits with status 2, without a traceback.
     """
+
+
+class UnusableInput(UserError):
+    """A question or a picture that can't be used, while others can: `on_error: skip` leaves it out."""

@@ -8,28 +8,41 @@ No other module calls Pillow's `open`, so that training, indexing and inference 
   read as 16 bits. Other values are scaled from their minimum to their maximum.
 - Transparency is dropped and the colours below it stay, as in the vision towers' training data.
 - Other modes (CMYK, palettes, 1 bit …) are converted by Pillow. An animation's first frame counts.
+- A strip with one side more than 200 times the other is refused: resizing its short side would exhaust memory.
+- Text and colour profiles of a PNG that are larger than Pillow reads are left out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 _PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
+MOST_RATIO: Final = 200
+"""Most times that a side may be the other's. Qwen's processors refuse more; CLIP's resize the short side to 224 or 336
+pixels, the long side by the same factor."""
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_TEXTS: Final = (b"iTXt", b"tEXt", b"zTXt")
+_MOST_TEXT: Final = 1 << 20
+"""Bytes of a text chunk that Pillow reads, unpacked."""
+_ORIGIN: Final = "reflectune_origin"
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -43,7 +56,7 @@ _UPRIGHT: Final = {
 }
 
 
-class BadImage(UserError):
+class BadImage(UnusableInput):
     """An image that can't be used.
 
     Attributes:
@@ -93,7 +106,9 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
         raise UserError(f"image refused{asker}: {error}") from error
     if not full.is_file():
         raise BadImage(f"image not found: {full}{asker}", "check the path, or re-create the data set", is_missing=True)
-    return open_image(full, asker=asker)
+    image = open_image(full, asker=asker)
+    setattr(image, _ORIGIN, f"{full}{asker}")
+    return image
 
 
 def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, asker: str = "") -> Image.Image:
@@ -128,9 +143,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image in memory to RGB as `open_image` does. Only the pixels are kept.
 
     Raises:
+        BadImage: It is a strip.
         ValueError: It holds NaN or infinite values.
     """
+    _check_shape(image, origin_of(image))
     return _converted(image, "RGB")
+
+
+def origin_of(image: Image.Image) -> str:
+    """Return the path of an image that `load_image` read, with the row that needs it; else its size."""
+    return str(getattr(image, _ORIGIN, f"an image of {image.width:,} × {image.height:,} pixels"))
 
 
 def pixel_hash(image: Image.Image) -> bytes:
@@ -152,15 +174,67 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
             # A stream: Pillow (13.0) maps a TIFF at a path into memory with the rows of the turned image, and skews it.
             # Can go once `ImageFile.load` maps `_tile_size` there.
             stream = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(source.open("rb"))
-            image = stack.enter_context(Image.open(stream, formats=_PICTURES))
-            if whole:
-                image.load()
+            try:
+                image = _decoded(stream, f"{_name(source)}{asker}", whole)
+            except (ValueError, OSError, SyntaxError):  # of Pillow's limits of text, among others
+                stream.seek(0)
+                if not (content := stream.read()).startswith(_PNG):
+                    raise
+                image = _decoded(io.BytesIO(_without_large_texts(content)), f"{_name(source)}{asker}", whole)
+            stack.enter_context(image)
         except Image.DecompressionBombError as error:
             problem = f"image too large to decode safely: {_name(source)}{asker}: {error}"
             raise BadImage(problem, "scale it down first") from error
+        except BadImage:
+            raise
         except Exception as error:  # RuntimeError (AVIF), AttributeError (SPIDER), NotImplementedError (DDS) …
             raise _unreadable(source, asker, error) from error
         yield image
+
+
+def _decoded(stream: IO[bytes], name: str, whole: bool) -> Image.Image:
+    image = Image.open(stream, formats=_PICTURES)
+    _check_shape(image, name)
+    if whole:
+        image.load()
+    return image
+
+
+def _check_shape(image: Image.Image, name: str) -> None:
+    """Refuse a strip."""
+    short, long = sorted(image.size)
+    if long > MOST_RATIO * short:
+        problem = f"image too narrow: {name}: {image.width:,} × {image.height:,} pixels, with one side more than"
+        raise BadImage(f"{problem} {MOST_RATIO} times the other", "crop it first")
+
+
+def _without_large_texts(png: bytes) -> bytes:
+    """Return a PNG without its colour profile, and without texts that are damaged or larger than Pillow reads."""
+    kept, at = [png[: len(_PNG)]], len(_PNG)
+    left: float = 32 * _MOST_TEXT
+    while at + 12 <= len(png):
+        length, kind = struct.unpack(">I4s", png[at : at + 8])
+        chunk = png[at : at + 12 + length]
+        size = _text_size(kind, chunk[8:-4])
+        if size <= min(left, _MOST_TEXT):
+            kept.append(chunk)
+            left -= size
+        at += len(chunk)
+    return b"".join([*kept, png[at:]])
+
+
+def _text_size(kind: bytes, data: bytes) -> float:
+    """Return the bytes of a chunk's text, unpacked: 0 without text, infinite if it is damaged or not needed."""
+    keyword, _, text = data.partition(b"\0")
+    if kind == b"iCCP" or (kind in _TEXTS and not keyword):
+        return math.inf
+    if kind == b"zTXt" or (kind == b"iTXt" and text[:1] == b"\1"):
+        packed = text[1:] if kind == b"zTXt" else text[2:].split(b"\0", 2)[-1]  # behind a language and a translation
+        try:
+            return len(zlib.decompressobj().decompress(packed, _MOST_TEXT + 1))
+        except zlib.error:
+            return math.inf
+    return len(data) if kind in _TEXTS else 0
 
 
 def _unreadable(source: Path | bytes, asker: str, error: Exception) -> BadImage:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from PIL import Image
 
 from reflectune.core.config import setting
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
@@ -142,7 +142,19 @@ class ExampleBuilder:
         Raises:
             UserError: An image is bad, and `on_error` is `stop`; else the image is left out.
         """
-        images = {q.image: image for q in questions if (image := self._try(q, self._open, BuiltExamples())) is not None}
+        rejected = BuiltExamples()
+        images = {q.image: image for q in questions if (image := self._try(q, self._open, rejected)) is not None}
+        try:
+            return self._search(images)
+        except UnusableInput:  # of the encoder
+            searched = [
+                self._try(q, lambda q: self._search({q.image: images[q.image]}), rejected)
+                for q in questions
+                if q.image in images
+            ]
+        return {path: ids for by_path in filter(None, searched) for path, ids in by_path.items()}
+
+    def _search(self, images: Mapping[str, Image.Image]) -> dict[str, list[str]]:
         if self._retriever is None or not images:
             return {}
         hits_by_image = self._retriever.search(list(images.values()), top_n=self._settings.retrieval_depth + 2)

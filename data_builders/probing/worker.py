@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from reflectune.core.devices import is_out_of_memory
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.config import GenerationSettings, WorkerSettings
@@ -24,6 +24,7 @@ from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward, find_budget
+from reflectune.retrieval.contexts import Document
 
 Made = TypeVar("Made")
 Tool = TypeVar("Tool")
@@ -71,7 +72,7 @@ class ProbeWorker:
         """
         bad: list[Probe] = []
         opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._open, q)))]
-        found = self._source.find([q for q, _ in opened], [image for _, image in opened])
+        opened, found = self._find(bad, opened)
         ready = [
             made
             for (q, image), documents in zip(opened, found, strict=True)
@@ -105,6 +106,17 @@ class ProbeWorker:
                 raise UserError(f"question {question.id} of {self._dataset.root}: {error}; {advice}") from error
             bad.append(Probe(question.id, problem=str(error)))
             return None
+
+    def _find(
+        self, bad: list[Probe], opened: list[tuple[Question, Image.Image]]
+    ) -> tuple[list[tuple[Question, Image.Image]], list[list[Document]]]:
+        """Return the questions and their documents, without those whose image the encoder can't take."""
+        try:
+            return opened, self._source.find([q for q, _ in opened], [image for _, image in opened])
+        except UnusableInput:
+            alone = [(row, self._try(bad, row[0], partial(self._source.find, [row[0]], [row[1]]))) for row in opened]
+        found = [(row, documents[0]) for row, documents in alone if documents]
+        return [row for row, _ in found], [documents for _, documents in found]
 
     def _open(self, question: Question) -> Image.Image:
         for name, value in (("text", question.text), ("image", question.image)):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel, ServedModel
@@ -122,7 +122,7 @@ def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Bo
     """
     if box_field and (value := question.meta.get(box_field, "")):
         if (box := parsing.box(value)) is None:
-            raise UserError(
+            raise UnusableInput(
                 f"question {question.id}: `{box_field}` is `{value}`, not a box: give left, top, right and bottom as "
                 "shares of the picture from 0 to 1"
             )
@@ -150,7 +150,7 @@ def searched(question: Question, budgets: Budgets) -> Budgets:
     if question.image:
         return budgets
     if not (left := {base: number for base, number in budgets.items() if base == "texts"}):
-        raise UserError(
+        raise UnusableInput(
             f"question {question.id} has no image, and there are only pairs to search, which are found by one; give a "
             "`text_index`, and `text_passages` above 0"
         )

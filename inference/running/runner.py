@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from PIL import Image
 
 from reflectune.core.config import Settings, setting
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import load_image
 from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
@@ -22,6 +22,9 @@ from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row
 from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceStore
+
+OnError = Literal["stop", "skip"]
+Made = TypeVar("Made")
 
 
 class RunSettings(Settings):
@@ -36,8 +39,8 @@ class RunSettings(Settings):
     traces: TraceForm = setting(
         "auto", "jsonl: text to read and grep; parquet: a twentieth of that; auto: parquet beyond 64 MiB of JSONL"
     )
-    on_error: Literal["stop", "skip"] = setting(
-        "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
+    on_error: OnError = setting(
+        "stop", "a question with a bad image, no text or too long a text: stop, or count it as wrong and list it"
     )
 
 
@@ -50,7 +53,7 @@ def run_pipeline(
     folder: Path,
     fingerprint: str,
     batch_questions: int,
-    on_error: Literal["stop", "skip"],
+    on_error: OnError,
     form: TraceForm = "jsonl",
     reopen: Reopen | None = None,
 ) -> Mapping[str, Trace]:
@@ -67,7 +70,7 @@ def run_pipeline(
         folder: Folder of the traces (see `TraceStore`).
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch.
-        on_error: Behaviour for a question whose image or text is bad.
+        on_error: Behaviour for a question whose image or text can't be used.
         form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
 
@@ -79,7 +82,7 @@ def run_pipeline(
 
     pipeline = functools.cache(build)
 
-    def answer(batch: Sequence[Question]) -> Iterator[tuple[str, Row]]:
+    def answer(batch: Sequence[Question]) -> list[Trace]:
         built = pipeline()
         texts: list[Question] = []
         if isinstance(built, TrajectoryPipeline) and built.takes_texts:
@@ -89,15 +92,51 @@ def run_pipeline(
         traces = built.run(good, images) if good else []
         if texts and isinstance(built, TrajectoryPipeline):
             traces += built.run(texts, [None] * len(texts))
-        traces += [Trace(question_id=key, pipeline=name, error=message) for key, message in errors.items()]
-        return ((trace.question_id, to_row(trace)) for trace in traces)
+        return [*traces, *(failed(key, message) for key, message in errors.items())]
+
+    def failed(question_id: str, message: str) -> Trace:
+        return Trace(question_id=question_id, pipeline=name, error=message)
+
+    def rows(batch: Sequence[Question]) -> Iterable[tuple[str, Row]]:
+        return ((trace.question_id, to_row(trace)) for trace in each_or_all(batch, answer, failed, on_error))
 
     store = TraceStore(folder, name, fingerprint, form)
-    return store.fill(ordered, answer, batch_questions, launch_processes(), reopen=reopen)
+    return store.fill(ordered, rows, batch_questions, launch_processes(), reopen=reopen)
+
+
+def each_or_all(
+    batch: Sequence[Question],
+    make: Callable[[Sequence[Question]], Sequence[Made]],
+    failed: Callable[[str, str], Made],
+    on_error: OnError,
+) -> list[Made]:
+    """Make a batch's results together; if an input of it can't be used, those of each question alone.
+
+    Args:
+        batch: The questions.
+        make: Makes the results of questions.
+        failed: Makes the result of a question that can't be used, from its id and the error.
+        on_error: Behaviour for such a question.
+
+    Raises:
+        UserError: A question can't be used, and `on_error` is "stop". The message names it.
+    """
+    try:
+        return list(make(batch))
+    except UnusableInput as error:
+        is_named = any(f"question {question.id}" in str(error) for question in batch)
+        if is_named and on_error == "stop":
+            raise
+        if len(batch) > 1:
+            return [made for question in batch for made in each_or_all([question], make, failed, on_error)]
+        problem = str(error) if is_named else f"question {batch[0].id}: {error}"
+        if on_error == "stop":
+            raise UserError(f"{problem}; `on_error: skip` leaves it out") from error
+        return [failed(batch[0].id, problem)]
 
 
 def open_questions(
-    questions: Sequence[Question], image_root: Path, on_error: Literal["stop", "skip"]
+    questions: Sequence[Question], image_root: Path, on_error: OnError
 ) -> tuple[list[Question], list[Image.Image], dict[str, str]]:
     """Check a batch and load its images.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from reflectune.core.launching import launch_processes
 from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
-from reflectune.inference.running.runner import open_questions
+from reflectune.inference.running.runner import OnError, each_or_all, open_questions
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.judging import Judge
@@ -44,7 +44,7 @@ class GridRun:
     fingerprint: str
     source: str = ""
     batch_questions: int = 8
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: OnError = "stop"
 
 
 def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunner) -> tuple[GridOutcomes, CacheStats]:
@@ -67,7 +67,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
     rows, _ = run_to_file(
         grid_run.path,
         ordered,
-        lambda batch: _rows(grid_run, batch, runner).items(),
+        lambda batch: _rows(grid_run, batch, runner),
         grid_run.fingerprint,
         grid_run.batch_questions,
         launch_processes(),
@@ -78,7 +78,23 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
     return GridOutcomes(ordered, ordered_rows, grid_run.measure, grid_run.source), stats
 
 
-def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> dict[str, dict[str, Any]]:
+def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> list[tuple[str, dict[str, Any]]]:
+    """Return a row for each question of a batch, by id; see `each_or_all`."""
+
+    def failed(question_id: str, problem: str) -> tuple[str, dict[str, Any]]:
+        runner.forget()
+        grid_run.measure.forget()
+        return question_id, {**_failed_row(grid_run, problem), "passes": {"asked": 0, "done": 0}}
+
+    return each_or_all(batch, lambda some: list(_made(grid_run, some, runner).items()), failed, grid_run.on_error)
+
+
+def _failed_row(grid_run: GridRun, problem: str) -> dict[str, Any]:
+    outcome_of_all = PointOutcome(0.0, retrieved=False, read=0, answer="", problem=problem)
+    return to_row({point.name: outcome_of_all for point in grid_run.points}, [])
+
+
+def _made(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> dict[str, dict[str, Any]]:
     """Return a row for each question of a batch. The first row holds the batch's counts of forward passes."""
     good, images, errors = open_questions(batch, grid_run.image_root, grid_run.on_error)
     before = runner.stats()
@@ -93,8 +109,7 @@ def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> d
     rows: dict[str, dict[str, Any]] = {}
     for question in batch:
         if question.id in errors:
-            failed = PointOutcome(0.0, retrieved=False, read=0, answer="", problem=errors[question.id])
-            rows[question.id] = to_row({point.name: failed for point in grid_run.points}, [])
+            rows[question.id] = _failed_row(grid_run, errors[question.id])
         else:
             traces = {p.name: runs[p.run_key][question.id] for p in grid_run.points if question.id in runs[p.run_key]}
             made = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
@@ -381,7 +381,7 @@ class PrefixEngine:
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:
-            raise UserError(
+            raise UnusableInput(
                 f"a question with its passage is {length} tokens long, but the model takes {self.max_length}; "
                 "shorten the passages (they are never cut here)"
             )

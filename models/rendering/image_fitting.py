@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from PIL import Image
 from transformers.image_utils import SizeDict
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, origin_of
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.rendering.image_config import ImageFit, ImageSettings
 
@@ -18,6 +20,33 @@ _DECIDES: Final = (
     "image_grid_pinpoints",
 )
 """Settings of image processors that determine the pixels of the model's input."""
+_MOST_PADDED: Final = 1 << 28
+"""Pixels of the largest square that a picture is padded to: 0.8 GB."""
+
+
+def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | None = None, **arguments: Any) -> Any:
+    """Return a processor's output for one picture, as tensors.
+
+    Args:
+        processor: A processor of pictures, or of pictures and texts.
+        image: The picture.
+        fitted: The picture at the size that the processor needs; None for the picture itself.
+        **arguments: Further arguments of the processor.
+
+    Raises:
+        BadImage: The processor can't take the picture, or would pad it to a square that exhausts memory.
+    """
+    name = origin_of(image)
+    images = getattr(processor, "image_processor", processor)
+    is_padded = isinstance(images, LlavaImageProcessorPil) and images.do_pad
+    if is_padded and max(image.size) ** 2 > _MOST_PADDED:
+        problem = f"image too large to pad to a square: {name}: {image.width:,} × {image.height:,} pixels"
+        raise BadImage(problem, "scale it down, or set `image_fit: crop`")
+    try:
+        return processor(images=[fitted or image], return_tensors="pt", **arguments)
+    except Exception as error:  # of any model's processor
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BadImage(f"image refused by the model's processor: {name}: {said}", "replace it") from error
 
 
 def fit_images(processor: Any, model_type: str, settings: ImageSettings) -> None:

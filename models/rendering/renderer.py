@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jinja2
 from PIL import Image
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, has_system_turn
+from reflectune.models.rendering.image_fitting import call_processor
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -277,11 +278,11 @@ class Renderer:
     def _asked(self, ids: list[int], texts: Texts, image: Image.Image | None) -> Rendered:
         """A conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
         if not texts["question"].strip():
-            raise UserError("a question is empty; give it a text, or leave it out")
+            raise UnusableInput("a question is empty; give it a text, or leave it out")
         if self.image_token_id not in ids:
             return Rendered(ids, [IGNORE] * len(ids))
         if not isinstance(image, Image.Image):
-            raise UserError(f"the question `{texts['question']}` has no image; every question needs one")
+            raise UnusableInput(f"the question `{texts['question']}` has no image; every question needs one")
         return self._with_image(ids, image)
 
     def _with_image(self, ids: list[int], image: Image.Image) -> Rendered:
@@ -301,9 +302,7 @@ class Renderer:
         return expansion, self.features.swapped(vision) if self.features else vision
 
     def _process(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
-        made = self.processor(
-            text=[self.processor.image_token], images=[image], return_tensors="pt", add_special_tokens=False
-        )
+        made = call_processor(self.processor, image, text=[self.processor.image_token], add_special_tokens=False)
         expansion = made.pop("input_ids")[0].tolist()
         vision = {name: value for name, value in made.items() if name not in _NOT_VISION}
         return expansion, vision

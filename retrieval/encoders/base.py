@@ -18,6 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.images import to_rgb
 from reflectune.core.weights import UNLOADABLE
+from reflectune.models.rendering.image_fitting import call_processor
 from reflectune.models.weights.pretrained import try_image_processor
 from reflectune.retrieval.encoders.checkpoints import Checkpoint
 
@@ -125,7 +126,7 @@ class PictureModel(ABC):
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Return the model input of a picture in fp32."""
-        return dict(self._processor(images=[resized(to_rgb(image), self._processor)], return_tensors="pt"))
+        return dict(call_processor(self._processor, image, resized(to_rgb(image), self._processor)))
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:
         """A batch of one picture or more, floats in the model's dtype; pinned, if an accelerator will take it."""

@@ -84,9 +84,9 @@ def encode_pictures(
     def make(place: Place) -> tuple[Place, Any]:
         try:
             image: Image.Image = load_image(place.path, root=roots)
+            return place, apart.prepare(image) if apart else image
         except BadImage as error:
             return place, error
-        return place, apart.prepare(image) if apart else image
 
     def join(made: Sequence[tuple[Place, Any]]) -> _Opened:
         bad = [(place, one) for place, one in made if isinstance(one, BadImage)]

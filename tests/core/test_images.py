@@ -1,3 +1,4 @@
+import io
 import random
 import re
 import struct
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image, open_image, read_header, to_rgb
@@ -213,6 +214,54 @@ def test_a_header_is_read_without_decoding(tmp_path: Path) -> None:
     assert (header.format, header.width, header.height) == ("jpeg", 64, 48)
     with pytest.raises(BadImage, match="5 bytes"):
         read_header(b"hello")
+
+
+@pytest.mark.parametrize("size", [(201, 1), (1, 65_500), (3, 601), (30_000, 2)])
+def test_a_strip_is_refused_by_name_and_a_narrow_picture_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size).save(path := tmp_path / "strip.png")
+    problem = rf"image too narrow: {{}}{size[0]:,} × {size[1]:,} pixels, with one side more than 200 times the other"
+    for read in (load_image, open_image, read_header):
+        with pytest.raises(BadImage, match=problem.format(".*strip.png: ")):
+            read(path)
+    with pytest.raises(BadImage, match=problem.format(".*: ")):
+        to_rgb(Image.new("RGB", size))
+    Image.new("RGB", (600, 3)).save(path)
+    assert load_image(path).size == (600, 3)
+
+
+def png(**options: object) -> bytes:
+    """Return a small picture that is stored turned by 180 degrees, by its EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    file = io.BytesIO()
+    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "PNG", exif=exif, **options)
+    return file.getvalue()
+
+
+def texts(*chunks: tuple[str, bool, int], kind: str = "add_text") -> PngImagePlugin.PngInfo:
+    """Return texts, each with its keyword, True if it is compressed, and its length."""
+    info = PngImagePlugin.PngInfo()
+    for keyword, zipped, length in chunks:
+        getattr(info, kind)(keyword, "x" * length, zip=zipped)
+    return info
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"icc_profile": bytes(2 << 20)},
+        {"pnginfo": texts(("a", True, 2 << 20), ("b", False, 9))},
+        {"pnginfo": texts(("a", True, 2 << 20), ("b", True, 3 << 20), kind="add_itxt")},
+        {"pnginfo": texts(*[("a", False, 5 << 20)] * 14)},
+        {"pnginfo": texts(*[("a", True, 1 << 20)] * 70), "icc_profile": bytes(2 << 20)},
+    ],
+    ids=["profile", "text", "international", "many", "all"],
+)
+def test_a_png_is_read_without_large_texts_and_profiles(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="MAX_TEXT"):
+        Image.open(io.BytesIO(png(**options))).load()
+    assert open_image(png(**options)).tobytes() == open_image(png()).tobytes()
+    assert read_header(png(**options)) == read_header(png())
 
 
 def test_pictures_are_opened_in_one_module() -> None:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.durable import read_rows
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import Trace
@@ -106,6 +106,24 @@ def test_a_bad_question_stops_or_is_listed(make, root: Path, fields: dict[str, s
     traces = run(root, Counter(), questions, on_error="skip")
     assert [bool(trace.error) for trace in traces.values()] == [False, True, False]
     assert traces["q001"].answer == ""
+
+
+class Picky(Counter):
+    """A pipeline that can't take one of the questions, which it doesn't name."""
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        if any(question.id == "q001" for question in questions):
+            raise UnusableInput("a question with its passage is 5,000 tokens long")
+        return super().run(questions, images)
+
+
+def test_a_question_that_a_pipeline_cannot_take_is_named_and_left_out(make, root: Path) -> None:
+    questions = [make.question(i) for i in range(4)]
+    with pytest.raises(UserError, match=r"question q001: a question with its .* long; `on_error: skip` leaves it out"):
+        run(root, Picky(), questions)
+    traces = run(root, Picky(), questions, on_error="skip")
+    assert [trace.answer for trace in traces.values()] == ["1 with q000", "", "1 with q002", "1 with q003"]
+    assert traces["q001"].error == "question q001: a question with its passage is 5,000 tokens long"
 
 
 def test_a_repeated_id_is_refused(make, root: Path) -> None:

@@ -14,7 +14,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, load_image
 from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.rendering import image_fitting
 from reflectune.models.rendering.image_config import ImageKeys, ImageSettings
 from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -157,3 +159,17 @@ def test_wrong_values_are_found_before_a_model_is_loaded() -> None:
     assert find_problems(ImageKeys, {"image_fit": "pad", "min_pixels": 10, "max_pixels": 20}) == []
     assert len(find_problems(ImageKeys, {"min_pixels": -1, "max_pixels": -1})) == 2
     assert "must not be below" in find_problems(ImageKeys, {"min_pixels": 30, "max_pixels": 20})[0]
+
+
+def test_a_picture_that_a_processor_refuses_or_would_pad_too_far_is_named(make, tmp_path, monkeypatch) -> None:
+    Image.new("RGB", (90, 30)).save(path := tmp_path / "wide.png")
+    image = load_image(path, needed_by="question q7")
+    renderer = make.renderer("qwen2_vl")
+    monkeypatch.setattr(renderer.processor.image_processor, "size", {"shortest_edge": "?", "longest_edge": "?"})
+    with pytest.raises(BadImage, match=r"refused by the model's processor: .*wide\.png \(needed by question q7\): ."):
+        renderer.prefix("Who?", image)
+    renderer = make.renderer("llava")
+    fit_images(renderer.processor, "llava", PAD)
+    monkeypatch.setattr(image_fitting, "_MOST_PADDED", 89 * 89)
+    with pytest.raises(BadImage, match=r"too large to pad to a square: .*wide\.png .* 90 × 30 pixels; scale it down"):
+        renderer.prefix("Who?", image)
