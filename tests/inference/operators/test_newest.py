@@ -44,7 +44,8 @@ def iba(alpha: float, beta: float, gamma: float, passages: int) -> Iba:
     return Iba(IbaSettings(candidates=9, passages=passages, max_new_tokens=8, max_record_tokens=32, **weights))
 
 
-REAG = ReAG(ReagSettings(top_n=3, candidates=9, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32))
+SHORT_REPLIES: dict[str, Any] = {"max_new_tokens": 8, "max_record_tokens": 32}
+REAG = ReAG(ReagSettings(top_n=3, candidates=9, critic_threshold=0.1, **SHORT_REPLIES))
 BIRDS = {"kestrel": 0.2, "merlin": 0.1, "hobby": 0.9}
 
 
@@ -89,10 +90,8 @@ def test_reag_answers_without_passages_if_none_is_kept(scripting: type[Any]) -> 
 
 def test_reag_thinks_and_its_answer_is_cut_out(scripting: type[Any]) -> None:
     script = birds(scripting, say=lambda prompt: "<think>A hobby, not a fly.</think>\n<answer> mice </answer>")
-    thinking = ReAG(
-        ReagSettings(top_n=3, candidates=9, critic_threshold=0.5, max_new_tokens=8, max_record_tokens=32, think=True)
-    )
-    trace = run(thinking, script)
+    thinking = ReagSettings(top_n=3, candidates=9, critic_threshold=0.5, think=True, **SHORT_REPLIES)
+    trace = run(ReAG(thinking), script)
     assert trace.answer == "mice"
     assert trace.steps[-1].text.startswith("<think>A hobby")  # its thoughts are asked for, and stay in the trace
     assert script.asked[-1][1] == (
@@ -104,12 +103,7 @@ def test_reag_thinks_and_its_answer_is_cut_out(scripting: type[Any]) -> None:
 def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_picture_or_in_a_part(scripting: type[Any]) -> None:
     found = iter([["kestrel", "merlin"], ["hobby", "kestrel"]])  # scores 0.9 and 0.8 each
     script = scripting(find=lambda query, base: next(found), probability=lambda prompt: 0.0)
-    run(
-        ReAG(
-            ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32, crop=0.5)
-        ),
-        script,
-    )
+    run(ReAG(ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, crop=0.5, **SHORT_REPLIES)), script)
     assert script.asked[:2] == [("search", "", "pairs", 9), ("search", "", "pairs", 9, (0.25, 0.25, 0.75, 0.75))]
     assert script.asked[2:4] == [critic("kestrel"), critic("hobby")]
 
@@ -201,10 +195,7 @@ def identify(prompt: str) -> str:
 def test_iba_names_the_entity_then_ranks_its_passages(scripting: type[Any]) -> None:
     relevant = {"hobby": 3.0, "kestrel": 5.0, "kite": 4.0}
     script = scripting(say=identify, find=lambda query, base: NAMES, score=lambda text: relevant[text])
-    trace = run(
-        iba(0.5, 0.5, 1.0, passages=2),
-        script,
-    )
+    trace = run(iba(0.5, 0.5, 1.0, passages=2), script)
     assert script.asked == [
         ("search", "", "pairs", 9),
         (
@@ -247,10 +238,7 @@ def test_each_weight_of_iba_alone(scripting: type[Any], weights: tuple[float, fl
 
 def test_iba_with_a_model_that_names_nothing_takes_the_entries_that_look_most_alike(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "A bird of prey.", find=lambda query, base: NAMES)
-    trace = run(
-        iba(1.0, 1.0, 1.0, passages=3),
-        script,
-    )
+    trace = run(iba(1.0, 1.0, 1.0, passages=3), script)
     assert trace.ended == "identified kite, kestrel, merlin"
     assert [read.passage.entry_id for read in trace.passages] == ["kite", "kestrel", "merlin"]
 
@@ -260,14 +248,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("until", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "steps",
-    [
-        REAG,
-        iba(0.5, 0.5, 1.0, passages=2),
-    ],
-    ids=["reag", "iba"],
-)
+@pytest.mark.parametrize("steps", [REAG, iba(0.5, 0.5, 1.0, passages=2)], ids=["reag", "iba"])
 def test_a_run_that_was_cut_off_is_not_judged_or_reranked_again(scripting, steps: Any, until: int, tmp_path) -> None:
     def journaled(script: Any) -> Trace:
         with Journal(tmp_path, "p", "f") as journal:

@@ -1,5 +1,7 @@
 """Replies as models write them: what they say is found, what says nothing is empty, and nothing breaks the parser."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,159 +19,124 @@ from reflectune.inference.operators.parsing import (
     verdict,
 )
 
-REPLIES = {
-    "the paper's form": (
-        "## Analysis\nA bridge.\n## Queries\nQuestion 1: Who built it?\nQuestion 2: When?",
-        ("Who built it?", "When?"),
-    ),
-    "bold heads and dots": ("**Queries**\n1. Who built it?\n2. When?", ("Who built it?", "When?")),
-    "a list without a heading": ("- Who built it?\n- When?", ("Who built it?", "When?")),
-    "lines that ask": ("It is a bridge.\nWho built it?\nWhen was that?", ("Who built it?", "When was that?")),
-    "JSON": ('{"analysis": "A bridge.", "question": "Who built it?"}', ("Who built it?",)),
-    "fenced JSON": ('```json\n{"queries": ["Who?", {"query": "When?"}]}\n```', ("Who?", "When?")),
-    "thoughts first": ("<think>Question 1: no?</think>\nQuestion 1: Who?", ("Who?",)),
-    "thoughts without an end": ("<think>Question 1: no?", ()),
-    "thoughts that the prompt has begun": ("Question 1: no?\n</think>\nQuestion 1: Who?", ("Who?",)),
-    "twice the same": ("Question 1: Who?\nQuestion 2: Who?", ("Who?",)),
-    "the prompt's form": ("Question 1: question 1.\nQuestion 2: question 2.\nQuestion 3: question", ()),
-    "PMSR's form": ("## Output\nQuestion: the question.", ()),
-    "a number alone": ("1. 1.\n2. Who built it?", ("Who built it?",)),
-    "a year": ("1. 1987 in film", ("1987 in film",)),
-    "too many": ("1. a?\n2. b?\n3. c?", ("a?", "b?")),
-    "an empty list": ('{"queries": []}', ()),
-    "a bracket never closed": ('{"queries": ["Who?"', ()),
-    "prose": ("I can't say more about this picture.", ()),
-    "nothing": ("", ()),
-}
-
-
-@pytest.mark.parametrize(("reply", "expected"), REPLIES.values(), ids=REPLIES)
-def test_queries_are_found(reply: str, expected: tuple[str, ...]) -> None:
-    assert queries(reply, 2) == expected
-
-
-ORDERS = {
-    "the paper's form": ("[Document 2] > [Document 3] > [Document 1]", (1, 2, 0)),
-    "numbers alone": ("[3] > [1]", (2, 0, 1)),
-    "words around": ("The best is document 3, then Document 1.", (2, 0, 1)),
-    "twice the same": ("[Document 2] > [Document 2]", (1, 0, 2)),
-    "numbers of no document": ("[Document 7] > [Document 0] > [Document 2]", (1, 0, 2)),
-    "no document": ("They are all good.", None),
-}
-
-
-@pytest.mark.parametrize(("reply", "expected"), ORDERS.values(), ids=ORDERS)
-def test_an_order_is_found_and_completed(reply: str, expected: tuple[int, ...] | None) -> None:
-    assert order(reply, 3) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        pytest.param("[3] > [1]", (2, 0), id="numbers alone"),
-        pytest.param("[Document 2], then [2] and [9]", (1,), id="twice, and one that isn't there"),
-        pytest.param("3 and 1", (), id="numbers without brackets"),
-        pytest.param("<think>[1]</think>[2]", (1,), id="thoughts first"),
-    ],
-)
-def test_only_the_documents_that_are_named_are_chosen(reply: str, expected: tuple[int, ...]) -> None:
-    assert named_documents(reply, 3) == expected
-
-
 STATE = {"need": "its diet", "referent": "kestrel"}
-STATES = {
-    "lines": ("Need: its diet\nReferent: kestrel", STATE),
-    "bold lines in another order": ("- **Referent:** kestrel\n- **Need:** its diet\n- **Constraints:**", STATE),
-    "JSON": ('{"need": "its diet", "referent": "kestrel", "constraints": null}', STATE),
-    "fenced JSON behind words": (
-        '[see] ```json\n{"Need": ["its", "diet"], "other": 1, "referent": "kestrel"}\n```',
-        None,
-    ),
-    "JSON that is cut off": ('{"need": "its diet", "referent', {}),
-    "a line of the first only": ("Need: its diet", {"need": "its diet"}),
-    "the first line of two": ("Need: a\nNeed: b", {"need": "a"}),
-    "thoughts first": ("<think>Need: no</think>Need: a", {"need": "a"}),
-    "prose": ("It needs a kestrel.", {}),
-    "nothing": ("", {}),
+PARSERS: dict[str, Callable[[str], object]] = {
+    "queries": lambda reply: queries(reply, 2),
+    "order": lambda reply: order(reply, 3),
+    "named documents": lambda reply: named_documents(reply, 3),
+    "fields": lambda reply: fields(reply, ["need", "referent", "constraints"]),
+    "verdict": verdict,
+    "preferred": preferred,
+    "letters": lambda reply: letters(reply, 4),
+    "shares": lambda reply: shares(reply, 3),
+    "answer": answer,
 }
-
-
-@pytest.mark.parametrize(("reply", "expected"), STATES.values(), ids=STATES)
-def test_what_is_reported_under_names_is_found(reply: str, expected: dict[str, str] | None) -> None:
-    joined = {"need": "its, diet", "referent": "kestrel"}
-    assert fields(reply, ["need", "referent", "constraints"]) == (joined if expected is None else expected)
+REPLIES: dict[str, dict[str, tuple[str, object]]] = {
+    "queries": {
+        "the paper's form": (
+            "## Analysis\nA bridge.\n## Queries\nQuestion 1: Who built it?\nQuestion 2: When?",
+            ("Who built it?", "When?"),
+        ),
+        "bold heads and dots": ("**Queries**\n1. Who built it?\n2. When?", ("Who built it?", "When?")),
+        "a list without a heading": ("- Who built it?\n- When?", ("Who built it?", "When?")),
+        "lines that ask": ("It is a bridge.\nWho built it?\nWhen was that?", ("Who built it?", "When was that?")),
+        "JSON": ('{"analysis": "A bridge.", "question": "Who built it?"}', ("Who built it?",)),
+        "fenced JSON": ('```json\n{"queries": ["Who?", {"query": "When?"}]}\n```', ("Who?", "When?")),
+        "thoughts first": ("<think>Question 1: no?</think>\nQuestion 1: Who?", ("Who?",)),
+        "thoughts without an end": ("<think>Question 1: no?", ()),
+        "thoughts that the prompt has begun": ("Question 1: no?\n</think>\nQuestion 1: Who?", ("Who?",)),
+        "twice the same": ("Question 1: Who?\nQuestion 2: Who?", ("Who?",)),
+        "the prompt's form": ("Question 1: question 1.\nQuestion 2: question 2.\nQuestion 3: question", ()),
+        "PMSR's form": ("## Output\nQuestion: the question.", ()),
+        "a number alone": ("1. 1.\n2. Who built it?", ("Who built it?",)),
+        "a year": ("1. 1987 in film", ("1987 in film",)),
+        "too many": ("1. a?\n2. b?\n3. c?", ("a?", "b?")),
+        "an empty list": ('{"queries": []}', ()),
+        "a bracket never closed": ('{"queries": ["Who?"', ()),
+        "prose": ("I can't say more about this picture.", ()),
+        "nothing": ("", ()),
+    },
+    "order": {
+        "the paper's form": ("[Document 2] > [Document 3] > [Document 1]", (1, 2, 0)),
+        "numbers alone": ("[3] > [1]", (2, 0, 1)),
+        "words around": ("The best is document 3, then Document 1.", (2, 0, 1)),
+        "twice the same": ("[Document 2] > [Document 2]", (1, 0, 2)),
+        "numbers of no document": ("[Document 7] > [Document 0] > [Document 2]", (1, 0, 2)),
+        "no document": ("They are all good.", None),
+    },
+    "named documents": {
+        "numbers alone": ("[3] > [1]", (2, 0)),
+        "twice, and one that isn't there": ("[Document 2], then [2] and [9]", (1,)),
+        "numbers without brackets": ("3 and 1", ()),
+        "thoughts first": ("<think>[1]</think>[2]", (1,)),
+    },
+    "fields": {
+        "lines": ("Need: its diet\nReferent: kestrel", STATE),
+        "bold lines in another order": ("- **Referent:** kestrel\n- **Need:** its diet\n- **Constraints:**", STATE),
+        "JSON": ('{"need": "its diet", "referent": "kestrel", "constraints": null}', STATE),
+        "fenced JSON behind words": (
+            '[see] ```json\n{"Need": ["its", "diet"], "other": 1, "referent": "kestrel"}\n```',
+            {"need": "its, diet", "referent": "kestrel"},
+        ),
+        "JSON that is cut off": ('{"need": "its diet", "referent', {}),
+        "a line of the first only": ("Need: its diet", {"need": "its diet"}),
+        "the first line of two": ("Need: a\nNeed: b", {"need": "a"}),
+        "thoughts first": ("<think>Need: no</think>Need: a", {"need": "a"}),
+        "prose": ("It needs a kestrel.", {}),
+        "nothing": ("", {}),
+    },
+    "verdict": {
+        "yes": ("Yes", True),
+        "bold no": ("**No**, it doesn't.", False),
+        "lower case": ("yes.", True),
+        "not": ("Not sure", None),
+        "nothing": ("Nothing", None),
+        "empty": ("", None),
+    },
+    "preferred": {
+        "the paper's form": ("[Document B]", "B"),
+        "without brackets": ("document a", "A"),
+        "a letter": ("**B**", "B"),
+        "thoughts first": ("<think>[Document A]?</think>\n\n[Document B]", "B"),
+        "both": ("[Document A] or [Document B]", None),
+        "a word that begins alike": ("Document about Ann", None),
+        "a letter among words": ("It is a bridge", None),
+        "nothing": ("", None),
+    },
+    "letters": {
+        "the form asked for": ("Answer: C, A, B", (2, 0, 1)),
+        "the last of several": ("Answer: A\nLet me look again.\n**Answer:** B, D", (1, 3)),
+        "letters alone": ("D > B > A.", (3, 1, 0)),
+        "an article is no letter": ("A bridge of stone.", ()),
+        "twice the same": ("Answer: B, B, A", (1, 0)),
+        "letters of no option": ("Answer: Z, B", (1,)),
+        "in thoughts": ("<think>Answer: A</think>Answer: B", (1,)),
+        "nothing": ("", ()),
+    },
+    "shares": {
+        "JSON": ('{"probabilities": [0.7, 0.2, 0.1]}', (0.7, 0.2, 0.1)),
+        "fenced": ("```json\n[1, 0, .5]\n```", (1.0, 0.0, 0.5)),
+        "too few": ("[0.7, 0.3]", None),
+        "percent": ("[70, 20, 10]", None),
+        "the list that fits": ("[1] says so: [0.1, 0.2, 0.3]", (0.1, 0.2, 0.3)),
+        "prose": ("Most likely the first.", None),
+    },
+    "answer": {
+        "both tags": ("<think>a</think><answer> oak </answer>", "oak"),
+        "no answer's tag": ("<think>a</think>oak", "oak"),
+        "cut off": ("<answer>oak", "oak"),
+        "thoughts alone": ("<think>endless", ""),
+        "no tags": ("oak", "oak"),
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
-    [("Yes", True), ("**No**, it doesn't.", False), ("yes.", True), ("Not sure", None), ("Nothing", None), ("", None)],
-    ids=["yes", "bold no", "lower case", "not", "nothing", "empty"],
+    ("kind", "reply", "expected"),
+    [pytest.param(kind, *case, id=f"{kind}-{name}") for kind, cases in REPLIES.items() for name, case in cases.items()],
 )
-def test_a_verdict_is_a_whole_word_at_the_beginning(reply: str, expected: bool | None) -> None:
-    assert verdict(reply) is expected
-
-
-PREFERENCES = {
-    "the paper's form": ("[Document B]", "B"),
-    "without brackets": ("document a", "A"),
-    "a letter": ("**B**", "B"),
-    "thoughts first": ("<think>[Document A]?</think>\n\n[Document B]", "B"),
-    "both": ("[Document A] or [Document B]", None),
-    "a word that begins alike": ("Document about Ann", None),
-    "a letter among words": ("It is a bridge", None),
-    "nothing": ("", None),
-}
-
-
-@pytest.mark.parametrize(("reply", "expected"), PREFERENCES.values(), ids=PREFERENCES)
-def test_a_preference_is_the_one_document_that_the_first_line_names(reply: str, expected: str | None) -> None:
-    assert preferred(reply) == expected
-
-
-LETTERS = {
-    "the form asked for": ("Answer: C, A, B", (2, 0, 1)),
-    "the last of several": ("Answer: A\nLet me look again.\n**Answer:** B, D", (1, 3)),
-    "letters alone": ("D > B > A.", (3, 1, 0)),
-    "an article is no letter": ("A bridge of stone.", ()),
-    "twice the same": ("Answer: B, B, A", (1, 0)),
-    "letters of no option": ("Answer: Z, B", (1,)),
-    "in thoughts": ("<think>Answer: A</think>Answer: B", (1,)),
-    "nothing": ("", ()),
-}
-
-
-@pytest.mark.parametrize(("reply", "expected"), LETTERS.values(), ids=LETTERS)
-def test_letters_are_found(reply: str, expected: tuple[int, ...]) -> None:
-    assert letters(reply, 4) == expected
-
-
-SHARES = {
-    "JSON": ('{"probabilities": [0.7, 0.2, 0.1]}', (0.7, 0.2, 0.1)),
-    "fenced": ("```json\n[1, 0, .5]\n```", (1.0, 0.0, 0.5)),
-    "too few": ("[0.7, 0.3]", None),
-    "percent": ("[70, 20, 10]", None),
-    "the list that fits": ("[1] says so: [0.1, 0.2, 0.3]", (0.1, 0.2, 0.3)),
-    "prose": ("Most likely the first.", None),
-}
-
-
-@pytest.mark.parametrize(("reply", "expected"), SHARES.values(), ids=SHARES)
-def test_shares_are_found(reply: str, expected: tuple[float, ...] | None) -> None:
-    assert shares(reply, 3) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        pytest.param("<think>a</think><answer> oak </answer>", "oak", id="both tags"),
-        pytest.param("<think>a</think>oak", "oak", id="no answer's tag"),
-        pytest.param("<answer>oak", "oak", id="cut off"),
-        pytest.param("<think>endless", "", id="thoughts alone"),
-        pytest.param("oak", "oak", id="no tags"),
-    ],
-)
-def test_an_answer_behind_thoughts_is_found(reply: str, expected: str) -> None:
-    assert answer(reply) == expected
+def test_what_a_reply_says_is_found(kind: str, reply: str, expected: object) -> None:
+    assert PARSERS[kind](reply) == expected
 
 
 @settings(deadline=None)

@@ -101,12 +101,6 @@ def test_what_is_found_again_is_read_again_but_listed_once(script: Any) -> None:
     assert [step.iteration for step in trace.steps if step.operator == "reason"] == [0, 1, 2, 3]
 
 
-def test_nothing_found_ends_with_what_the_model_sees(scripting: type[Any]) -> None:
-    trace = run(scripting(say=say))
-    assert trace.answer == "Ann Kirk"
-    assert trace.hits == ()
-
-
 def test_the_papers_own_last_words(script: Any) -> None:
     run(script, detailed_answer=True)
     assert script.asked[-1][1].endswith("Based on the information, provide a detailed answer to the question.")

@@ -37,6 +37,14 @@ def run(script: Any, trajectory: Callable[[Question], Steps[TrajectoryResult]]) 
     return trace
 
 
+def mrag(**settings: Any) -> Mrag:
+    return Mrag(MragSettings(**{"top_n": 3, "rerank": "none", "answer_documents": 1, "max_new_tokens": 8, **settings}))
+
+
+def agent(**settings: Any) -> MragAgent:
+    return MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8, **settings))
+
+
 def kind(asked: tuple[Any, ...]) -> str:
     """A step in a word: what was asked, and about which documents."""
     if asked[0] == "search":
@@ -54,9 +62,7 @@ def kind(asked: tuple[Any, ...]) -> str:
 
 def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
     script = scripting(say=lambda p: "[Document 2] > [Document 1]" if "ranking" in p else "Ann Kirk", find=find)
-    trace = run(
-        script, Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8))
-    )
+    trace = run(script, mrag(query_modality="I", rerank="listwise"))
     assert list(map(kind, script.asked)) == ["search", "rank one+two+three", "answer two"]
     assert script.asked[0] == ("search", "", "entries", 3)
     assert script.asked[-1] == (
@@ -74,16 +80,14 @@ def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
 
 def test_more_documents_are_read_in_their_order(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "Ann Kirk", find=find)
-    trace = run(script, Mrag(MragSettings(top_n=3, rerank="none", answer_documents=2, max_new_tokens=8)))
+    trace = run(script, mrag(answer_documents=2))
     assert "RELATED DOCUMENTS:\none: one\ntwo: two\n\n" in script.asked[-1][1]
     assert (trace.chosen, trace.used) == (None, (0, 1))
 
 
 def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "I can't.", find=find)
-    trace = run(
-        script, Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8))
-    )
+    trace = run(script, mrag(query_modality="I", rerank="listwise"))
     assert kind(script.asked[-1]) == "answer one"
     assert trace.tokens[UNREAD] == 1
     assert trace.steps[1].text == "I can't."
@@ -95,10 +99,7 @@ MODALITIES = {"I": "", "IQ": "Who built it?", "IC": "A red bridge.", "C": "A red
 @pytest.mark.parametrize(("modality", "text"), MODALITIES.items(), ids=MODALITIES)
 def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -> None:
     script = scripting(say=lambda p: "A red bridge." if "image caption" in p else "Ann Kirk", find=find)
-    run(
-        script,
-        Mrag(MragSettings(query_modality=modality, top_n=3, rerank="none", answer_documents=1, max_new_tokens=8)),
-    )
+    run(script, mrag(query_modality=modality))
     *before, search, _ = script.asked
     assert search == ("search", text, "entries", 3)
     assert [asked[1] for asked in before] == (
@@ -113,16 +114,8 @@ def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -
 
 def test_without_a_caption_the_question_is_searched_with(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: " ", find=find)
-    run(script, Mrag(MragSettings(query_modality="C", top_n=3, rerank="none", answer_documents=1, max_new_tokens=8)))
+    run(script, mrag(query_modality="C"))
     assert script.asked[1] == ("search", "Who built it?", "entries", 3)
-
-
-def test_nothing_found_is_answered_without_documents(scripting: type[Any]) -> None:
-    trace = run(
-        scripting(say=lambda prompt: "oak"),
-        Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),
-    )
-    assert (trace.answer, trace.passages, trace.chosen) == ("oak", (), None)
 
 
 # The agent.
@@ -137,59 +130,39 @@ def answers(prompt: str) -> str:
     return f"from {next(name for name in ('one', 'two', 'three') if f'{name}: {name}' in prompt)}"
 
 
-WAYS: Mapping[str, tuple[Mapping[str, float], list[str], str, str, int | None]] = {
+FIRST, SECOND = ["relevant one", "answer one", "valid one"], ["relevant two", "answer two", "valid two"]
+AS_LIKELY_AS_NOT = {"relevant_one": 0.5, "relevant_two": 0.5, "relevant_three": 0.5}
+THIRD = ["relevant two", "relevant three", "answer three", "valid three"]
+BY_SECOND = ("from two", "valid answer from document 2 of 3", 1)
+WAYS: Mapping[str, tuple[Mapping[str, float], list[str], tuple[str, str, int | None]]] = {
     "valid at the first document": (
         {"relevant_one": 0.9, "valid_one": 0.8},
-        ["relevant one", "answer one", "valid one"],
-        "from one",
-        "valid answer from document 1 of 3",
-        0,
+        FIRST,
+        ("from one", "valid answer from document 1 of 3", 0),
     ),
-    "not relevant, so the next": (
-        {"relevant_two": 0.9, "valid_two": 0.8},
-        ["relevant one", "relevant two", "answer two", "valid two"],
-        "from two",
-        "valid answer from document 2 of 3",
-        1,
-    ),
+    "not relevant, so the next": ({"relevant_two": 0.9, "valid_two": 0.8}, [FIRST[0], *SECOND], BY_SECOND),
     "relevant, but an invalid answer, so the next": (
         {"relevant_one": 0.9, "relevant_two": 0.9, "valid_two": 0.8},
-        ["relevant one", "answer one", "valid one", "relevant two", "answer two", "valid two"],
-        "from two",
-        "valid answer from document 2 of 3",
-        1,
+        [*FIRST, *SECOND],
+        BY_SECOND,
     ),
-    "none valid": (
-        {"relevant_one": 0.9, "relevant_three": 0.9},
-        ["relevant one", "answer one", "valid one", "relevant two", "relevant three", "answer three", "valid three"],
-        "",
-        FAILS,
-        None,
-    ),
-    "as likely as not is no": (
-        {"relevant_one": 0.5, "relevant_two": 0.5, "relevant_three": 0.5},
-        ["relevant one", "relevant two", "relevant three"],
-        "",
-        FAILS,
-        None,
-    ),
+    "none valid": ({"relevant_one": 0.9, "relevant_three": 0.9}, [*FIRST, *THIRD], ("", FAILS, None)),
+    "as likely as not is no": (AS_LIKELY_AS_NOT, [FIRST[0], *THIRD[:2]], ("", FAILS, None)),
 }
 
 
-@pytest.mark.parametrize(("yes", "steps", "answer", "ended", "chosen"), WAYS.values(), ids=WAYS)
-def test_the_agents_ways(
-    scripting: type[Any], yes: Mapping[str, float], steps: list[str], answer: str, ended: str, chosen: int | None
-) -> None:
+@pytest.mark.parametrize(("yes", "steps", "end"), WAYS.values(), ids=WAYS)
+def test_the_agents_ways(scripting, yes: Mapping[str, float], steps: list[str], end: tuple) -> None:
     script = scripting(say=answers, find=find, probability=likely(**yes))
-    trace = run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8)))
+    trace = run(script, agent())
     assert list(map(kind, script.asked)) == ["search", *steps]
-    assert (trace.answer, trace.ended, trace.chosen) == (answer, ended, chosen)
-    assert trace.fallback == ("" if chosen is not None else "abstain")
+    assert (trace.answer, trace.ended, trace.chosen) == end
+    assert trace.fallback == ("" if trace.ended != FAILS else "abstain")
 
 
 def test_the_agent_verifies_by_figure_11(scripting: type[Any]) -> None:
     script = scripting(say=answers, find=find, probability=lambda prompt: 0.9)
-    run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8)))
+    run(script, agent())
     assert script.asked[-1] == (
         "judge",
         "Given the following reference document, image, question, and response, please evaluate whether the response "
@@ -202,53 +175,44 @@ def test_the_agent_verifies_by_figure_11(scripting: type[Any]) -> None:
 
 
 FALLBACKS = {
-    "the first document's answer is there": ({"relevant_one": 0.9}, ["relevant one", "answer one", "valid one"], []),
+    "the first document's answer is there": ({"relevant_one": 0.9}, FIRST, []),
     "the first document was not answered from": ({}, ["relevant one"], ["answer one"]),
 }
 
 
 @pytest.mark.parametrize(("yes", "first", "last"), FALLBACKS.values(), ids=FALLBACKS)
-def test_falling_back_to_the_first_document(
-    scripting: type[Any], yes: Mapping[str, float], first: list[str], last: list[str]
-) -> None:
+def test_falling_back_to_the_first_document(scripting, yes: Mapping[str, float], first, last) -> None:
     script = scripting(say=answers, find=find, probability=likely(**yes))
-    trace = run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8, agent_fallback="first")))
+    trace = run(script, agent(agent_fallback="first"))
     assert list(map(kind, script.asked)) == ["search", *first, "relevant two", "relevant three", *last]
     assert (trace.answer, trace.ended, trace.fallback, trace.chosen) == ("from one", FAILS, "first", 0)
 
 
+UNANSWERED = [*FIRST[:2], *SECOND[:2], "relevant three", "answer three"]
 BAD_REPLIES = {
-    "empty": ("", ["relevant one", "answer one", "relevant two", "answer two", "relevant three", "answer three"], ""),
-    "spaces": (
-        " \n",
-        ["relevant one", "answer one", "relevant two", "answer two", "relevant three", "answer three"],
-        "",
-    ),
-    "reflection tokens": ("[Relevant] [Yes]", ["relevant one", "answer one", "valid one"], "[Relevant] [Yes]"),
-    "repeats itself": ("oak " * 50, ["relevant one", "answer one", "valid one"], "oak " * 50),
+    "empty": ("", UNANSWERED, ""),
+    "spaces": (" \n", UNANSWERED, ""),
+    "reflection tokens": ("[Relevant] [Yes]", FIRST, "[Relevant] [Yes]"),
+    "repeats itself": ("oak " * 50, FIRST, "oak " * 50),
 }
 
 
 @pytest.mark.parametrize(("reply", "steps", "answer"), BAD_REPLIES.values(), ids=BAD_REPLIES)
-def test_an_empty_answer_is_never_valid_and_no_other_is_read_into(
-    scripting: type[Any], reply: str, steps: list[str], answer: str
-) -> None:
+def test_an_empty_answer_is_never_valid_and_no_other_is_read_into(scripting, reply: str, steps, answer) -> None:
     script = scripting(say=lambda prompt: reply, find=find, probability=lambda prompt: 0.9)
-    trace = run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8)))
+    trace = run(script, agent())
     assert list(map(kind, script.asked)) == ["search", *steps]
     assert trace.answer == answer
 
 
 def test_a_document_of_which_nothing_fits_is_not_relevant(scripting: type[Any]) -> None:
     script = scripting(say=answers, find=find, probability=lambda prompt: 0.9, room=0)
-    assert run(script, MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8))).ended == FAILS
+    assert run(script, agent()).ended == FAILS
 
 
 def test_the_agent_without_documents_fails(scripting: type[Any]) -> None:
     for fallback in ("abstain", "first"):
-        trace = run(
-            scripting(say=answers), MragAgent(MragAgentSettings(top_n=3, max_new_tokens=8, agent_fallback=fallback))
-        )  # type: ignore[arg-type]
+        trace = run(scripting(say=answers), agent(agent_fallback=fallback))
         assert (trace.answer, trace.ended) == ("", FAILS)
 
 
@@ -257,9 +221,7 @@ def test_the_agent_may_rerank_first(scripting: type[Any]) -> None:
         return "[Document 3]" if "ranking" in prompt else answers(prompt)
 
     script = scripting(say=say, find=find, probability=lambda prompt: 0.9)
-    trace = run(
-        script, MragAgent(MragAgentSettings(query_modality="I", top_n=3, agent_rerank="listwise", max_new_tokens=8))
-    )
+    trace = run(script, agent(query_modality="I", agent_rerank="listwise"))
     assert list(map(kind, script.asked))[2:] == ["relevant three", "answer three", "valid three"]
     assert trace.chosen == 0
 
@@ -293,11 +255,8 @@ def test_an_entry_is_one_document_its_article(knowledge: KnowledgeBase) -> None:
     found = searched(
         documents, SearchRequest(0, ("Who?",), {ENTRIES: (3,)}), SearchRequest(0, ("", "What?"), {ENTRIES: (1, 3)})
     )
-    assert [[passage.id for passage in row] for row in found] == [
-        ["b#-2.0", "a#-2.0"],
-        ["b#-2.0"],
-        ["b#-2.0", "a#-2.0"],
-    ]
+    both = ["b#-2.0", "a#-2.0"]
+    assert [[passage.id for passage in row] for row in found] == [both, both[:1], both]
     assert found[0][0].text == "History. Founded by b.\nDiet. The owl eats b."
     assert entries.asked == [([(True, "Who?"), (True, ""), (True, "What?")], 3, weights)]
 
