@@ -22,25 +22,9 @@ from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, open
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7
 from reflectune.retrieval.stores.base import inner
 
+from .conftest import Counting, files, vectors
+
 HOW = {"batch_size": 2, "shard_rows": 4}
-
-
-class Counting:
-    """An encoder that is cut off before its batch of texts numbered `until`."""
-
-    def __init__(self, encoder, until: int) -> None:
-        self._encoder, self._left = encoder, until
-        self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
-        self.dimensions = encoder.dimensions
-
-    def encode_images(self, images):
-        return self._encoder.encode_images(images)
-
-    def encode_texts(self, texts):
-        if not self._left:
-            raise KeyboardInterrupt
-        self._left -= 1
-        return self._encoder.encode_texts(texts)
 
 
 @pytest.fixture
@@ -58,14 +42,6 @@ def told_kb(tmp_path: Path, told: list[Entry]) -> KnowledgeBase:
     return write_knowledge_base(tmp_path / "told", told, name="owls", image_root="..", shard_size=4)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def field(index, name: str) -> np.ndarray:
-    return index.store.get(np.arange(len(index.store)))[name]
-
-
 def test_a_summary_is_the_first_text_that_an_entry_has(told) -> None:
     texts = [summary_text(entry) for entry in told]
     assert texts[0] == "Owl 0 hunts by night."
@@ -76,7 +52,7 @@ def test_summaries_stand_beside_images_and_titles_that_stay_as_they_were(told_kb
     index = build_index(told_kb, encoder, tmp_path / "index", summaries=True, **HOW)
     assert list(index.store.fields) == ["image", "title", "summary"]
     expected = encoder.encode_texts([summary_text(entry) for entry in told])
-    np.testing.assert_allclose(field(index, "summary"), expected[np.asarray(index.owner)], atol=1e-6)
+    np.testing.assert_allclose(vectors(index, "summary"), expected[np.asarray(index.owner)], atol=1e-6)
     build_index(told_kb, encoder, tmp_path / "plain", **HOW)
     built, plain = files(tmp_path / "index"), files(tmp_path / "plain")
     assert built.keys() - plain.keys() == {"summary.f32"}
@@ -132,10 +108,10 @@ def test_scores_are_those_of_comparing_everything(told_kb, told, encoder, tmp_pa
     index = build_index(told_kb, encoder, tmp_path / "index", summaries=True, store=store)
     retriever = EntryRetriever(index, encoder, title_weight=0.5, summary_share=0.5)
     image, text = encoder.encode_images([picture(3)])[0], encoder.encode_texts(["a white owl"])[0]
-    by_image = 0.5 * inner(field(index, "image"), image) + 0.25 * inner(field(index, "title"), image)
-    by_image += 0.25 * inner(field(index, "summary"), image)
-    by_text = 0.5 * inner(field(index, "title"), text) + 0.5 * inner(field(index, "summary"), text)
-    both = 0.7 * inner(field(index, "image"), image) + 0.3 * inner(field(index, "summary"), text)
+    by_image = 0.5 * inner(vectors(index, "image"), image) + 0.25 * inner(vectors(index, "title"), image)
+    by_image += 0.25 * inner(vectors(index, "summary"), image)
+    by_text = 0.5 * inner(vectors(index, "title"), text) + 0.5 * inner(vectors(index, "summary"), text)
+    both = 0.7 * inner(vectors(index, "image"), image) + 0.3 * inner(vectors(index, "summary"), text)
     queries = [Query(picture(3)), Query(text="a white owl"), Query(picture(3), "a white owl")]
     found = [retriever.search_queries([query], 10)[0] for query in queries[:2]]
     found += retriever.search_queries(queries[2:], 10, weights=equation_7(0.3).with_summaries(1))

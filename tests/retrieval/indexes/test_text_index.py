@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,8 @@ from reflectune.retrieval.indexes import passages
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, load_text_index
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 from reflectune.retrieval.stores.ivf import FaissStore
+
+from .conftest import Counting, files
 
 ANIMALS = ("owl", "bear", "fox", "whale", "wolf", "hawk", "seal")
 
@@ -48,29 +49,6 @@ def kb(tmp_path: Path) -> KnowledgeBase:
 def encoder() -> TextEncoder:
     settings = TextSettings(query_prefix="query: ", passage_prefix="passage: ")
     return TextEncoder(find_checkpoint("miniature/text"), settings, torch.device("cpu"), "")
-
-
-class Counting:
-    """An encoder that counts how often it is asked, and is cut off before the call numbered `until`."""
-
-    def __init__(self, encoder: TextEncoder, until: int = 1000) -> None:
-        self._encoder, self._until, self.calls = encoder, until, 0
-        self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
-        self.dimensions, self.settings = encoder.dimensions, encoder.settings
-
-    @property
-    def cut(self):
-        return self._encoder.cut
-
-    def encode_passages(self, texts):
-        if self.calls == self._until:
-            raise KeyboardInterrupt
-        self.calls += 1
-        return self._encoder.encode_passages(texts)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("store", ["exact", "faiss"])
@@ -117,10 +95,10 @@ def test_a_build_that_was_cut_off_ends_in_the_same_bytes(kb, encoder, tmp_path, 
     second = Counting(encoder)
     build_text_index(kb, second, tmp_path / "resumed", Cutting(), shard_entries=3)
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
-    assert second.calls == 3 - until
+    assert second.batches == 3 - until
     third = Counting(encoder)
     build_text_index(kb, third, tmp_path / "resumed", Cutting(), shard_entries=3)
-    assert third.calls == 0
+    assert third.batches == 0
 
 
 def test_rows_that_a_killed_build_left_are_not_taken_for_another_cut(kb, encoder, tmp_path, monkeypatch) -> None:
@@ -183,24 +161,15 @@ def test_a_changed_file_is_refused_by_its_name(kb, encoder, tmp_path, name) -> N
         load_text_index(tmp_path / "index", kb, encoder, Cutting())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"store": "annoy"},
-        {"rows": "3"},
-        {"cutting": {"cut": "words"}},
-        {"settings": None},
-        {"settings": {"pooling": 3}},
-        {"encoder": 3},
-        {"precision": "float8"},
-        {"address": None},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_manifest_of_another_shape_is_refused(kb, encoder, tmp_path, change) -> None:
+MALFORMED = {"store": "annoy", "rows": "3", "cutting": {"cut": "words"}, "settings": None, "encoder": 3}
+MALFORMED |= {"precision": "float8", "address": None}
+
+
+@pytest.mark.parametrize(("key", "value"), [*MALFORMED.items(), ("settings", {"pooling": 3})])
+def test_a_manifest_of_another_shape_is_refused(kb, encoder, tmp_path, key, value) -> None:
     build_text_index(kb, encoder, tmp_path / "index", Cutting())
     path = tmp_path / "index/manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(UserError, match="is not a manifest of an index of passages"):
         open_text_retriever(tmp_path / "index", kb, device="cpu")
 
@@ -211,18 +180,14 @@ def test_a_knowledge_base_without_text_is_refused(encoder, tmp_path) -> None:
         build_text_index(empty, encoder, tmp_path / "index", Cutting())
 
 
-def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, monkeypatch, capsys) -> None:
+def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, capsys) -> None:
     output = tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--cut", "words", "--size", "4", "--device", "cpu"]
-    monkeypatch.setattr(
-        sys, "argv", ["build_index", "--rows", "passages", *flags, "--query_prefix", "ask: ", "--dry_run", "true"]
-    )
-    command.build_index.main()
+    command.build_index.main(["--rows", "passages", *flags, "--query_prefix", "ask: ", "--dry_run", "true"])
     expected = sum(len(split_passages(entry, cut="words", size=4)) for entry in kb)
     assert f"would index {expected} passages of 8 entries with miniature/text" in capsys.readouterr().out
     assert not output.exists()
-    monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags, "--query_prefix", "ask: "])
-    command.build_index.main()
+    command.build_index.main(["--rows", "passages", *flags, "--query_prefix", "ask: "])
     assert f"{expected} passages of animals" in capsys.readouterr().out
     (hits,) = open_text_retriever(output, kb, device="cpu").search(["The wolf eats"], 2)
     settings = json.loads((output / "manifest.json").read_text())["settings"]
@@ -231,14 +196,13 @@ def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_launch, monkeypatch, capsys) -> None:
+def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_launch) -> None:
     def flags(output: str) -> list[str]:
         where = ["--knowledge", str(kb.folder), "--output", str(tmp_path / output), "--device", "cpu"]
         return [*where, "--shard_entries", "2", "--max_length", "8"]
 
     launch = start_launch("retrieval/build_index.py", ["--rows", "passages", *flags("shared")])
-    monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags("alone")])
-    command.build_index.main()
+    command.build_index.main(["--rows", "passages", *flags("alone")])
     assert launch.wait() == 0, launch.stderr
     assert launch.stdout.count("passages of animals") == 1
     assert "passages have more than the 8 tokens that are read" in launch.stdout
@@ -246,11 +210,8 @@ def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_la
 
 
 def test_problems_are_told_together(kb) -> None:
-    problems = " ".join(
-        find_problems(
-            command.IndexConfig, {"rows": "passages", "knowledge": str(kb.folder.parent), "cut": "sections", "size": 3}
-        )
-    )
+    values = {"rows": "passages", "knowledge": str(kb.folder.parent), "cut": "sections", "size": 3}
+    problems = " ".join(find_problems(command.IndexConfig, values))
     for part in ("`output` is needed", "has no kb.json", "`size` means nothing for `cut: sections`"):
         assert part in problems
 

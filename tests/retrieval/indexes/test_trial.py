@@ -1,7 +1,5 @@
 """A trial's hours: counts over rates, divided among a launch's processes."""
 
-import sys
-
 import pytest
 import torch
 
@@ -54,15 +52,14 @@ def test_bad_pictures_do_not_end_a_trial(kb, encoder, tmp_path) -> None:
     assert titles.rate > 0
 
 
-def test_passages_are_tried_and_a_dry_run_says_what_they_take(kb, tmp_path, monkeypatch, capsys) -> None:
+def test_passages_are_tried_and_a_dry_run_says_what_they_take(kb, tmp_path, capsys) -> None:
     encoder = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
     part = try_passages(kb, encoder, Cutting(), 7)
     assert (part.what, part.count) == ("passages", 7)
     assert part.rate > 0
     output = tmp_path / "texts"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--device", "cpu", "--dry_run"]
-    monkeypatch.setattr(sys, "argv", ["build_index", "--rows", "passages", *flags, "--store", "faiss"])
-    build_index.main()
+    build_index.main(["--rows", "passages", *flags, "--store", "faiss"])
     printed = capsys.readouterr().out
     assert "searched by faiss: it was asked for" in printed
     assert "while it is built" in printed
