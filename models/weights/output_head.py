@@ -39,9 +39,8 @@ def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Seq
     return whole.index_add_(-1, ids, exact.to(whole.device) - whole.detach()[..., ids])
 
 
-def read_in_float32(model: Any, token_ids: Sequence[int]) -> None:
-    """Give a model's logits in float32, those of some tokens computed in float32; see `exact_logits`."""
-    head: nn.Module = model.get_output_embeddings()
+def read_in_float32(head: nn.Module, token_ids: Sequence[int]) -> None:
+    """Have a head give its logits in float32, those of some tokens computed in float32; see `exact_logits`."""
     head.register_forward_hook(functools.partial(_exact, token_ids=token_ids))
 
 

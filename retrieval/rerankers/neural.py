@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage
 from reflectune.models.rendering.turns import passage_text
+from reflectune.models.weights.output_head import read_in_float32
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
 from reflectune.retrieval.encoders.settings import TextSettings
@@ -78,6 +80,9 @@ class CrossEncoderReranker:
             )
         dtype = as_dtype(settings.dtype)
         self._model = load_weights(checkpoint, AutoModelForSequenceClassification, dtype=dtype, device=device)
+        scores = [layer for layer in self._model.modules() if isinstance(layer, nn.Linear) and layer.out_features == 1]
+        for layer in scores[-1:]:
+            read_in_float32(layer, [0])
         self._tokenizer = load_tokenizer(checkpoint)
         self._longest = longest_input(self._model, self._tokenizer, settings.max_length)
         decisive = dataclasses.replace(settings, token_budget=0)

@@ -123,7 +123,8 @@ def run(config: TrainingConfig, method: Method) -> None:
     method.before_training(loaded, args)
     adapters = AdapterConfig.of(config)
     model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=divided)
-    read_in_float32(model, [loaded.renderer.token_id(role) for role in Scheme.of(loaded.renderer).replies])
+    replies = [loaded.renderer.token_id(role) for role in Scheme.of(loaded.renderer).replies]
+    read_in_float32(model.get_output_embeddings(), replies)
     if config.dry_run:
         say(args, method.preview(model, loaded, args, batch))
         return

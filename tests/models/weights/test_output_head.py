@@ -42,7 +42,7 @@ def test_a_model_in_training_gives_them(autocast: bool) -> None:
     states: list[torch.Tensor] = []
     head = model.get_output_embeddings()
     handle = head.register_forward_hook(lambda head, inputs, logits: states.append(inputs[0]))
-    read_in_float32(model, ASKED)
+    read_in_float32(head, ASKED)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
 

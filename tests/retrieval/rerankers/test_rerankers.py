@@ -127,6 +127,10 @@ def test_a_cross_encoders_score_is_its_logit(cross_folder, passages) -> None:
             logits = model(**tokenizer(QUESTIONS[0], passage_text(one.passage), return_tensors="pt")).logits
         assert one.score == pytest.approx(logits.item(), abs=1e-5)
 
+    half = load_reranker("cross_encoder", cross_folder, dataclasses.replace(settings, dtype="bfloat16"))
+    scores = torch.tensor([one.score for one in half.rank(QUESTIONS[:1], [passages])[0]])
+    assert not torch.equal(scores, scores.bfloat16().float())  # the last product is one of float32
+
 
 @pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
 def test_batches_decide_no_score(kind, bert_folder, cross_folder, passages) -> None:
