@@ -2,9 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,7 +12,7 @@ SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not 
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_page_is_made_from_its_results(script: Callable[[str], ModuleType], name: str) -> None:
+def test_a_page_is_made_from_its_results(script, name: str) -> None:
     assert (BENCHMARKS / f"{name}.md").read_text(encoding="utf-8") == script(name).BENCHMARK.page()
 
 
@@ -26,22 +24,20 @@ def test_each_script_has_a_short_page_and_each_page_a_script() -> None:
         assert len(" ".join(line for line in lines if not line.startswith("|")).split()) <= 250, path.name
 
 
-def test_each_result_is_on_a_page(script: Callable[[str], ModuleType]) -> None:
+def test_each_result_is_on_a_page(script) -> None:
     shown = [name for page in SCRIPTS for name in (page, *(script(page).BENCHMARK.also or {}))]
 
     assert {path.stem for path in (BENCHMARKS / "results").glob("*.json")} <= set(shown)
 
 
-def test_the_board_is_made_from_the_results(script: Callable[[str], ModuleType]) -> None:
+def test_the_board_is_made_from_the_results(script) -> None:
     board = script("results").board()
 
     assert (BENCHMARKS / "board.md").read_text(encoding="utf-8") == board
     assert board.count("\n") <= 2 + 20
 
 
-def test_a_record_names_what_its_figures_depend_on(
-    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_names_what_its_figures_depend_on(script, tmp_path, monkeypatch) -> None:
     results = script("results")
     monkeypatch.setattr("sys.argv", ["x/trial.py", "--limit", "5", "--results", str(tmp_path), "--commit=abc"])
     trial = results.Benchmark(
@@ -60,7 +56,7 @@ def test_a_record_names_what_its_figures_depend_on(
     assert "| rows | 7 | none |" in results.board(tmp_path)
 
 
-def test_figures_that_are_missing_are_dashes(script: Callable[[str], ModuleType]) -> None:
+def test_figures_that_are_missing_are_dashes(script) -> None:
     results = script("results")
 
     assert results.table(("a", "b"), [("x", None), ("y", 1234)])[2:] == ["| x | – |", "| y | 1,234 |"]

@@ -97,9 +97,7 @@ def test_a_stage_that_fails_ends_the_others_and_is_not_finished(tmp_path: Path, 
     assert "this went wrong" in capsys.readouterr().out
 
 
-def test_a_stage_that_succeeds_while_a_different_one_fails_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_stage_that_succeeds_while_a_different_one_fails_is_finished(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(staging, "WAIT", 3)  # both have ended at the first look
     with pytest.raises(SystemExit) as ended:
         staging.run_in_lanes(tmp_path, {"a": command("import sys; sys.exit('no')"), "b": command("pass")}, {}, 2)
@@ -119,9 +117,7 @@ def test_a_forecast_is_bound_by_the_lanes_or_by_a_chain() -> None:
 
 
 @pytest.mark.parametrize("run", ["run_stages", "run_in_lanes"])
-def test_the_minutes_of_a_stage_that_was_cut_off_count(
-    tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_minutes_of_a_stage_that_was_cut_off_count(tmp_path, run: str, monkeypatch) -> None:
     """Else the last go of a training that was resumed is given as all of it."""
     clock = [0.0]
     monkeypatch.setattr(staging.time, "monotonic", lambda: clock.append(clock[-1] + 60) or clock[-1])

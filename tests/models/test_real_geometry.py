@@ -91,9 +91,7 @@ def test_caches_positions_and_segments_at_true_width(made, key_heads, after_imag
     assert gates.shape == (3, 1)
     assert torch.isfinite(gates).all()
     tree = Tree(
-        Segment.of(prefix.ids, [IGNORE] * length),
-        tuple(Segment.of(ids, ids) for ids in branches),
-        prefix.vision,
+        Segment.of(prefix.ids, [IGNORE] * length), tuple(Segment.of(ids, ids) for ids in branches), prefix.vision
     )
     batch = TreeCollator(model)([tree, tree])
     assert batch["input_ids"].shape == (1, 2 * tree.length) == (1, 2 * (length - 1 + 3 * (BRANCH + 1)))

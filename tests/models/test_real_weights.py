@@ -151,9 +151,7 @@ def test_gates_scores_and_answers_are_those_of_plain_calls(loaded: Loaded, exact
     assert max(map(len, answers)) > 2
 
 
-def test_in_half_precision_the_engine_rounds_about_as_plain_calls_do(
-    pocket: str, exact: Asked, plain: SimpleNamespace
-) -> None:
+def test_in_half_precision_the_engine_rounds_about_as_plain_calls_do(pocket, exact, plain) -> None:
     """In bfloat16 both are far from float32, of log-probabilities of -55 … -11 nats, and not by the same roundings.
 
     The roundings depend on the number of threads and on the CPU's instructions. Measured with 1 to 4 threads, and with
@@ -172,9 +170,7 @@ def root_mean_square(values: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("dtype", "furthest"), [("float32", 1e-4), ("bfloat16", 0.06)])
-def test_a_batch_of_trees_teaches_what_plain_calls_teach(
-    pocket: str, plain: SimpleNamespace, dtype: str, furthest: float
-) -> None:
+def test_a_batch_of_trees_teaches_what_plain_calls_teach(pocket, plain, dtype: str, furthest: float) -> None:
     """The summed loss, and its gradients on the projector, adapters in the first and the last layer and tokens' rows.
 
     The largest difference measured of a gradient, relative to its norm, is 2.1e-6 in float32, and 0.034 in bfloat16

@@ -79,8 +79,7 @@ JOBS: dict[str, Job] = {
         "--output {out}",
     ),
     "recall": Job(
-        "inference.recall",
-        f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
+        "inference.recall", f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json"
     ),
     "index_without": Job(
         "retrieval.build_index",

@@ -140,7 +140,7 @@ def built_base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family, bo
 
 
 @pytest.fixture
-def base_model(tmp_path: Path, built_base: Callable[[Family, bool | None, int, Size], Path]) -> Callable[..., Path]:
+def base_model(tmp_path: Path, built_base) -> Callable[..., Path]:
     """Writes a random base model of a family, without reflection tokens, into a folder, and returns the folder."""
 
     def build(family: Family = "llava", *, tie: bool | None = None, seed: int = 0, size: Size = "test") -> Path:
@@ -151,7 +151,7 @@ def base_model(tmp_path: Path, built_base: Callable[[Family, bool | None, int, S
 
 
 @pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftConfig]:
     """Makes the settings of a short run into the folder `out`."""
 
     def build(out: str = "out", family: Family = "llava", size: Size = "test", **changes: Any) -> SftConfig:
@@ -183,7 +183,7 @@ def weights() -> Callable[[str | Path], dict[str, torch.Tensor]]:
 
 
 @pytest.fixture
-def assert_equal_weights(weights: Callable[..., dict[str, torch.Tensor]]) -> Callable[[str | Path, str | Path], None]:
+def assert_equal_weights(weights) -> Callable[[str | Path, str | Path], None]:
     """Compares the weights in two folders, bit by bit."""
 
     def compare(one: str | Path, other: str | Path) -> None:
@@ -205,7 +205,7 @@ def history() -> Callable[[str | Path], list[dict[str, Any]]]:
 
 
 @pytest.fixture
-def losses(history: Callable[..., list[dict[str, Any]]]) -> Callable[[str | Path], list[float]]:
+def losses(history) -> Callable[[str | Path], list[float]]:
     """Reads the losses that a run logged."""
     return lambda folder: [row["loss"] for row in history(folder) if "loss" in row]
 
@@ -227,7 +227,7 @@ def options(config: SftConfig) -> list[str]:
 
 
 @pytest.fixture
-def start(start_program: Callable[..., Any], start_launch: Callable[..., Any]) -> Callable[..., Any]:
+def start(start_program, start_launch) -> Callable[..., Any]:
     """Starts a run in processes of its own: in one, or in two that meet over gloo."""
 
     def begin(config: SftConfig, processes: Literal[1, 2] = 1) -> Any:
@@ -239,7 +239,7 @@ def start(start_program: Callable[..., Any], start_launch: Callable[..., Any]) -
 
 
 @pytest.fixture
-def finish(start: Callable[..., Any]) -> Callable[..., None]:
+def finish(start) -> Callable[..., None]:
     """Runs a config to its end in processes of its own."""
 
     def run(config: SftConfig, processes: Literal[1, 2] = 1) -> None:
@@ -250,7 +250,7 @@ def finish(start: Callable[..., Any]) -> Callable[..., None]:
 
 
 @pytest.fixture
-def killed(start: Callable[..., Any]) -> Callable[..., None]:
+def killed(start) -> Callable[..., None]:
     """Starts a run and kills it with all its processes, some seconds after a file of its folder appears."""
 
     def run(config: SftConfig, wait_for: str, delay: float = 0.0, processes: Literal[1, 2] = 1) -> None:

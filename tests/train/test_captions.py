@@ -57,9 +57,7 @@ def llava(root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", [own, llava])
-def test_captions_train_a_projector(
-    source: Callable[[Path], dict[str, Any]], tmp_path: Path, base_model: Callable[..., Path]
-) -> None:
+def test_captions_train_a_projector(source: Callable[[Path], dict[str, Any]], tmp_path, base_model) -> None:
     root = tmp_path / "source"
     root.mkdir()
     for colour, value in COLOURS.items():

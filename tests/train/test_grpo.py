@@ -118,7 +118,7 @@ def straight_runs() -> dict[str, GrpoConfig]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, world: Path, encoder: str, tuned: Callable[..., str]) -> Callable[..., GrpoConfig]:
+def config(tmp_path: Path, world: Path, encoder: str, tuned) -> Callable[..., GrpoConfig]:
     def build(out: str = "out", scheme: str = "mr2ag", **changes: Any) -> GrpoConfig:
         values: dict[str, Any] = {
             "model": tuned(scheme),
@@ -213,9 +213,7 @@ def logged(folder: str | Path, name: str) -> list[float]:
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
 @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
-    config: Callable[..., GrpoConfig], scheme: str, method: str
-) -> None:
+def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(config, scheme: str, method: str) -> None:
     """Rewards as measured: the random model is wrong either way, so that retrieving only costs."""
     settings = config(scheme=scheme, method=method, retrieval_cost=0.5, max_steps=12)
     grpo(settings)
@@ -237,7 +235,7 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
     ids=["qwen2_vl", "qlora", "bfloat16"],
 )
 def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_measured(
-    config: Callable[..., GrpoConfig], tuned: Callable[..., str], scheme: str, changes: dict[str, Any], start: float
+    config, tuned, scheme: str, changes: dict[str, Any], start: float
 ) -> None:
     if changes.get("method") == "qlora":
         pytest.importorskip("bitsandbytes")
@@ -252,9 +250,7 @@ def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
 @pytest.mark.parametrize("policy_loss", [pytest.param("expected", marks=pytest.mark.slow), "grpo", "regression"])
-def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
-    config: Callable[..., GrpoConfig], scheme: str, policy_loss: str
-) -> None:
+def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(config, scheme: str, policy_loss: str) -> None:
     settings = config(scheme=scheme, policy_loss=policy_loss, retrieval_cost=0.0, max_steps=12)
     refined(settings, worth(direct=0.0, retrieved=1.0))
 
@@ -262,7 +258,7 @@ def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
 
 
 @pytest.mark.slow
-def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfig]) -> None:
+def test_each_question_learns_its_own_better_way(config) -> None:
     settings = config(retrieval_cost=0.0, max_steps=30, per_device_train_batch_size=9)
     easy = {"q3", "q4", "q5"}  # those of one text: a random model tells pictures apart badly
 
@@ -275,7 +271,7 @@ def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfi
 
 
 @pytest.mark.slow
-def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: Callable[..., GrpoConfig]) -> None:
+def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config) -> None:
     free = config("free", retrieval_cost=0.5, max_steps=12)
     held = config("held", retrieval_cost=0.5, max_steps=12, beta=10.0)
     grpo(free)
@@ -286,7 +282,7 @@ def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: C
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
-def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], scheme: str) -> None:
+def test_training_starts_at_the_reference(config, scheme: str) -> None:
     """The engine reads the same gates as the trainer's forward pass computes: the divergence is 0."""
     settings = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
     grpo(settings)
@@ -295,7 +291,7 @@ def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], sch
 
 
 @pytest.mark.slow
-def test_a_step_on_real_weights_changes_what_trains_alone(config: Callable[..., GrpoConfig], pocket: str) -> None:
+def test_a_step_on_real_weights_changes_what_trains_alone(config, pocket: str) -> None:
     """Pocket's real CLIP and the first six layers of its SmolLM2: the pipeline answers two questions, one step learns.
 
     Adapters on the last layer train, with the projector and the tokens' rows.
@@ -329,7 +325,7 @@ def test_a_step_on_real_weights_changes_what_trains_alone(config: Callable[..., 
     assert set(rows) <= set(start.renderer.token_ids.values())
 
 
-def test_held_outputs_start_at_the_reference(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
+def test_held_outputs_start_at_the_reference(config, tuned) -> None:
     """With answers by the base model, relevance gates alone are held, by a divergence that is nothing at first."""
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     settings = config(scheme="mmkb_rag", answer_model="base", base_model=base, max_steps=1)
@@ -338,9 +334,7 @@ def test_held_outputs_start_at_the_reference(config: Callable[..., GrpoConfig], 
     assert logged(settings.output_dir, "held") == [pytest.approx(0.0, abs=1e-7)]
 
 
-def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
-    config: Callable[..., GrpoConfig], tuned: Callable[..., str]
-) -> None:
+def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(config, tuned) -> None:
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     shared: dict[str, Any] = {"scheme": "mmkb_rag", "answer_model": "base", "base_model": base, "retrieval_cost": 0.5}
     hard = {"learning_rate": 1e-2, "max_steps": 100}  # so that what is free drifts
@@ -359,7 +353,7 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
 
 
 @pytest.mark.slow
-def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Callable[..., GrpoConfig]) -> None:
+def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config) -> None:
     free, held = (
         config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=1e-2, max_steps=100)
         for weight in (0.0, 10.0)
@@ -378,9 +372,7 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_relevance_gates_learn_to_keep_passages_with_right_answers(
-    config: Callable[..., GrpoConfig], scheme: str
-) -> None:
+def test_relevance_gates_learn_to_keep_passages_with_right_answers(config, scheme: str) -> None:
     """Passages about a diet are worth keeping, those about a home are not; the retrieval gate earns nothing."""
     settings = config(
         scheme=scheme,
@@ -413,13 +405,7 @@ def test_relevance_gates_learn_to_keep_passages_with_right_answers(
     ],
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    config: Callable[..., GrpoConfig],
-    straight_runs: dict[str, GrpoConfig],
-    tmp_path_factory: pytest.TempPathFactory,
-    method: str,
-    step: int,
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
+    config, straight_runs, tmp_path_factory, method: str, step: int, assert_equal_weights, interrupted
 ) -> None:
     changes: dict[str, Any] = {
         "method": method,
@@ -445,12 +431,7 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
 
 @pytest.mark.slow
-def test_a_killed_process_resumes_to_the_same_weights(
-    config: Callable[..., GrpoConfig],
-    tmp_path: Path,
-    assert_equal_weights: Callable[..., None],
-    start_program: Callable[..., Any],
-) -> None:
+def test_a_killed_process_resumes_to_the_same_weights(config, tmp_path, assert_equal_weights, start_program) -> None:
     """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
     changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
     straight, killed = config("straight", **changes), config("killed", **changes)
@@ -470,13 +451,7 @@ def test_a_killed_process_resumes_to_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
-def test_two_processes_train_the_weights_of_one(
-    config: Callable[..., GrpoConfig],
-    tmp_path: Path,
-    scheme: str,
-    weights: Callable[..., dict[str, torch.Tensor]],
-    start_launch: Callable[..., Any],
-) -> None:
+def test_two_processes_train_the_weights_of_one(config, tmp_path, scheme: str, weights, start_launch) -> None:
     """DDP over gloo with the same global batch: answers are measured by turns, and fillers count for nothing."""
     changes: dict[str, Any] = {"scheme": scheme, "retrieval_cost": 0.3, "max_steps": 5, "refresh_steps": 3}
     one = config("one", per_device_train_batch_size=4, **changes)
@@ -500,7 +475,7 @@ def options(config: GrpoConfig, folder: Path) -> list[str]:
     return ["--config", str(path)]
 
 
-def test_later_rounds_are_measured_with_later_weights(config: Callable[..., GrpoConfig]) -> None:
+def test_later_rounds_are_measured_with_later_weights(config) -> None:
     settings = config(retrieval_cost=0.5, refresh_steps=3)
     grpo(settings)
 
@@ -510,9 +485,7 @@ def test_later_rounds_are_measured_with_later_weights(config: Callable[..., Grpo
     assert all(later["gate"] < before["gate"] for before, later in zip(first, second, strict=True))
 
 
-def test_a_round_that_is_lost_is_not_measured_with_later_weights(
-    config: Callable[..., GrpoConfig], interrupted: Callable[..., None]
-) -> None:
+def test_a_round_that_is_lost_is_not_measured_with_later_weights(config, interrupted) -> None:
     settings = config(refresh_steps=3, save_steps=4)
     interrupted(settings, 5, grpo)
     Path(settings.rewards_folder(), "round-001", "direct.jsonl").unlink()
@@ -521,9 +494,7 @@ def test_a_round_that_is_lost_is_not_measured_with_later_weights(
         grpo(settings)
 
 
-def test_answers_are_kept_and_serve_runs_of_other_costs(
-    config: Callable[..., GrpoConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_kept_and_serve_runs_of_other_costs(config, tmp_path, monkeypatch) -> None:
     shared = str(tmp_path / "answers")
     grpo(config("one", retrieval_cost=0.1, rewards=shared, max_steps=1))
     monkeypatch.setattr("reflectune.inference.running.rollout.build_pipeline", None)  # nothing is left to answer
@@ -535,12 +506,7 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_an_adapter_is_continued(
-    config: Callable[..., GrpoConfig],
-    tuned: Callable[..., str],
-    scheme: str,
-    weights: Callable[..., dict[str, torch.Tensor]],
-) -> None:
+def test_an_adapter_is_continued(config, tuned, scheme: str, weights) -> None:
     settings = config(
         scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12
     )
@@ -553,9 +519,7 @@ def test_an_adapter_is_continued(
 
 
 @pytest.mark.slow
-def test_full_training_starts_from_an_adapters_merged_weights(
-    config: Callable[..., GrpoConfig], tuned: Callable[..., str]
-) -> None:
+def test_full_training_starts_from_an_adapters_merged_weights(config, tuned) -> None:
     settings = config(model=tuned(kind="adapter"), retrieval_cost=0.5, max_steps=12)
     grpo(settings)
 
@@ -564,7 +528,7 @@ def test_full_training_starts_from_an_adapters_merged_weights(
 
 
 @pytest.mark.slow
-def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callable[..., GrpoConfig]) -> None:
+def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config) -> None:
     settings = config(method="lora", retrieval_cost=0.5)
     grpo(settings)
 
@@ -574,7 +538,7 @@ def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callabl
     assert all(torch.equal(weight, plain[name]) for name, weight in ours.items())
 
 
-def test_a_finished_run_is_left_alone(config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_left_alone(config, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config(max_steps=1)
     grpo(settings)
 
@@ -583,9 +547,7 @@ def test_a_finished_run_is_left_alone(config: Callable[..., GrpoConfig], capsys:
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(
-    config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> None:
     settings = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
     grpo(settings)
     printed = capsys.readouterr().out
@@ -597,23 +559,21 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     assert not Path(settings.output_dir).exists()
 
 
-def test_visual_questions_are_as_many_as_asked_for(config: Callable[..., GrpoConfig], world: Path) -> None:
+def test_visual_questions_are_as_many_as_asked_for(config, world: Path) -> None:
     questions = chosen_questions(config(visual_limit=1), Dataset(world))
 
     assert sum(question.requires_retrieval is True for question in questions) == 6
     assert sum(question.requires_retrieval is False for question in questions) == 1
 
 
-def test_a_base_model_is_refused(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
+def test_a_base_model_is_refused(config, tuned) -> None:
     base = read_info(tuned(kind="adapter"))["base_model"]
 
     with pytest.raises(UserError, match="is not fine-tuned"):
         grpo(config(model=base))
 
 
-def test_an_adapter_of_four_bits_is_not_continued_in_full_precision(
-    config: Callable[..., GrpoConfig], tuned: Callable[..., str], tmp_path: Path
-) -> None:
+def test_an_adapter_of_four_bits_is_not_continued_in_full_precision(config, tuned, tmp_path) -> None:
     folder = tmp_path / "four_bits"
     folder.mkdir()
     for path in Path(tuned(kind="adapter")).iterdir():

@@ -3,7 +3,6 @@
 import ast
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def test_of_trl_no_trainer_is_used_but_that_of_grpo() -> None:
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_adapters_copy_no_whole_module(tie: bool, base_model: Callable[..., Path]) -> None:
+def test_adapters_copy_no_whole_module(tie: bool, base_model) -> None:
     model = prepare_model(load(str(base_model(tie=tie)), scheme="mr2ag"), SftConfig(method="lora"))
 
     assert isinstance(model, PeftModel)
@@ -61,9 +60,7 @@ def test_adapters_copy_no_whole_module(tie: bool, base_model: Callable[..., Path
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_training_and_inference_see_the_same_pixels(
-    family: Family, config: Callable[..., SftConfig], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_training_and_inference_see_the_same_pixels(family: Family, config, data_folder, examples) -> None:
     """The picture is neither square nor of the model's size, so that cropping and padding would differ."""
     Image.effect_mandelbrot((150, 64), (-2, -1, 1, 1), 50).convert("RGB").save(data_folder / "images" / "wide.png")
     run = config(family=family, max_steps=1)
@@ -77,7 +74,7 @@ def test_training_and_inference_see_the_same_pixels(
     assert all(torch.equal(value, read[name]) for name, value in trained.items())
 
 
-def test_a_pixel_budget_bounds_the_tokens_of_an_image(base_model: Callable[..., Path], data_folder: Path) -> None:
+def test_a_pixel_budget_bounds_the_tokens_of_an_image(base_model, data_folder: Path) -> None:
     folder = base_model("qwen2_vl")
     image = Image.new("RGB", (1600, 900))
     path = folder / "processor_config.json"
@@ -92,12 +89,7 @@ def test_a_pixel_budget_bounds_the_tokens_of_an_image(base_model: Callable[..., 
     assert counts[0] <= 16 < counts[1] <= 64  # a token is a square of 16 pixels a side
 
 
-def test_an_example_without_a_supervised_token_is_named(
-    base_model: Callable[..., Path],
-    data_folder: Path,
-    examples: list[ReflectionExample],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_example_without_a_supervised_token_is_named(base_model, data_folder, examples, monkeypatch) -> None:
     """A chat template that ends no turn would leave labels empty; here the labels are lost on the way."""
     renderer = load(str(base_model()), scheme="mr2ag").renderer
     encode = type(MR2AG).encode
@@ -122,7 +114,7 @@ def test_an_example_without_a_supervised_token_is_named(
     ],
 )
 def test_a_processor_that_disagrees_with_the_model_is_named_or_the_example_is(
-    family: Family, setting: str, value: Any, says: str, config: Callable[..., SftConfig]
+    family: Family, setting: str, value: Any, says: str, config
 ) -> None:
     """A placeholder too many or too few for the image's tokens."""
     run = config(family=family)
@@ -136,10 +128,7 @@ def test_a_processor_that_disagrees_with_the_model_is_named_or_the_example_is(
 
 
 def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    interrupted: Callable[..., None],
-    assert_equal_weights: Callable[..., None],
+    config, data_folder, interrupted, assert_equal_weights
 ) -> None:
     """The previous checkpoint stays, and with the image fixed the run ends as the straight one."""
     fine_tune(config("straight"))
@@ -160,7 +149,7 @@ def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed(
 
 
 def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, assert_equal_weights: Callable[..., None]
+    config, monkeypatch, assert_equal_weights
 ) -> None:
     """There was room when it was looked for, and then somebody else took it."""
     fine_tune(config("straight"))
@@ -186,18 +175,14 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_befor
     assert_equal_weights(config("straight").output_dir, run.output_dir)
 
 
-def test_a_run_of_another_scheme_is_not_continued(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None], prompted_folder: Path
-) -> None:
+def test_a_run_of_another_scheme_is_not_continued(config, interrupted, prompted_folder) -> None:
     interrupted(config(), 4)
 
     with pytest.raises(UserError, match=r"checkpoint-3 belongs to a run with other settings: .*`scheme` is 'mmkb_rag'"):
         fine_tune(config(scheme="mmkb_rag", train_data=str(prompted_folder)))
 
 
-def test_a_run_of_another_base_is_not_continued(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None], base_model: Callable[..., Path]
-) -> None:
+def test_a_run_of_another_base_is_not_continued(config, interrupted, base_model) -> None:
     interrupted(config(), 4)
 
     with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
@@ -205,7 +190,7 @@ def test_a_run_of_another_base_is_not_continued(
 
 
 def test_a_run_on_pictures_that_are_fitted_otherwise_is_not_continued_and_a_finished_one_keeps_its_fit(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None]
+    config, interrupted
 ) -> None:
     interrupted(config(image_fit="pad"), 4)
     with pytest.raises(UserError, match="other settings: `image_fit` is 'processor', was 'pad'"):
@@ -217,9 +202,7 @@ def test_a_run_on_pictures_that_are_fitted_otherwise_is_not_continued_and_a_fini
     assert not load(config().model).processor.image_processor.to_dict().get("do_pad", False)
 
 
-def test_a_run_of_another_tokenizer_is_not_continued(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None]
-) -> None:
+def test_a_run_of_another_tokenizer_is_not_continued(config, interrupted) -> None:
     run = config()
     interrupted(run, 4)
     tokenizer = AutoTokenizer.from_pretrained(run.model)

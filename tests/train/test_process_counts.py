@@ -1,7 +1,6 @@
 """The same global batch on one process or on two: the same data, the same losses, the same weights."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, 
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import supervised_weight
-from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.checkpoints import RECORD, mark_whole, recorded_settings
 
 
@@ -54,9 +52,7 @@ def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examp
     assert all(steps == steps_by_split[0] for steps in steps_by_split)
 
 
-def test_a_filler_is_read_and_counts_for_nothing(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_a_filler_is_read_and_counts_for_nothing(base_model, data_folder, examples) -> None:
     loaded = load(str(base_model()), scheme="mr2ag")
     dataset = EncodedExamples(examples, loaded.renderer, data_folder / "images", max_tokens=4096)
     collate = Collator(loaded.model)
@@ -107,7 +103,7 @@ def test_processes_that_are_fixed_are_refused_with_the_reason(tmp_path: Path) ->
         refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(4, 1, 1), "because")
 
 
-def test_dropout_and_divided_weights_fix_the_number_of_processes(base_model: Callable[..., Path]) -> None:
+def test_dropout_and_divided_weights_fix_the_number_of_processes(base_model) -> None:
     model = load(str(base_model()), scheme="mr2ag").model
 
     assert why_fixed(model, 0.0, "") == ""
@@ -117,12 +113,7 @@ def test_dropout_and_divided_weights_fix_the_number_of_processes(base_model: Cal
     assert "with dropout each process" in why_fixed(model, 0.0, "")
 
 
-def test_batches_may_be_divided_otherwise_when_a_run_goes_on(
-    config: Callable[..., SftConfig],
-    interrupted: Callable[..., None],
-    losses: Callable[..., list[float]],
-    weights: Callable[..., dict[str, torch.Tensor]],
-) -> None:
+def test_batches_may_be_divided_otherwise_when_a_run_goes_on(config, interrupted, losses, weights) -> None:
     straight, changed = config("straight"), config("changed")
     fine_tune(straight)
     interrupted(changed, 4)
@@ -137,13 +128,7 @@ def test_batches_may_be_divided_otherwise_when_a_run_goes_on(
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_validate_as_one_does(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    finish: Callable[..., None],
-    history: Callable[..., list[dict[str, Any]]],
-    weights: Callable[..., dict[str, torch.Tensor]],
-) -> None:
+def test_two_processes_train_and_validate_as_one_does(config, data_folder, finish, history, weights) -> None:
     """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])  # odd: one process reads more
@@ -167,13 +152,7 @@ def test_two_processes_train_and_validate_as_one_does(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_one_process_then_two_then_one_train_what_one_does(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    method: str,
-    finish: Callable[..., None],
-    killed: Callable[..., None],
-    losses: Callable[..., list[float]],
-    weights: Callable[..., dict[str, torch.Tensor]],
+    config, data_folder, method: str, finish, killed, losses, weights
 ) -> None:
     """Real processes over gloo, killed with `kill -9`. An epoch ends in a short step, of three examples of four."""
     write_examples(data_folder / "train.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[1:])

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,21 +26,14 @@ pytest.importorskip("bitsandbytes")
 
 
 @pytest.fixture
-def config(config: Callable[..., SftConfig]) -> Callable[..., SftConfig]:
+def config(config) -> Callable[..., SftConfig]:
     return functools.partial(config, size="base", method="qlora", learning_rate=1e-2, lora_dropout=0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_it_learns_resumes_exactly_and_loads_as_it_was(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    examples: list[Any],
-    family: Family,
-    weights: Callable[..., dict[str, torch.Tensor]],
-    assert_equal_weights: Callable[..., None],
-    losses: Callable[..., list[float]],
-    interrupted: Callable[..., None],
+    config, data_folder, examples, family: Family, weights, assert_equal_weights, losses, interrupted
 ) -> None:
     straight, resumed = (config(name, family) for name in ("straight", "resumed"))
     fine_tune(straight)
@@ -68,9 +60,7 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
         torch.testing.assert_close(loaded.model(**inputs, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(
-    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(config, weights) -> None:
     run = config(dtype="bfloat16", max_steps=2, gradient_checkpointing=True, learning_rate=1e-5, warmup=0.0)
     fine_tune(run)
     after = weights(run.output_dir)
@@ -82,9 +72,7 @@ def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(
     assert load(run.output_dir).is_tuned
 
 
-def test_a_dry_run_counts_four_bit_weights_one_by_one(
-    config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_counts_four_bit_weights_one_by_one(config, capsys) -> None:
     totals = []
     for method in ("qlora", "lora"):
         fine_tune(config(method=method, dry_run=True))
@@ -107,7 +95,7 @@ def test_without_bitsandbytes_the_config_says_what_to_install(tmp_path: Path, mo
         parse_config(SftConfig, argv=arguments)
 
 
-def test_the_scales_precision_is_a_setting_of_the_run(config: Callable[..., SftConfig]) -> None:
+def test_the_scales_precision_is_a_setting_of_the_run(config) -> None:
     fine_tune(config(max_steps=1))
 
     with pytest.raises(UserError, match="`double_quantization` is False, was True"):
@@ -116,11 +104,7 @@ def test_the_scales_precision_is_a_setting_of_the_run(config: Callable[..., SftC
 
 @pytest.mark.slow
 def test_validation_that_reads_answers_leaves_training_as_it_is(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    examples: list[Any],
-    assert_equal_weights: Callable[..., None],
-    history: Callable[..., list[dict[str, Any]]],
+    config, data_folder, examples, assert_equal_weights, history
 ) -> None:
     write_examples(data_folder / "val.parquet", [*examples[:4], *examples[18:21]])
     reads = {"eval_data": str(data_folder), "eval_steps": 1, "eval_answers": 4}

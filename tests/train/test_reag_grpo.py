@@ -106,7 +106,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, world: Path, tuned: Callable[..., str]) -> Callable[..., AnswerGrpoConfig]:
+def config(tmp_path: Path, world: Path, tuned) -> Callable[..., AnswerGrpoConfig]:
     def build(out: str = "out", family: Family = "llava", kind: str = "full", **changes: Any) -> AnswerGrpoConfig:
         values: dict[str, Any] = {
             "model": tuned(family, kind),
@@ -147,9 +147,7 @@ def learn(config: AnswerGrpoConfig) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trl_is_given_the_tokens_that_the_pipeline_reads(
-    family: Family, world: Path, tuned: Callable[..., str]
-) -> None:
+def test_trl_is_given_the_tokens_that_the_pipeline_reads(family: Family, world, tuned) -> None:
     """The pipeline's own model renders its step equally; text that spells special tokens is text in both."""
     loaded = load(tuned(family))
     model = LocalModel(PrefixEngine(loaded), 1)
@@ -227,9 +225,7 @@ def test_rewards_are_the_official_metric_of_what_the_pipeline_reads_and_the_form
     ("family", "kind", "dtype"),
     [("llava", "full", "float32"), ("qwen2_vl", "full", "float32"), ("llava", "lora", "bfloat16")],
 )
-def test_a_few_steps_change_what_trains_and_nothing_else(
-    config: Callable[..., AnswerGrpoConfig], family: Family, kind: str, dtype: str
-) -> None:
+def test_a_few_steps_change_what_trains_and_nothing_else(config, family: Family, kind: str, dtype: str) -> None:
     method = {"method": "lora", "lora_r": 4} if kind == "lora" else {"freeze_vision": True}
     settings = config(family=family, kind=kind, dtype=dtype, **method)
     learn(settings)
@@ -245,9 +241,7 @@ def test_a_few_steps_change_what_trains_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_the_picture_of_each_prompt_reaches_the_model_that_trains(
-    config: Callable[..., AnswerGrpoConfig], world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_of_each_prompt_reaches_the_model_that_trains(config, world, monkeypatch) -> None:
     """In TRL's forward pass, too, which shuffles the replies: each row has its own prompt's ids and picture."""
     settings = config(max_steps=1)
     rows: list[tuple[Tensor, Tensor]] = []
@@ -276,9 +270,7 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3, 4], ids=["in the first epoch", "between epochs", "in the second epoch"])
-def test_a_run_that_was_killed_ends_as_the_straight_one(
-    config: Callable[..., AnswerGrpoConfig], monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_run_that_was_killed_ends_as_the_straight_one(config, monkeypatch, step: int) -> None:
     """An epoch is three steps, of two prompts each."""
     config = functools.partial(config, max_steps=step + 1)
     learn(config("straight"))
@@ -331,9 +323,7 @@ class KilledAfter(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(
-    config: Callable[..., AnswerGrpoConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(config, capsys) -> None:
     settings = config(max_steps=1)
     assert settings.problems() == []
     reag_grpo(settings.model_copy(update={"dry_run": True}))
@@ -358,9 +348,7 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(
         ({"generations": 1}, "generations"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused(
-    config: Callable[..., AnswerGrpoConfig], changes: dict[str, Any], message: str
-) -> None:
+def test_a_config_that_makes_no_sense_is_refused(config, changes: dict[str, Any], message: str) -> None:
     assert any(message in problem for problem in find_problems(AnswerGrpoConfig, {**config().model_dump(), **changes}))
     assert config().problems() == []
 
@@ -374,7 +362,7 @@ def test_a_config_that_makes_no_sense_is_refused(
     ids=["unknown question", "no prompt"],
 )
 def test_rows_that_are_no_prompts_of_the_data_set_are_refused(
-    config: Callable[..., AnswerGrpoConfig], tmp_path: Path, world: Path, rows: list[PromptedExample], message: str
+    config, tmp_path, world, rows: list[PromptedExample], message: str
 ) -> None:
     write_examples(tmp_path / "rows/train.parquet", rows)
     write_manifest(tmp_path / "rows", Manifest("plain", world, {"train": "0"}))
@@ -382,9 +370,7 @@ def test_rows_that_are_no_prompts_of_the_data_set_are_refused(
         learn(config(train_data=str(tmp_path / "rows")))
 
 
-def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(
-    config: Callable[..., AnswerGrpoConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(config, capsys) -> None:
     with pytest.raises(UserError, match="multiple of `generations`, 4"):
         learn(config(per_device_train_batch_size=6))
     with pytest.raises(UserError, match=r"0 prompts, and a step reads"):
@@ -392,9 +378,7 @@ def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(
     assert f"{len(PROMPTS)} prompts leave no room for a reply" in capsys.readouterr().out
 
 
-def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(
-    config: Callable[..., AnswerGrpoConfig],
-) -> None:
+def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(config) -> None:
     """TRL would drop them, take no step, and call the checkpoint trained."""
     few = config(limit=3, gradient_accumulation_steps=2, model="nowhere")
     with pytest.raises(UserError, match=r"3 prompts, and a step reads 4: .* 8 x .* 2 x 1 process\(es\) / .* 4\."):
@@ -402,7 +386,7 @@ def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(
     refuse_too_few(4, grpo_arguments(few, common_arguments(few)))
 
 
-def test_the_steps_of_a_dry_run_leave_out_an_incomplete_step(config: Callable[..., AnswerGrpoConfig]) -> None:
+def test_the_steps_of_a_dry_run_leave_out_an_incomplete_step(config) -> None:
     """TRL's sampler drops it, too: an epoch of seven prompts is three steps, of two prompts each."""
     once, thrice = config(max_steps=None), config(max_steps=None, epochs=2.5)
     args = grpo_arguments(once, common_arguments(once))

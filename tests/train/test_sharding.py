@@ -99,7 +99,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, data_folder: Path, start_launch: Callable[..., Any]) -> Callable[..., None]:
+def launch(tmp_path: Path, data_folder: Path, start_launch) -> Callable[..., None]:
     """Does runs, one after the other, on two processes."""
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
@@ -115,7 +115,7 @@ def launch(tmp_path: Path, data_folder: Path, start_launch: Callable[..., Any]) 
 
 
 @pytest.fixture
-def ddp(launch: Callable[..., None], models: Callable[[Family], Path], shared_folder: Path) -> dict[str, Path]:
+def ddp(launch, models, shared_folder: Path) -> dict[str, Path]:
     """Output folders of DDP's runs: of each family, and of adapters; all done in one launch, once for all workers."""
     folder = shared_folder / "ddp"
     folder.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ def ddp(launch: Callable[..., None], models: Callable[[Family], Path], shared_fo
 
 
 @pytest.fixture
-def models(base_model: Callable[..., Path]) -> Callable[[Family], Path]:
+def models(base_model) -> Callable[[Family], Path]:
     """Base models; Qwen2-VL is tied and padded: its new tokens' rows lie in a matrix that no process holds whole."""
 
     def build(family: Family) -> Path:
@@ -168,13 +168,7 @@ def notes(output: Path) -> list[dict[str, int]]:
     ],
 )
 def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
-    name: str,
-    family: Family,
-    divided: set[str],
-    launch: Callable[..., None],
-    models: Callable[[Family], Path],
-    ddp: dict[str, Path],
-    tmp_path: Path,
+    name: str, family: Family, divided: set[str], launch, models, ddp, tmp_path
 ) -> None:
     model, output, expected = models(family), tmp_path / name, ddp[family]
     launch(name, Run(output, model, BEST, cut_after=3), Run(output, model, BEST))
@@ -199,9 +193,7 @@ def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
 
 
 @needs_deepspeed
-def test_adapters_train_under_zero_2_as_under_ddp(
-    launch: Callable[..., None], models: Callable[[Family], Path], ddp: dict[str, Path], tmp_path: Path
-) -> None:
+def test_adapters_train_under_zero_2_as_under_ddp(launch, models, ddp, tmp_path) -> None:
     output, expected = tmp_path / "zero2", ddp["adapters"]
     shorter = ("--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "1")
     launch("zero2", Run(output, models("llava"), (*LORA, *shorter)))

@@ -93,9 +93,7 @@ def test_another_model_of_lmms_evals_stands_under_its_name(tmp_path: Path) -> No
         pytest.param({"gamma": 0.1}, "gamma differ", id="threshold"),
     ],
 )
-def test_runs_that_differ_in_more_than_the_mode_are_refused(
-    tmp_path: Path, other: dict[str, Any], message: str
-) -> None:
+def test_runs_that_differ_in_more_than_the_mode_are_refused(tmp_path, other: dict[str, Any], message: str) -> None:
     write_run(tmp_path / "a", "gate", (True, False))
     write_run(tmp_path / "b", "pipeline", (True, False), **other)
     with pytest.raises(UserError, match=message):
@@ -114,9 +112,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         read_runs(tmp_path)
 
 
-def test_the_command_prints_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_table(tmp_path, monkeypatch, capsys) -> None:
     write_run(tmp_path / "a", "gate", (True, False))
     monkeypatch.setattr(sys, "argv", ["table", "--results", str(tmp_path)])
     main()

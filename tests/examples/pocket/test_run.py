@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import subprocess
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,10 +47,7 @@ def needs(direct: dict[str, tuple[str, ...]], name: str) -> set[str]:
 
 @pytest.mark.slow
 def test_the_shipped_models_answer_from_real_pictures_and_articles(
-    pocket_part: Callable[[str], Path],
-    needing_registry: Callable[[], AbstractContextManager[None]],
-    forked_python: str,
-    tmp_path: Path,
+    pocket_part, needing_registry, forked_python, tmp_path
 ) -> None:
     """The commands of `--quick`, on a few entities of each kind and four questions of each split.
 

@@ -21,13 +21,7 @@ from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.examples.pocket import fit_title_map as command
 from reflectune.examples.pocket.fit_title_map import TitleMapConfig, run
 from reflectune.examples.pocket.mapped_encoder import MappedEncoder
-from reflectune.examples.pocket.title_map import (
-    SHIPPED,
-    TitleMap,
-    fit_title_map,
-    read_title_map,
-    write_title_map,
-)
+from reflectune.examples.pocket.title_map import SHIPPED, TitleMap, fit_title_map, read_title_map, write_title_map
 from reflectune.examples.pocket.training_pictures import training_pictures
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, title_dimensions
 from reflectune.retrieval.indexes.building import build_index

@@ -65,9 +65,7 @@ def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub
     ],
     ids=lambda fault: json.dumps(fault)[:50],
 )
-def test_a_failure_that_passes_is_tried_again_and_paid_for_once(
-    stub_server: Start, remote: Open, fault: dict[str, Any]
-) -> None:
+def test_a_failure_that_passes_is_tried_again_and_paid_for_once(stub_server, remote, fault: dict[str, Any]) -> None:
     server = stub_server(echo, lambda text, number: fault if number < 1 else {})
     with remote(server.url, timeout=0.5) as model:
         assert model.complete(ask("hello")) == "you said hello"
@@ -93,9 +91,7 @@ def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, rem
         ({"status": 307, "body": "", "location": "http://127.0.0.1:1/elsewhere"}, "status 307"),
     ],
 )
-def test_a_failure_that_stays_shows_no_key(
-    stub_server: Start, remote: Open, path: Path, fault: dict[str, Any], message: str
-) -> None:
+def test_a_failure_that_stays_shows_no_key(stub_server, remote, path, fault: dict[str, Any], message: str) -> None:
     server = stub_server(echo, lambda text, number: fault)
     with remote(server.url, key="sk-secret", retries=1) as model, pytest.raises(UserError, match=message) as caught:
         model.complete(ask("hello"))
@@ -117,7 +113,7 @@ def test_a_failure_that_stays_shows_no_key(
 )
 @pytest.mark.parametrize("status", [200, 401, 503])
 def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
-    stub_server: Start, remote: Open, body: str, status: int
+    stub_server, remote, body: str, status: int
 ) -> None:
     server = stub_server(echo, lambda text, number: {"status": status, "body": body})
     with remote(server.url, key="sk-secret/x", retries=1) as model, pytest.raises(UserError) as caught:
@@ -154,7 +150,7 @@ QUOTED = (
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_secrets_in_the_address_are_sent_and_never_shown(
-    stub_server: Start, remote: Open, path: Path, caplog, fault: dict[str, Any], message: str
+    stub_server, remote, path, caplog, fault: dict[str, Any], message: str
 ) -> None:
     caplog.set_level("DEBUG")
     server = stub_server(echo, lambda text, number: fault)
@@ -304,9 +300,7 @@ def test_when_one_request_fails_for_good_those_under_way_are_kept(stub_server: S
         assert model.usage()["replies"] == sum(server.delivered.values()) < 10
 
 
-def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
-    stub_server: Start, remote: Open, path: Path
-) -> None:
+def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(stub_server, remote, path) -> None:
     """Only requests under way at the kill, at most `concurrency`, can be sent again."""
     busy = {"status": 429, "body": ""}
     server = stub_server(echo, lambda text, number: busy if int(text) % 7 == number else {}, 0.01)

@@ -88,9 +88,7 @@ def test_white_space_around_a_key_is_taken_off(monkeypatch: pytest.MonkeyPatch, 
         ("sk-secret\x7f", "a control character"),
     ],
 )
-def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(
-    monkeypatch: pytest.MonkeyPatch, key: str, problem: str
-) -> None:
+def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(monkeypatch, key: str, problem: str) -> None:
     monkeypatch.setenv("SOME_KEY", key)
     config = remote(llm_key_variable="SOME_KEY")
 

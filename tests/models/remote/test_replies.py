@@ -13,9 +13,7 @@ def row(number: int) -> dict[str, object]:
 
 
 @given(cut=st.integers(0, 400))
-def test_a_file_cut_off_anywhere_gives_back_the_whole_rows_and_takes_new_ones(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
-) -> None:
+def test_a_file_cut_off_anywhere_gives_back_the_whole_rows_and_takes_new_ones(tmp_path_factory, cut: int) -> None:
     path = tmp_path_factory.mktemp("replies") / "replies.jsonl"
     with ReplyFile(path) as replies:
         for number in range(3):

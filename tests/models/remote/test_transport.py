@@ -1,7 +1,6 @@
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,7 @@ def unchanged(value: Any) -> Any:
     return value
 
 
-def test_a_retry_waits_as_long_as_the_server_asks(stub_server: Callable[..., Any]) -> None:
+def test_a_retry_waits_as_long_as_the_server_asks(stub_server) -> None:
     sent: list[float] = []
 
     def fault(text: str, number: int) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def test_a_retry_waits_as_long_as_the_server_asks(stub_server: Callable[..., Any
     assert sent[1] - sent[0] >= 1.2
 
 
-def test_a_reply_that_does_not_come_is_requested_again(stub_server: Callable[..., Any]) -> None:
+def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
     server = stub_server(str, lambda text, number: {"seconds": 2.0} if number == 0 else {})
     start = time.monotonic()
 
@@ -51,9 +50,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize("userinfo", ["", "me:secret@"])
-def test_a_proxy_of_the_environment_gets_the_requests(
-    stub_server: Callable[..., Any], no_proxies: pytest.MonkeyPatch, userinfo: str
-) -> None:
+def test_a_proxy_of_the_environment_gets_the_requests(stub_server, no_proxies, userinfo: str) -> None:
     proxy = stub_server(str)
     no_proxies.setenv("http_proxy", proxy.url.removesuffix("/v1").replace("//", f"//{userinfo}"))
 
@@ -72,7 +69,7 @@ def test_a_proxy_that_is_not_a_url_is_named_without_its_password(no_proxies: pyt
     assert "hid" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_as_many_requests_are_under_way_as_there_are_threads(stub_server: Callable[..., Any]) -> None:
+def test_as_many_requests_are_under_way_as_there_are_threads(stub_server) -> None:
     """Each is answered when all have come."""
     threads = 110
     everybody = threading.Barrier(threads, timeout=60)
@@ -84,9 +81,7 @@ def test_as_many_requests_are_under_way_as_there_are_threads(stub_server: Callab
     assert server.most_at_a_time == threads
 
 
-def test_a_server_without_a_key_gets_no_authorization(
-    stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_a_key_gets_no_authorization(stub_server, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of another server")
     server = stub_server(str)
 

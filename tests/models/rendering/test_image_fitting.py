@@ -44,9 +44,7 @@ def as_clip_reads_it(square: Image.Image) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [(192, 64), (64, 192), (101, 50), (64, 64), (1, 40)])
-def test_a_picture_is_padded_bit_for_bit_as_llava_does(
-    make: SimpleNamespace, tmp_path: Path, size: tuple[int, int]
-) -> None:
+def test_a_picture_is_padded_bit_for_bit_as_llava_does(make, tmp_path, size: tuple[int, int]) -> None:
     renderer = load(make.saved(tmp_path, "llava"), images=PAD).renderer
     image = make.image(size=size)
 
@@ -58,9 +56,7 @@ def test_a_picture_is_padded_bit_for_bit_as_llava_does(
     torch.testing.assert_close(pixels_of(renderer, image)[0], (scaled / 255 - mean) / deviation)
 
 
-def test_nothing_of_a_wide_picture_is_cut_off_and_what_is_added_has_the_mean_colour(
-    make: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_nothing_of_a_wide_picture_is_cut_off_and_what_is_added_has_the_mean_colour(make, tmp_path) -> None:
     """A blue stripe at each end of a red picture three times as wide as high."""
     folder = make.saved(tmp_path, "llava")
     image = Image.new("RGB", (192, 64), (255, 0, 0))
@@ -94,7 +90,7 @@ def test_the_keys_say_what_the_processor_would_do_by_itself(make: SimpleNamespac
 )
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_checkpoint_keeps_what_it_was_trained_with(
-    make: SimpleNamespace, tmp_path: Path, family: str, settings: ImageSettings, other: ImageSettings, adapter: bool
+    make, tmp_path, family: str, settings: ImageSettings, other: ImageSettings, adapter: bool
 ) -> None:
     from reflectune.train.weights.parameters import add_adapters
 
@@ -118,7 +114,7 @@ def test_a_checkpoint_keeps_what_it_was_trained_with(
 @pytest.mark.parametrize("size", [(640, 480), (300, 900), (1600, 1600), (30, 20)])
 @pytest.mark.parametrize("tokens", [4, 16, 61])
 def test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels(
-    make: SimpleNamespace, tmp_path: Path, size: tuple[int, int], tokens: int
+    make, tmp_path, size: tuple[int, int], tokens: int
 ) -> None:
     """A token of the miniature is a square of 16 pixels a side."""
     bounds = ImageSettings(min_pixels=2 * 256, max_pixels=tokens * 256)
@@ -149,7 +145,7 @@ def test_a_bound_that_is_not_given_stays(make: SimpleNamespace) -> None:
     ],
 )
 def test_settings_of_another_family_and_bounds_that_cross_are_refused(
-    make: SimpleNamespace, family: str, settings: ImageSettings, problem: str
+    make, family: str, settings: ImageSettings, problem: str
 ) -> None:
     with pytest.raises(UserError, match=problem):
         fit_images(make.processor(family), family, settings)

@@ -273,7 +273,7 @@ def test_what_a_llava_processor_does_not_say_is_as_its_model_says(make, tmp_path
 
 @pytest.mark.parametrize("change", [{"crop_size": {"height": None, "width": 32}}, {"size": {"shortest_edge": None}}])
 def test_odd_settings_of_an_image_processor_are_refused_however_pictures_are_fitted(
-    make, tmp_path: Path, change: dict
+    make, tmp_path, change: dict
 ) -> None:
     make.saved(tmp_path, "llava")
     change_json(tmp_path / PROCESSOR, {"image_processor": change})
@@ -284,7 +284,7 @@ def test_odd_settings_of_an_image_processor_are_refused_however_pictures_are_fit
 
 @pytest.mark.parametrize("text", [{}, None])
 def test_a_config_of_a_far_larger_model_is_refused_before_that_is_built(
-    make, tmp_path: Path, text: dict | None, monkeypatch: pytest.MonkeyPatch
+    make, tmp_path, text: dict | None, monkeypatch
 ) -> None:
     """transformers would build it, and fill what is missing with random numbers: 28 GB of them."""
     folder = make.saved(tmp_path, "llava")

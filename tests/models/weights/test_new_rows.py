@@ -79,9 +79,7 @@ def test_in_half_precision_they_are_as_near_to_float32(family: Family, tie: bool
 
 
 @pytest.mark.parametrize(("family", "tie"), CASES)
-def test_no_matrix_is_copied_and_none_gets_a_gradient(
-    family: Family, tie: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_matrix_is_copied_and_none_gets_a_gradient(family: Family, tie: bool, monkeypatch) -> None:
     model = beside(adapted(family, tie))
     kept: list[tuple[int, ...]] = []
 

@@ -90,9 +90,7 @@ def test_a_tokenizer_that_splits_texts_otherwise_is_named(tuned: Path, tmp_path:
         load(str(tmp_path / "copy"))
 
 
-def test_an_unchanged_or_saved_again_checkpoint_loads_in_silence(
-    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unchanged_or_saved_again_checkpoint_loads_in_silence(tuned, tmp_path, capsys) -> None:
     loaded = load(str(tuned), scheme="mr2ag")
     save_checkpoint(tmp_path / "again", loaded.model, loaded.processor, MR2AG, {"base_model": "x", "seed": 3})
     assert load(str(tmp_path / "again")).is_tuned
@@ -100,9 +98,7 @@ def test_an_unchanged_or_saved_again_checkpoint_loads_in_silence(
     assert json.loads((tuned / SCHEME_FILE).read_text()) == json.loads((tmp_path / "again" / SCHEME_FILE).read_text())
 
 
-def test_a_checkpoint_of_an_earlier_version_loads_with_a_line(
-    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_an_earlier_version_loads_with_a_line(tuned, tmp_path, capsys) -> None:
     shutil.copytree(tuned, tmp_path / "copy")
     MR2AG.save(tmp_path / "copy")
     say_more(tmp_path / "copy")

@@ -72,7 +72,7 @@ def test_behind_accelerates_hooks_all_is_the_same(loaded, make, expected, questi
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", "disk"), ("disk", "cpu"), ("disk", "disk")])
 def test_with_layers_on_the_disk_all_is_the_same(
-    loaded, make, expected, pretended: ModuleType, tmp_path: Path, first: str, second: str
+    loaded, make, expected, pretended, tmp_path, first: str, second: str
 ) -> None:
     model = copy.deepcopy(loaded.model)
     places = pretended.halves(model, first, second)
@@ -85,7 +85,7 @@ def test_with_layers_on_the_disk_all_is_the_same(
 
 @pytest.mark.parametrize(("questions", "first", "second"), [("short", "cpu:1", "cpu:2"), ("long", "cpu:2", "cpu:1")])
 def test_layers_on_two_devices_never_mix_them_and_all_is_the_same(
-    loaded, make, expected, pretended: ModuleType, questions: str, first: str, second: str
+    loaded, make, expected, pretended, questions: str, first: str, second: str
 ) -> None:
     with pretended.PretendDevices() as devices, torch.no_grad():
         model = spread(copy.deepcopy(loaded.model), pretended.halves(loaded.model, first, second), torch.float32)
@@ -104,9 +104,7 @@ def test_two_pretended_devices_refuse_each_others_tensors(pretended: ModuleType)
             here + torch.ones(2)
 
 
-def test_what_is_loaded_with_a_device_map_is_the_same_bit_by_bit(
-    make: SimpleNamespace, pretended: ModuleType, tmp_path: Path
-) -> None:
+def test_what_is_loaded_with_a_device_map_is_the_same_bit_by_bit(make, pretended, tmp_path) -> None:
     """Whatever the dtype, and with the tokens' new rows; where this machine has no GPU, by its own places too."""
     base = make.saved(tmp_path, "qwen2_vl")
     halves = pretended.halves(make.model("qwen2_vl"), "cpu", "cpu")

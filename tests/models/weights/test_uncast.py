@@ -1,8 +1,5 @@
 """Weights that are left as their file has them, and cast later: the same model, bit for bit, in every family."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,9 +10,7 @@ FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(
-    family: str, write_base: Callable[[str, Path], None], tmp_path: Path
-) -> None:
+def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(family: str, write_base, tmp_path) -> None:
     write_base(family, tmp_path)  # stored in bfloat16
     at_once = load(str(tmp_path), scheme="mr2ag", seed=3)
     later = load(str(tmp_path), scheme="mr2ag", seed=3, cast=False)

@@ -1,6 +1,5 @@
 """α weighs an answer against the thoughts before it; a reply counts as much as it did."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ THOUGHTS, ANSWERED = "<think>It is a tower on a rock.</think>", "<answer>1603</a
 
 
 @pytest.fixture(params=["llava", "qwen2_vl"])
-def loaded(request: pytest.FixtureRequest, base_model: Callable[..., Path]) -> Loaded:
+def loaded(request: pytest.FixtureRequest, base_model) -> Loaded:
     return load(str(base_model(request.param)), scheme="plain")
 
 

@@ -1,19 +1,13 @@
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
 from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.attention.tree_mask import layout_of
 from reflectune.models.loading import load
-from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.data.examples import Collator, EncodedExamples
 
 
-def test_a_batch_holds_every_tree_and_names_its_examples(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_a_batch_holds_every_tree_and_names_its_examples(base_model, data_folder, examples) -> None:
     loaded = load(str(base_model()), scheme="mr2ag")
     images = data_folder / "images"
     shared = EncodedExamples(examples, loaded.renderer, images, max_tokens=4096)
@@ -34,9 +28,7 @@ def test_a_batch_holds_every_tree_and_names_its_examples(
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_a_packed_batch_has_the_loss_of_its_examples(
-    family: str, base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_a_packed_batch_has_the_loss_of_its_examples(family: str, base_model, data_folder, examples) -> None:
     loaded = load(str(base_model(family)), scheme="mr2ag")
     dataset = EncodedExamples(examples, loaded.renderer, data_folder / "images", max_tokens=4096)
     chosen = [dataset[i] for i in (3, 20, 7, 21)]

@@ -18,7 +18,7 @@ from reflectune.train.data.mixture import DataSource
 
 
 @pytest.fixture
-def renderer(base_model: Callable[..., Path]) -> Renderer:
+def renderer(base_model) -> Renderer:
     return load(str(base_model()), scheme="mr2ag").renderer
 
 
@@ -37,7 +37,7 @@ def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -
     return DataSource(str(folder), "train")
 
 
-def test_an_example_is_encoded_once_while_memory_lasts(encoded: Callable[..., EncodedExamples]) -> None:
+def test_an_example_is_encoded_once_while_memory_lasts(encoded) -> None:
     dataset = encoded()
     assert dataset[3] is dataset[3]
 
@@ -45,7 +45,7 @@ def test_an_example_is_encoded_once_while_memory_lasts(encoded: Callable[..., En
     assert forgetful[3] is not forgetful[3]
 
 
-def test_memory_is_limited(encoded: Callable[..., EncodedExamples]) -> None:
+def test_memory_is_limited(encoded) -> None:
     one_image = 3 * 64 * 64 * 4
     dataset = encoded(cache_bytes=3 * one_image)
     kept = [dataset[i] for i in range(24)]
@@ -53,9 +53,7 @@ def test_memory_is_limited(encoded: Callable[..., EncodedExamples]) -> None:
     assert sum(dataset[i] is kept[i] for i in range(24)) == 2  # and their tokens
 
 
-def test_an_example_is_one_tree_or_one_row_per_branch(
-    encoded: Callable[..., EncodedExamples], examples: list[ReflectionExample]
-) -> None:
+def test_an_example_is_one_tree_or_one_row_per_branch(encoded, examples) -> None:
     shared, separate = encoded(), encoded(share_prefix=False)
 
     for i, example in enumerate(examples):
@@ -64,9 +62,7 @@ def test_an_example_is_one_tree_or_one_row_per_branch(
         assert shared[i].trees[0].supervised == sum(tree.supervised for tree in separate[i].trees)
 
 
-def test_branches_that_are_too_long_are_left_out(
-    encoded: Callable[..., EncodedExamples], examples: list[ReflectionExample]
-) -> None:
+def test_branches_that_are_too_long_are_left_out(encoded, examples) -> None:
     number = next(i for i, example in enumerate(examples) if len(example.branches) > 2)
     tree = encoded()[number].trees[0]
     lengths = [len(tree.prefix.ids) + len(branch.ids) for branch in tree.branches]
@@ -84,9 +80,7 @@ def test_branches_that_are_too_long_are_left_out(
     assert encoded().left_out() == (0, 0)
 
 
-def test_an_example_that_does_not_fit_at_all_is_replaced_without_weight(
-    encoded: Callable[..., EncodedExamples],
-) -> None:
+def test_an_example_that_does_not_fit_at_all_is_replaced_without_weight(encoded) -> None:
     dataset = encoded()
     shortest = min(range(len(dataset)), key=lambda i: len(dataset[i].trees[0].prefix.ids))
     limit = len(dataset[shortest].trees[0].prefix.ids)
@@ -99,9 +93,7 @@ def test_an_example_that_does_not_fit_at_all_is_replaced_without_weight(
         encoded(max_tokens=30)[0]
 
 
-def test_a_conversation_is_shortened_by_its_last_rounds(
-    encoded: Callable[..., EncodedExamples], examples: list[ReflectionExample]
-) -> None:
+def test_a_conversation_is_shortened_by_its_last_rounds(encoded, examples) -> None:
     rounds = tuple(FollowUp(f"And {'now ' * n}?", "So.") for n in range(5))
     talk = dataclasses.replace(examples[0], retrieve=False, branches=(), answer="A.", style="free", follow_ups=rounds)
     examples[:] = [talk, dataclasses.replace(talk, follow_ups=rounds[:3])]
@@ -110,9 +102,7 @@ def test_a_conversation_is_shortened_by_its_last_rounds(
     assert encoded(max_tokens=three.depth + 3)[0].trees[0].prefix == three.prefix
 
 
-def test_a_truncated_image_is_named_with_its_example(
-    encoded: Callable[..., EncodedExamples], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_a_truncated_image_is_named_with_its_example(encoded, data_folder, examples) -> None:
     path = data_folder / "images" / examples[0].image
     path.write_bytes(path.read_bytes()[:60])
 
@@ -144,9 +134,7 @@ def test_examples_are_read_with_their_image_root(data_folder: Path, examples: li
         ),
     ],
 )
-def test_a_bad_row_is_named(
-    data_folder: Path, examples: list[ReflectionExample], changes: dict[str, Any], message: str
-) -> None:
+def test_a_bad_row_is_named(data_folder, examples, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_examples(rewritten(data_folder, examples, **changes), "mr2ag")
 
@@ -177,7 +165,7 @@ def test_no_examples_are_an_error(data_folder: Path) -> None:
         load_examples(DataSource(str(data_folder), "train"), "mr2ag")
 
 
-def test_an_image_of_any_mode_is_read(data_folder: Path, encoded: Callable[..., EncodedExamples]) -> None:
+def test_an_image_of_any_mode_is_read(data_folder: Path, encoded) -> None:
     for path in (data_folder / "images").iterdir():
         Image.open(path).convert("P").save(path)
 
@@ -185,9 +173,7 @@ def test_an_image_of_any_mode_is_read(data_folder: Path, encoded: Callable[..., 
 
 
 @pytest.mark.parametrize("path", ["../private.png", "PRIVATE", "link.png"])
-def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
-    data_folder: Path, examples: list[ReflectionExample], path: str
-) -> None:
+def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(data_folder, examples, path: str) -> None:
     private = data_folder / "private" / "private.png"
     private.parent.mkdir()
     Image.new("RGB", (4, 4)).save(private)
@@ -200,9 +186,7 @@ def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
         load_examples(DataSource(str(data_folder / "inner"), "train"), "mr2ag")
 
 
-def test_a_plain_example_reads_the_leading_documents_that_its_context_holds(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_a_plain_example_reads_the_leading_documents_that_its_context_holds(base_model, data_folder, examples) -> None:
     """Naive RAG reads the same part of a long article in tuning and in inference."""
     plain = load(str(base_model()), scheme="plain").renderer
     image, question = examples[0].image, examples[0].question

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +139,7 @@ def test_each_data_set_has_its_own_images(data_folder: Path, other_folder: Path)
 
 
 def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    other_folder: Path,
-    interrupted: Callable[..., None],
-    assert_equal_weights: Callable[..., None],
-    losses: Callable[..., list[float]],
-    capsys: pytest.CaptureFixture[str],
+    config, data_folder, other_folder, interrupted, assert_equal_weights, losses, capsys
 ) -> None:
     changes: dict[str, Any] = {
         "train_data": {str(data_folder): 0.5, str(other_folder): 2},
@@ -169,9 +162,7 @@ def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
     assert losses(straight.output_dir) == losses(resumed.output_dir)
 
 
-def test_another_weight_is_another_run(
-    config: Callable[..., SftConfig], data_folder: Path, other_folder: Path, interrupted: Callable[..., None]
-) -> None:
+def test_another_weight_is_another_run(config, data_folder, other_folder, interrupted) -> None:
     interrupted(config(train_data={str(data_folder): 1, str(other_folder): 1}), 4)
 
     with pytest.raises(UserError, match="`data_fingerprint` is"):

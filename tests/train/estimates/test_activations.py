@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ from reflectune.train.weights.loading import prepare_model
 
 
 @pytest.fixture
-def prepared(
-    tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]
-) -> Callable[..., tuple[nn.Module, dict[str, Tensor], Forecast]]:
+def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module, dict[str, Tensor], Forecast]]:
     """A model that is ready to train, its largest batch of four questions, and its forecast."""
 
     def build(
@@ -43,11 +40,7 @@ def prepared(
             tokenizer = AutoTokenizer.from_pretrained(base)
             build_model(family, tokenizer, size="base", vocab_size=vocabulary).save_pretrained(base)
         config = SftConfig(
-            model=str(base),
-            train_data=str(data_folder),
-            output_dir=str(tmp_path / "out"),
-            device="cpu",
-            **changes,
+            model=str(base), train_data=str(data_folder), output_dir=str(tmp_path / "out"), device="cpu", **changes
         )
         dtype = "float32" if config.method == "full" else config.dtype
         loaded = load(config.model, scheme="mr2ag", dtype=dtype)
@@ -102,7 +95,7 @@ def autocast(dtype: str) -> Iterator[None]:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_formulas_give_what_autograd_saves(
-    prepared: Callable[..., Any], family: Family, method: str, checkpointing: bool, dtype: str
+    prepared, family: Family, method: str, checkpointing: bool, dtype: str
 ) -> None:
     model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing, dtype=dtype)
 
@@ -119,18 +112,14 @@ def test_the_formulas_give_what_autograd_saves(
         {"method": "lora", "train_towers": ["projector", "language_model"]},
     ],
 )
-def test_so_they_do_without_the_vision_tower_and_with_dropout(
-    prepared: Callable[..., Any], changes: dict[str, Any]
-) -> None:
+def test_so_they_do_without_the_vision_tower_and_with_dropout(prepared, changes: dict[str, Any]) -> None:
     model, batch, predicted = prepared("llava", **changes)
     dtype = changes.get("dtype", "float32")
 
     assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
 
 
-def test_so_they_do_where_trees_have_a_dense_mask(
-    prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_they_do_where_trees_have_a_dense_mask(prepared, monkeypatch) -> None:
     """Accelerators have one mask for all layers."""
     for module in (tree_mask, forecasting):
         monkeypatch.setattr(module, "has_backward", lambda *kind: False)
@@ -141,7 +130,7 @@ def test_so_they_do_where_trees_have_a_dense_mask(
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_new_tokens_rows_keep_no_copy_of_the_head(prepared: Callable[..., Any], family: Family) -> None:
+def test_new_tokens_rows_keep_no_copy_of_the_head(prepared, family: Family) -> None:
     """With a vocabulary so large that a copy would be more than all layers keep under checkpointing."""
     model, batch, predicted = prepared(family, vocabulary=20_000, method="lora", gradient_checkpointing=True)
     architecture = predicted.architecture
@@ -177,9 +166,7 @@ class Peak(TorchDispatchMode):
 @pytest.mark.parametrize("family", ["llava", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_sum_is_the_peak_of_a_step(
-    prepared: Callable[..., Any], family: Family, method: str, checkpointing: bool
-) -> None:
+def test_the_sum_is_the_peak_of_a_step(prepared, family: Family, method: str, checkpointing: bool) -> None:
     model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
 
@@ -198,7 +185,7 @@ def test_the_sum_is_the_peak_of_a_step(
     assert total(predicted.parts()) == pytest.approx(whole, rel=0.1)
 
 
-def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(prepared: Callable[..., Any]) -> None:
+def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(prepared) -> None:
     _, _, predicted = prepared("llava", freeze_vision=True)
     architecture, batch = predicted.architecture, predicted.batch
 

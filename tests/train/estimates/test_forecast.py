@@ -16,7 +16,7 @@ from reflectune.train.weights.loading import prepare_model
 
 
 @pytest.fixture
-def prepared(data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., Any]:
+def prepared(data_folder: Path, base_model) -> Callable[..., Any]:
     """A config, its model, and a sample of its examples."""
 
     def build(**changes: Any) -> Any:
@@ -29,7 +29,7 @@ def prepared(data_folder: Path, base_model: Callable[..., Path]) -> Callable[...
 
 
 @pytest.mark.parametrize("in_half", [False, True])
-def test_a_timed_batch_leaves_no_gradient(prepared: Callable[..., Any], in_half: bool) -> None:
+def test_a_timed_batch_leaves_no_gradient(prepared, in_half: bool) -> None:
     config, model, sample = prepared(dtype="bfloat16", gradient_checkpointing=True)
 
     seconds = seconds_of_batch(config, model, sample, 4, torch.device("cpu"), in_half=in_half)
@@ -40,7 +40,7 @@ def test_a_timed_batch_leaves_no_gradient(prepared: Callable[..., Any], in_half:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16 if in_half else torch.float32}
 
 
-def test_what_does_not_fit_is_not_timed(prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_timed(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     config, model, sample = prepared()
 
     def full(*_: Any, **__: Any) -> None:
@@ -50,9 +50,7 @@ def test_what_does_not_fit_is_not_timed(prepared: Callable[..., Any], monkeypatc
     assert seconds_of_batch(config, model, sample, 4, torch.device("cpu")) is None
 
 
-def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_is_small(
-    prepared: Callable[..., Any],
-) -> None:
+def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_is_small(prepared) -> None:
     _, _, sample = prepared()
     lengths = sorted(sum(tree.length for tree in example.trees) for example in sample)
 

@@ -1,7 +1,6 @@
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return capsys.readouterr().out
 
 
-def test_a_recipe_is_estimated_without_its_weights(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_is_estimated_without_its_weights(capsys, monkeypatch) -> None:
     divided = printed(capsys, monkeypatch, "--processes", "8", "--sharding", "zero3", "--device_gib", "80")
     alone = printed(capsys, monkeypatch, "--device_gib", "80")
 
@@ -36,9 +33,7 @@ def test_a_recipe_is_estimated_without_its_weights(
     assert "does not fit into 80.0 GiB" in alone
 
 
-def test_a_folders_own_config_decides_the_shapes(
-    base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folders_own_config_decides_the_shapes(base_model, capsys, monkeypatch) -> None:
     model = base_model("qwen2_vl")
 
     assert f"{model}, full: " in printed(
@@ -52,9 +47,7 @@ def test_a_wrong_value_is_refused(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "`processes` must be above 0" in capsys.readouterr().err
 
 
-def test_a_model_without_shapes_is_refused(
-    base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_model_without_shapes_is_refused(base_model, capsys, monkeypatch, tmp_path) -> None:
     for model, message in (
         ("nobody/has-this-model", "error: no model nobody/has-this-model"),
         ("checkpoints/another", "error: no model checkpoints/another"),
@@ -72,9 +65,7 @@ def test_a_model_without_shapes_is_refused(
         assert not captured.out
 
 
-def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(capsys, monkeypatch, tmp_path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "reflectune.json").write_text('{"base_model": "miniature/llava", "seed": 0}')
     miniature = printed(capsys, monkeypatch, "--model", "miniature/llava").split(", full: ")[1]
@@ -120,9 +111,7 @@ def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
     assert Architecture.of(model).head_size == 128
 
 
-def test_cached_features_are_counted_and_refused_where_they_can_not_be(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_features_are_counted_and_refused_where_they_can_not_be(capsys, monkeypatch) -> None:
     qwen = SHAPES / "qwen2_vl_7b.json"
     frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
 

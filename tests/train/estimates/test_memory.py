@@ -1,5 +1,4 @@
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,10 +82,7 @@ def test_zero_3_never_holds_more_of_a_small_model_than_the_whole() -> None:
     ("environment", "expected"),
     [
         ({}, Division("", 4)),
-        (
-            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
-            Division("zero3", 4),
-        ),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, Division("zero3", 4)),
         (
             {
                 "ACCELERATE_USE_DEEPSPEED": "true",
@@ -114,7 +110,7 @@ def test_deepspeeds_own_file_says_if_weights_are_offloaded(tmp_path: Path) -> No
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
-    base_model: Callable[..., Path], family: Family, method: Any
+    base_model, family: Family, method: Any
 ) -> None:
     if method == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("needs bitsandbytes")
@@ -131,7 +127,7 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
     assert real.trained == planned.trained + (new_rows if method == "full" else 0)
 
 
-def test_four_bits_take_what_bitsandbytes_holds(base_model: Callable[..., Path]) -> None:
+def test_four_bits_take_what_bitsandbytes_holds(base_model) -> None:
     pytest.importorskip("bitsandbytes")
     for double in (True, False):
         four = Quantization("float32", double)
@@ -168,7 +164,7 @@ def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:
     ids=["stage 1", "stage 2"],
 )
 def test_weights_of_named_towers_are_counted_from_shapes_too(
-    base_model: Callable[..., Path], family: Family, changes: dict[str, Any]
+    base_model, family: Family, changes: dict[str, Any]
 ) -> None:
     config = SftConfig(model=str(base_model(family, size="base")), scheme="plain", **changes)
     real = weights_of(prepare_model(load(config.model, scheme="plain"), config), double=False)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -72,11 +71,7 @@ def with_answers(examples: list[ReflectionExample], printed: list[str]) -> list[
     [("llava", "lora"), ("qwen2_vl", "full"), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
 )
 def test_an_answer_is_what_plain_greedy_generation_says(
-    family: Family,
-    method: Literal["full", "lora"],
-    base_model: Callable[..., Path],
-    data_folder: Path,
-    examples: list[ReflectionExample],
+    family: Family, method: Literal["full", "lora"], base_model, data_folder, examples
 ) -> None:
     some, root = examples[:4] + examples[18:22], data_folder / "images"
     loaded = load(str(base_model(family)), scheme="mr2ag")
@@ -98,9 +93,7 @@ def test_an_answer_is_what_plain_greedy_generation_says(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mmkb_rags_answers_follow_its_prompt_for_them(
-    family: Family, base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_mmkb_rags_answers_follow_its_prompt_for_them(family: Family, base_model, data_folder, examples) -> None:
     loaded, root = load(str(base_model(family)), scheme="mmkb_rag"), data_folder / "images"
     prompted = []
     for number, example in enumerate(examples[:6]):
@@ -123,9 +116,7 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
     assert [right[example.id] for example in prompted] == [False, True] * 3
 
 
-def test_answers_in_sentences_are_not_scored_by_exact_match(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_answers_in_sentences_are_not_scored_by_exact_match(base_model, data_folder, examples) -> None:
     loaded = load(str(base_model()), scheme="mr2ag")
     free = [dataclasses.replace(example, style="free") for example in examples[:20]]
 
@@ -136,9 +127,7 @@ def test_answers_in_sentences_are_not_scored_by_exact_match(
         check_answers(free, find_scheme("mr2ag"), data_folder)
 
 
-def test_the_sample_is_drawn_by_seed(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_the_sample_is_drawn_by_seed(base_model, data_folder, examples) -> None:
     loaded = load(str(base_model()), scheme="mr2ag")
 
     def sample(seed: int) -> list[str]:
@@ -159,14 +148,7 @@ def test_the_sample_is_drawn_by_seed(
     ],
 )
 def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    method: str,
-    dtype: str,
-    history: Callable[..., list[dict[str, Any]]],
-    losses: Callable[..., list[float]],
-    assert_equal_weights: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    config, data_folder, method: str, dtype: str, history, losses, assert_equal_weights, monkeypatch
 ) -> None:
     """With dropout, so that a random number drawn in between would show. Answers are short: nothing ends them."""
     monkeypatch.setattr(answers, "MAX_NEW_TOKENS", 4)
@@ -187,9 +169,7 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     assert_equal_weights(chosen.output_dir, Path(chosen.output_dir, "best"))
 
 
-def test_data_without_answers_is_refused_before_training(
-    config: Callable[..., SftConfig], prompted_folder: Path
-) -> None:
+def test_data_without_answers_is_refused_before_training(config, prompted_folder) -> None:
     write_examples(
         prompted_folder / "val.parquet",
         [PromptedExample("a", "red.png", "?", (PromptedBranch("ret", role="retrieve"),))],
@@ -208,9 +188,7 @@ def test_data_without_answers_is_refused_before_training(
         ({"eval_answers": -1}, "`eval_answers` must be at least 0"),
     ],
 )
-def test_settings_that_do_not_go_together_are_problems(
-    config: Callable[..., SftConfig], changes: dict[str, Any], says: str
-) -> None:
+def test_settings_that_do_not_go_together_are_problems(config, changes: dict[str, Any], says: str) -> None:
     assert any(re.search(says, problem) for problem in find_problems(SftConfig, {**config().model_dump(), **changes}))
 
 

@@ -23,7 +23,7 @@ from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
 
 @pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftConfig]:
     def build(family: Family = "llava", **changes: Any) -> SftConfig:
         values: dict[str, Any] = {
             "model": str(base_model(family)),
@@ -56,9 +56,7 @@ def device_is_full() -> None:
 
 
 @pytest.mark.parametrize("error", [device_is_full, lambda: torch.empty(2**58)], ids=["accelerator", "cpu"])
-def test_out_of_memory_says_what_to_change(
-    config: Callable[..., SftConfig], error: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_says_what_to_change(config, error: Callable[[], Any], monkeypatch) -> None:
     """`torch.empty` here really asks the CPU's allocator for more than any machine has."""
     failing(error, 3, monkeypatch)
 
@@ -77,7 +75,7 @@ def test_out_of_memory_says_what_to_change(
 
 @pytest.mark.parametrize(("dropout", "resumes"), [(0.0, True), (0.1, False)])
 def test_out_of_memory_says_whether_a_smaller_batch_resumes_from_the_checkpoint(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, dropout: float, resumes: bool
+    config, monkeypatch, dropout: float, resumes: bool
 ) -> None:
     """With dropout the division of the global batch is fixed. The advice is then followed."""
     run = functools.partial(config, method="lora", lora_dropout=dropout, max_steps=3)
@@ -97,9 +95,7 @@ def test_out_of_memory_says_whether_a_smaller_batch_resumes_from_the_checkpoint(
     assert Path(smaller.output_dir, RECORD).is_file()
 
 
-def test_out_of_memory_between_batches_gives_advice_but_on_the_batch(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_between_batches_gives_advice_but_on_the_batch(config, monkeypatch) -> None:
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: device_is_full())
 
     with pytest.raises(UserError, match=r"out of memory between batches (.|\n)*`method: lora`") as raised:
@@ -108,9 +104,7 @@ def test_out_of_memory_between_batches_gives_advice_but_on_the_batch(
     assert "per_device_train_batch_size" not in str(raised.value)
 
 
-def test_adapters_are_advised_of_four_bits_and_one_question_of_no_smaller_batch(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_advised_of_four_bits_and_one_question_of_no_smaller_batch(config, monkeypatch) -> None:
     failing(device_is_full, 1, monkeypatch)
 
     with pytest.raises(UserError) as raised:
@@ -121,9 +115,7 @@ def test_adapters_are_advised_of_four_bits_and_one_question_of_no_smaller_batch(
         assert absent not in str(raised.value)
 
 
-def test_any_other_error_names_the_examples_and_keeps_its_cause(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_other_error_names_the_examples_and_keeps_its_cause(config, monkeypatch) -> None:
     def broken() -> None:
         raise IndexError("an index is too large")
 
@@ -135,9 +127,7 @@ def test_any_other_error_names_the_examples_and_keeps_its_cause(
     assert isinstance(raised.value.__cause__, IndexError)
 
 
-def test_image_tokens_that_the_model_does_not_expect_name_the_examples(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_tokens_that_the_model_does_not_expect_name_the_examples(config, monkeypatch) -> None:
     monkeypatch.setattr(LlavaProcessor, "replace_image_token", lambda self, *_, **__: 17 * self.image_token)
 
     with pytest.raises(UserError, match=r"refuses step 1, on the examples [kv]\d+(.|\n)*processor is this model's own"):
@@ -145,9 +135,7 @@ def test_image_tokens_that_the_model_does_not_expect_name_the_examples(
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(
-    config: Callable[..., SftConfig], data_folder: Path, workers: int
-) -> None:
+def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(config, data_folder, workers: int) -> None:
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     images = data_folder / "images"
     Image.new("RGB", (70, 64)).save(images / "odd.png")
@@ -159,7 +147,7 @@ def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(
         fine_tune(config(max_steps=None, epochs=1, dataloader_workers=workers))
 
 
-def test_a_picture_that_the_processor_refuses_is_named(config: Callable[..., SftConfig], data_folder: Path) -> None:
+def test_a_picture_that_the_processor_refuses_is_named(config, data_folder: Path) -> None:
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     Image.new("RGB", (4000, 2)).save(data_folder / "images" / "line.png")
     line = ReflectionExample("line", "line.png", "Which colour is it?", False, answer="black")

@@ -30,9 +30,7 @@ def straight_runs() -> dict[str, SftConfig]:
 
 
 @pytest.fixture
-def straight(
-    config: Callable[..., SftConfig], straight_runs: dict[str, SftConfig], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., SftConfig]:
+def straight(config, straight_runs, tmp_path_factory) -> Callable[..., SftConfig]:
     """Trains by `config`'s own settings, once a method; tests only read the output."""
 
     def finished(method: str = "full") -> SftConfig:
@@ -50,13 +48,7 @@ def straight(
     "step", [pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    config: Callable[..., SftConfig],
-    straight: Callable[..., SftConfig],
-    method: str,
-    step: int,
-    assert_equal_weights: Callable[..., None],
-    losses: Callable[..., list[float]],
-    interrupted: Callable[..., None],
+    config, straight, method: str, step: int, assert_equal_weights, losses, interrupted
 ) -> None:
     resumed = config("resumed", method=method)
     interrupted(resumed, step)
@@ -68,13 +60,7 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "trainer_state.json"])
 def test_a_run_whose_last_checkpoint_was_cut_resumes_from_the_one_before(
-    name: str,
-    config: Callable[..., SftConfig],
-    straight: Callable[..., SftConfig],
-    assert_equal_weights: Callable[..., None],
-    losses: Callable[..., list[float]],
-    interrupted: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    name: str, config, straight, assert_equal_weights, losses, interrupted, capsys
 ) -> None:
     expected, resumed = straight("lora").output_dir, config("resumed", method="lora", save_total_limit=2)
     interrupted(resumed, 7)
@@ -91,9 +77,7 @@ def test_a_run_whose_last_checkpoint_was_cut_resumes_from_the_one_before(
     assert losses(expected) == losses(resumed.output_dir)
 
 
-def test_a_run_whose_only_checkpoint_was_cut_is_refused(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None]
-) -> None:
+def test_a_run_whose_only_checkpoint_was_cut_is_refused(config, interrupted) -> None:
     run = config("resumed", method="lora")
     interrupted(run, 5)
     path = Path(run.output_dir, "checkpoint-3", "optimizer.pt")
@@ -104,11 +88,7 @@ def test_a_run_whose_only_checkpoint_was_cut_is_refused(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_resumes_exactly_with_recomputed_activations(
-    config: Callable[..., SftConfig],
-    straight: Callable[..., SftConfig],
-    method: str,
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
+    config, straight, method: str, assert_equal_weights, interrupted
 ) -> None:
     """An error of memory advises it. Nothing that determines the weights is changed, dropout included."""
     interrupted(config("resumed", method=method), 5)
@@ -118,9 +98,7 @@ def test_a_run_resumes_exactly_with_recomputed_activations(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
-    straight: Callable[..., SftConfig], method: str
-) -> None:
+def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(straight, method: str) -> None:
     run = straight(method)
 
     ours = load(run.output_dir)
@@ -140,7 +118,7 @@ def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_a_scheme_without_tokens_is_trained_and_loaded(
-    config: Callable[..., SftConfig], plain_folder: Path, tmp_path: Path, family: Family, method: str
+    config, plain_folder, tmp_path, family: Family, method: str
 ) -> None:
     """The papers' baselines: no row of a matrix is new."""
     run = config(family=family, method=method, scheme="plain", train_data=str(plain_folder))
@@ -160,14 +138,7 @@ def test_a_scheme_without_tokens_is_trained_and_loaded(
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 @pytest.mark.parametrize(("method", "rate", "share"), [("full", 1e-2, 0.6), ("lora", 3e-2, 0.85)])
-def test_a_model_learns_its_examples(
-    config: Callable[..., SftConfig],
-    family: Family,
-    method: str,
-    rate: float,
-    share: float,
-    losses: Callable[..., list[float]],
-) -> None:
+def test_a_model_learns_its_examples(config, family: Family, method: str, rate: float, share: float, losses) -> None:
     run = config(family=family, method=method, max_steps=16, save_steps=100, learning_rate=rate)
     fine_tune(run)
 
@@ -178,12 +149,7 @@ def test_a_model_learns_its_examples(
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 @pytest.mark.parametrize(("method", "rate"), [("full", 1e-2), ("lora", 3e-2)])
 def test_the_three_tasks_of_mmkb_rag_are_learned_together(
-    config: Callable[..., SftConfig],
-    prompted_folder: Path,
-    family: Family,
-    method: str,
-    rate: float,
-    losses: Callable[..., list[float]],
+    config, prompted_folder, family: Family, method: str, rate: float, losses
 ) -> None:
     run = config(
         family=family,
@@ -202,9 +168,7 @@ def test_the_three_tasks_of_mmkb_rag_are_learned_together(
 
 
 @pytest.mark.slow
-def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
-    config: Callable[..., SftConfig], prompted_folder: Path, weights: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(config, prompted_folder, weights) -> None:
     changes: dict[str, Any] = {"scheme": "mmkb_rag", "train_data": str(prompted_folder), "max_steps": 3}
     fine_tune(config("trees", **changes))
     fine_tune(config("rows", tree=False, **changes))
@@ -213,9 +177,7 @@ def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
         torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_trees_and_separate_rows_train_the_same_weights(
-    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_trees_and_separate_rows_train_the_same_weights(config, weights) -> None:
     fine_tune(config("trees", max_steps=3))
     fine_tune(config("rows", max_steps=3, tree=False))
 
@@ -223,11 +185,7 @@ def test_trees_and_separate_rows_train_the_same_weights(
         torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_accumulated_batches_train_the_weights_of_one_large_batch(
-    config: Callable[..., SftConfig],
-    weights: Callable[..., dict[str, torch.Tensor]],
-    losses: Callable[..., list[float]],
-) -> None:
+def test_accumulated_batches_train_the_weights_of_one_large_batch(config, weights, losses) -> None:
     """The loss is a mean over the tokens of the global batch, not of each batch's mean: label counts are ragged."""
     whole = config("whole", per_device_train_batch_size=4, max_steps=3, group_by_length=False)
     parts = config(
@@ -243,9 +201,7 @@ def test_accumulated_batches_train_the_weights_of_one_large_batch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_recomputed_activations_train_the_same_weights(
-    config: Callable[..., SftConfig], method: str, weights: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_recomputed_activations_train_the_same_weights(config, method: str, weights) -> None:
     fine_tune(config("kept", method=method, max_steps=2))
     fine_tune(config("recomputed", method=method, max_steps=2, gradient_checkpointing=True))
 
@@ -254,9 +210,7 @@ def test_recomputed_activations_train_the_same_weights(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_in_half_precision_small_updates_still_reach_the_weights(
-    config: Callable[..., SftConfig], method: str, weights: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_in_half_precision_small_updates_still_reach_the_weights(config, method: str, weights) -> None:
     """In bf16 an update of 1e-5 to a weight of 0.05 would be rounded away."""
     run = config(method=method, dtype="bfloat16", max_steps=2, learning_rate=1e-5, warmup=0.0)
     fine_tune(run)
@@ -273,9 +227,7 @@ def test_in_half_precision_small_updates_still_reach_the_weights(
         assert (lora_b != 0).float().mean() > 0.9
 
 
-def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(
-    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(config, weights) -> None:
     run = config(freeze_vision=True)
     fine_tune(run)
     before, after = weights(run.model), weights(run.output_dir)
@@ -287,7 +239,7 @@ def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(
     assert still == {name for name in before if "vision" in name}
 
 
-def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_left_alone(config, capsys: pytest.CaptureFixture[str]) -> None:
     run = config()
     fine_tune(run)
     written = Path(run.output_dir, "model.safetensors").stat().st_mtime_ns
@@ -298,11 +250,7 @@ def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: 
     assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(
-    config: Callable[..., SftConfig],
-    weights: Callable[..., dict[str, torch.Tensor]],
-    losses: Callable[..., list[float]],
-) -> None:
+def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(config, weights, losses) -> None:
     run = config(max_steps=2, lr_scheduler="constant_with_warmup")  # within an epoch, at the full learning rate
     fine_tune(run)
     before, losses_before = weights(run.output_dir), losses(run.output_dir)
@@ -315,9 +263,7 @@ def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(
     assert all(torch.equal(weight, before[name]) for name, weight in weights(run.output_dir).items())
 
 
-def test_a_run_that_resumes_is_saved_and_logged_as_often_as_is_asked_for_now(
-    config: Callable[..., SftConfig], losses: Callable[..., list[float]], interrupted: Callable[..., None]
-) -> None:
+def test_a_run_that_resumes_is_saved_and_logged_as_often_as_is_asked_for_now(config, losses, interrupted) -> None:
     interrupted(config(save_steps=2, logging_steps=1), 3)
     run = config(save_steps=3, logging_steps=2, save_total_limit=9, max_steps=8)
 
@@ -329,12 +275,7 @@ def test_a_run_that_resumes_is_saved_and_logged_as_often_as_is_asked_for_now(
     assert len(losses(run.output_dir)) == 2 + 3  # of steps 1 and 2, and then of 4, 6 and 8
 
 
-def test_a_half_written_checkpoint_is_passed_over(
-    config: Callable[..., SftConfig],
-    straight: Callable[..., SftConfig],
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
-) -> None:
+def test_a_half_written_checkpoint_is_passed_over(config, straight, assert_equal_weights, interrupted) -> None:
     run = config("resumed")
     interrupted(run, 4)
     cut_off = Path(run.output_dir, "checkpoint-4")
@@ -347,20 +288,14 @@ def test_a_half_written_checkpoint_is_passed_over(
     assert_equal_weights(straight().output_dir, run.output_dir)
 
 
-def test_a_run_with_other_settings_is_not_continued(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None]
-) -> None:
+def test_a_run_with_other_settings_is_not_continued(config, interrupted) -> None:
     interrupted(config(), 4)
 
     with pytest.raises(UserError, match=r"`learning_rate` is 0\.1, was 0\.005"):
         fine_tune(config(learning_rate=0.1))
 
 
-def test_changed_data_is_not_continued_with(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    interrupted: Callable[..., None],
-) -> None:
+def test_changed_data_is_not_continued_with(config, data_folder, interrupted) -> None:
     interrupted(config(), 4)
     other = Path(data_folder, "other.parquet")
     from reflectune.formats.reflection_data import read_examples, write_examples
@@ -372,9 +307,7 @@ def test_changed_data_is_not_continued_with(
         fine_tune(config(train_data=str(other)))
 
 
-def test_a_full_disk_is_noticed_before_anything_is_written(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, interrupted: Callable[..., None]
-) -> None:
+def test_a_full_disk_is_noticed_before_anything_is_written(config, monkeypatch, interrupted) -> None:
     run = config()
     interrupted(run, 4)
     usage = shutil.disk_usage(run.output_dir)
@@ -386,14 +319,12 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-3"]
 
 
-def test_a_loss_that_is_not_finite_names_step_and_examples(config: Callable[..., SftConfig]) -> None:
+def test_a_loss_that_is_not_finite_names_step_and_examples(config) -> None:
     with pytest.raises(UserError, match=r"the loss became (nan|inf) at step \d+, on the examples [kv]\d+"):
         fine_tune(config(learning_rate=1e15, max_grad_norm=0.0, warmup=0.0))
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(
-    config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> None:
     run = config(dry_run=True, max_steps=None, epochs=2, method="lora")
     fine_tune(run)
     said = capsys.readouterr().out
@@ -425,11 +356,7 @@ def repository() -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_process_resumes_to_the_same_weights(
-    config: Callable[..., SftConfig],
-    method: str,
-    finish: Callable[..., None],
-    killed: Callable[..., None],
-    assert_equal_weights: Callable[..., None],
+    config, method: str, finish, killed, assert_equal_weights
 ) -> None:
     """`kill -9` as soon as a checkpoint's folder appears (it is cut off), and again a moment later."""
     straight = config("straight", method=method, max_steps=15)
@@ -446,7 +373,7 @@ def test_a_killed_process_resumes_to_the_same_weights(
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [("-m", "reflectune", "sft"), (str(repository() / "train/sft.py"),)])
 def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
-    config: Callable[..., SftConfig], launcher: tuple[str, ...], tmp_path: Path
+    config, launcher: tuple[str, ...], tmp_path
 ) -> None:
     run = config()
     done = subprocess.run(

@@ -1,6 +1,5 @@
 import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,7 +164,7 @@ def test_a_launch_whose_checkpoints_would_hold_no_whole_weights_is_refused(
     [(None, "true", True), (False, "true", True), (True, "false", False), ("auto", "true", False), ("auto", "", True)],
 )
 def test_deepspeeds_own_file_says_whether_whole_weights_are_saved(
-    gathers: bool | str | None, asked_of_accelerate: str, refused: bool, tmp_path: Path
+    gathers: bool | str | None, asked_of_accelerate: str, refused: bool, tmp_path
 ) -> None:
     zero: dict[str, Any] = {"stage": 3}
     if gathers is not None:
@@ -217,7 +216,7 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
     ids=["same", "new", "none elsewhere", "another run's", "finished here alone"],
 )
 def test_processes_that_find_different_checkpoints_must_share_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, int], elsewhere: dict[str, int], message: str
+    tmp_path, monkeypatch, there: dict[str, int], elsewhere: dict[str, int], message: str
 ) -> None:
     for disk, steps in (("there", there), ("elsewhere", elsewhere)):
         for folder, step in steps.items():
@@ -237,9 +236,7 @@ def test_processes_that_find_different_checkpoints_must_share_a_disk(
 
 
 @pytest.mark.slow
-def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(
-    tmp_path: Path, config: Callable[..., SftConfig], typed: Callable[..., list[str]], start_launch: Callable[..., Any]
-) -> None:
+def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(tmp_path, config, typed, start_launch) -> None:
     """Two processes over gloo, in folders of their own: only the first one's holds a checkpoint."""
     worker = tmp_path / "worker.py"
     worker.write_text(
@@ -284,7 +281,7 @@ def test_flags_of_a_launch_offload_zero_3() -> None:
     ids=["auto-without", "auto-with", "cpu-with", "cpu-without"],
 )
 def test_a_machine_without_an_accelerator_trains_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, device: str, has_accelerator: bool, on_cpu: bool
+    monkeypatch, device: str, has_accelerator: bool, on_cpu: bool
 ) -> None:
     """Said to transformers too, which refuses bfloat16 otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,7 @@ def without_clock(logged_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in logged_rows]
 
 
-def test_the_log_has_each_row_once_in_a_resumed_run_too(
-    config: Callable[..., SftConfig],
-    data_folder: Path,
-    interrupted: Callable[..., None],
-    history: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_the_log_has_each_row_once_in_a_resumed_run_too(config, data_folder, interrupted, history) -> None:
     write_examples(data_folder / "val.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[:7])
     changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 4}
     straight, resumed = config("straight", **changes), config("resumed", **changes)
@@ -57,9 +52,7 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(
     assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in log]  # and in the same order
 
 
-def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
-    config: Callable[..., SftConfig], data_folder: Path, interrupted: Callable[..., None]
-) -> None:
+def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(config, data_folder, interrupted) -> None:
     """Eight steps of four examples: all of them once, and eight of them twice."""
     straight, resumed = config("straight"), config("resumed")
     fine_tune(straight)
@@ -77,12 +70,7 @@ def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
     assert once < states[0]["num_input_tokens_seen"] <= once + most
 
 
-def test_the_progress_line_shows_eta_and_tokens_per_second(
-    config: Callable[..., SftConfig],
-    interrupted: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_progress_line_shows_eta_and_tokens_per_second(config, interrupted, capsys, monkeypatch) -> None:
     interrupted(config(), 5)
     printed = capsys.readouterr().err
     monkeypatch.setattr(progress, "SECONDS", 1e-6)
@@ -103,7 +91,7 @@ def logged(folder: str) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], interrupted: Callable[..., None]) -> None:
+def test_tensorboards_events_are_read_back(config, interrupted) -> None:
     """Also those of a run that was resumed, as one run."""
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="needs reflectune[trackers]"
@@ -122,9 +110,7 @@ def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], int
 
 
 @pytest.mark.slow
-def test_offline_runs_of_wandb_are_read_back(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_offline_runs_of_wandb_are_read_back(config, interrupted, monkeypatch, tmp_path) -> None:
     """A run that was resumed is the same run there, by its identifier and name."""
     wandb = pytest.importorskip("wandb", reason="needs reflectune[trackers]")
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs reflectune[trackers]")
@@ -153,9 +139,7 @@ def test_offline_runs_of_wandb_are_read_back(
     assert names == {f"{Path(run.output_dir).name}-{next(iter(identifiers))}"}
 
 
-def test_a_run_that_is_not_tracked_has_no_identifier(
-    finish: Callable[..., None], config: Callable[..., SftConfig]
-) -> None:
+def test_a_run_that_is_not_tracked_has_no_identifier(finish, config) -> None:
     run = config(max_steps=1)
     finish(run)
 
@@ -178,9 +162,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_trackios_data_base_is_read_back(
-    config: Callable[..., SftConfig], finish: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_trackios_data_base_is_read_back(config, finish, monkeypatch, tmp_path) -> None:
     pytest.importorskip("trackio", reason="needs trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     run = config(report_to=["trackio"], max_steps=3)
@@ -193,9 +175,7 @@ def test_trackios_data_base_is_read_back(
     assert {step: {name: row[f"train/{name}"] for name in expected[step]} for step, row in by_step.items()} == expected
 
 
-def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(config, monkeypatch) -> None:
     run = config(report_to=["wandbb"])
     arguments = ["--train_data", str(run.train_data), "--output_dir", "out", "--report_to"]
     with pytest.raises(UserError, match="`report_to`: wandbb is not a tracker; choose of clearml"):
@@ -206,12 +186,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(
 
 
 @pytest.mark.slow
-def test_nothing_is_sent_unless_it_is_asked_for(
-    config: Callable[..., SftConfig],
-    typed: Callable[[SftConfig], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_nothing_is_sent_unless_it_is_asked_for(config, typed, monkeypatch, tmp_path) -> None:
     """A whole run, with nothing in its environment that forbids telemetry, and with eyes on every connection."""
     watcher = """
         import os, socket

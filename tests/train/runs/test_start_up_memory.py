@@ -56,9 +56,7 @@ def base(tmp_path: Path) -> tuple[Path, int]:
 
 
 @pytest.fixture
-def notes(
-    tmp_path: Path, data_folder: Path, base: tuple[Path, int], start_launch: Callable[..., Any]
-) -> Callable[..., list[dict[str, Any]]]:
+def notes(tmp_path, data_folder, base, start_launch) -> Callable[..., list[dict[str, Any]]]:
     """Starts a training, on two processes if it is sharded, and returns their notes."""
 
     def start(name: str, *more: str) -> list[dict[str, Any]]:
@@ -74,9 +72,7 @@ def notes(
     return start
 
 
-def test_under_fsdp_a_process_never_holds_more_than_its_part(
-    notes: Callable[..., list[dict[str, Any]]], base: tuple[Path, int]
-) -> None:
+def test_under_fsdp_a_process_never_holds_more_than_its_part(notes, base) -> None:
     """Half of the weights in float32, and the vocabulary's matrices, which new tokens get rows in."""
     whole, vocabulary = 4 * base[1], 4 * 2 * ROWS * WIDTH
     for note in notes("fsdp2"):
@@ -85,9 +81,7 @@ def test_under_fsdp_a_process_never_holds_more_than_its_part(
         assert note["peak"] - note["before"] < 0.5 * whole + vocabulary + BESIDE < 0.9 * whole
 
 
-def test_a_frozen_base_in_the_dtype_of_its_file_is_mapped(
-    notes: Callable[..., list[dict[str, Any]]], base: tuple[Path, int]
-) -> None:
+def test_a_frozen_base_in_the_dtype_of_its_file_is_mapped(notes, base) -> None:
     """By one process, since DDP writes over all weights as it begins, which only a CPU has in this memory."""
     (note,) = notes("cpu", "--method", "lora", "--dtype", "bfloat16", "--device", "cpu")
     assert "torch.bfloat16" in note["dtypes"]

@@ -1,7 +1,5 @@
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -14,7 +12,6 @@ from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
 from reflectune.models.loading import Loaded, load
-from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.gate_rewards.trainer import GateTrainer
 from reflectune.train.runs.checkpointed_trainer import checkpoint_bytes, load_weights
@@ -37,11 +34,7 @@ def row_losses(loaded: Loaded, row: Tree) -> list[float]:
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_the_loss_is_equations_8_and_9_over_the_global_batch(
-    family: Family,
-    base_model: Callable[..., Path],
-    data_folder: Path,
-    examples: list[ReflectionExample],
-    tmp_path: Path,
+    family: Family, base_model, data_folder, examples, tmp_path
 ) -> None:
     config = SftConfig(
         model=str(base_model(family)),
@@ -104,9 +97,7 @@ def test_deepspeed_rounds_a_models_inputs_and_not_the_losss_weights(trainer_clas
     assert torch.equal(prepared["weights"], weights)
 
 
-def test_the_batches_of_a_step_wait_on_the_cpu(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_batches_of_a_step_wait_on_the_cpu(config, monkeypatch) -> None:
     """All of them are taken at its beginning: 128 pictures of 1,280 tokens would hold 3 GB of an accelerator."""
     devices: set[str] = set()
 
@@ -146,9 +137,7 @@ def test_a_filler_is_not_among_the_questions_whose_gates_are_logged() -> None:
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_weights_of_another_model_are_refused(
-    method: Literal["full", "lora"], base_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_weights_of_another_model_are_refused(method: Literal["full", "lora"], base_model, tmp_path) -> None:
     config = SftConfig(method=method)
     if method == "lora":
         saved = prepare_model(load(str(base_model("llava", tie=False)), scheme="mr2ag"), config)

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def test_adamw_moves_a_number_that_far_at_most_about() -> None:
     assert 0.9 < -number.item() / longest_travel(config, steps) < 1.001
 
 
-def test_a_run_too_short_for_new_rows_gets_a_warning(base_model: Callable[..., Any]) -> None:
+def test_a_run_too_short_for_new_rows_gets_a_warning(base_model) -> None:
     model = load(str(base_model())).model
 
     assert "too few steps" in travel_line(SftConfig(learning_rate=1e-4), model, 39, adapters=True)

@@ -35,7 +35,7 @@ from reflectune.train.weights.checkpoints import BEST, checkpoint_folders, is_pa
 
 
 @pytest.fixture
-def config(config: Callable[..., SftConfig], data_folder: Path) -> Callable[..., SftConfig]:
+def config(config, data_folder: Path) -> Callable[..., SftConfig]:
     """Short runs that are validated every other step."""
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:22])
@@ -62,9 +62,7 @@ def read(made: GateReader, model: Any, rank: int = 0, processes: int = 1) -> tup
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_a_gate_is_what_the_engine_reads_at_inference(
-    family: Family, base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_a_gate_is_what_the_engine_reads_at_inference(family: Family, base_model, data_folder, examples) -> None:
     loaded = load(str(base_model(family)), scheme="mr2ag")
     readings, _ = read(reader(loaded, examples, data_folder / "images"), loaded.model)
     engine = PrefixEngine(loaded)
@@ -95,9 +93,7 @@ def test_a_gate_is_what_the_engine_reads_at_inference(
         assert sorted(p for p, _ in gate_readings) == pytest.approx(sorted(p for p, _ in expected), abs=1e-5)
 
 
-def test_batches_processes_and_trees_read_the_same(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
-) -> None:
+def test_batches_processes_and_trees_read_the_same(base_model, data_folder, examples) -> None:
     loaded = load(str(base_model("llava")), scheme="mr2ag")
     root = data_folder / "images"
     whole, sums = read(reader(loaded, examples, root, batch_size=24), loaded.model)
@@ -129,7 +125,7 @@ def talks(examples: list[ReflectionExample]) -> list[ReflectionExample]:
 
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_the_gate_of_a_conversation_counts_once_and_all_its_replies_are_in_the_loss(
-    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample], share_prefix: bool
+    base_model, data_folder, examples, share_prefix: bool
 ) -> None:
     loaded = load(str(base_model("llava")), scheme="mr2ag")
     root, mixed = data_folder / "images", [*examples[:4], *talks(examples), *examples[18:20]]
@@ -149,9 +145,7 @@ def test_the_gate_of_a_conversation_counts_once_and_all_its_replies_are_in_the_l
     assert sums.weight > fewer.weight
 
 
-def test_conversations_are_trained_on_and_validated(
-    config: Callable[..., SftConfig], data_folder: Path, history: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_conversations_are_trained_on_and_validated(config, data_folder, history) -> None:
     for split in ("train", "val"):
         kept = read_examples(data_folder / f"{split}.parquet", ReflectionExample)
         write_examples(data_folder / f"{split}.parquet", [*talks(kept), *kept[:6]])
@@ -162,7 +156,7 @@ def test_conversations_are_trained_on_and_validated(
     assert validations(history(run.output_dir))[-1]["eval_retrieve_accuracy"] >= 0
 
 
-def test_both_schemes_name_their_gates(base_model: Callable[..., Path], prompted_folder: Path) -> None:
+def test_both_schemes_name_their_gates(base_model, prompted_folder: Path) -> None:
     loaded = load(str(base_model("qwen2_vl")), scheme="mmkb_rag")
     examples = read_examples(prompted_folder / "train.parquet", PromptedExample)
     readings, sums = read(reader(loaded, examples, prompted_folder.parent / "data" / "images"), loaded.model)
@@ -192,11 +186,7 @@ def test_metrics_have_their_closed_forms() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_validation_changes_nothing_and_is_resumed_exactly(
-    config: Callable[..., SftConfig],
-    method: str,
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
-    history: Callable[..., list[dict[str, Any]]],
+    config, method: str, assert_equal_weights, interrupted, history
 ) -> None:
     without, straight, resumed = (config(name, method=method) for name in ("without", "straight", "resumed"))
     without.eval_data = ""
@@ -219,10 +209,7 @@ def test_validation_changes_nothing_and_is_resumed_exactly(
 
 @pytest.mark.slow
 def test_the_best_weights_are_the_result_in_a_resumed_run_too(
-    config: Callable[..., SftConfig],
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
-    history: Callable[..., list[dict[str, Any]]],
+    config, assert_equal_weights, interrupted, history
 ) -> None:
     changes: dict[str, Any] = {"best_metric": "relevance_accuracy", "eval_steps": 1, "learning_rate": 3e-2}
     straight, *resumed = (config(name, **changes) for name in ("straight", "after-5", "after-7"))
@@ -248,10 +235,7 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
 
 
 def test_training_stops_when_patience_is_out_and_stays_stopped(
-    config: Callable[..., SftConfig],
-    monkeypatch: pytest.MonkeyPatch,
-    assert_equal_weights: Callable[..., None],
-    history: Callable[..., list[dict[str, Any]]],
+    config, monkeypatch, assert_equal_weights, history
 ) -> None:
     """A rate that wrecks the model: the first validation stays the best one."""
     changes: dict[str, Any] = {
@@ -294,9 +278,7 @@ def test_patience_counts_validations_since_the_best() -> None:
     assert is_patience_exhausted(rows, "loss", 2, 2)
 
 
-def test_a_metric_that_the_data_cannot_give_is_refused_before_training(
-    config: Callable[..., SftConfig], examples: list[ReflectionExample]
-) -> None:
+def test_a_metric_that_the_data_cannot_give_is_refused_before_training(config, examples) -> None:
     run = config(best_metric="retrieve_auroc")
     write_examples(run.eval_source().file, examples[:5])  # all with retrieval
 
@@ -331,9 +313,7 @@ def test_prompted_examples_are_checked_too(prompted_folder: Path) -> None:
         ({"eval_steps": 0}, "`eval_steps` must be at least 1"),
     ],
 )
-def test_settings_that_do_not_go_together_are_problems(
-    config: Callable[..., SftConfig], changes: dict[str, Any], says: str
-) -> None:
+def test_settings_that_do_not_go_together_are_problems(config, changes: dict[str, Any], says: str) -> None:
     import re
 
     assert any(re.search(says, problem) for problem in find_problems(SftConfig, {**config().model_dump(), **changes}))

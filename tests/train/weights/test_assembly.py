@@ -73,9 +73,7 @@ def picture(width: int = 64, height: int = 64) -> Image.Image:
 
 
 @pytest.mark.parametrize("as_bin", [False, True])
-def test_what_transformers_loads_computes_what_the_three_parts_do(
-    parts: Callable[..., MergeConfig], as_bin: bool
-) -> None:
+def test_what_transformers_loads_computes_what_the_three_parts_do(parts, as_bin: bool) -> None:
     """Language(text and projector(CLIP's last but one layer without its class token)), composed by hand."""
     config = parts(as_bin=as_bin)
     merged(config)
@@ -100,7 +98,7 @@ def test_what_transformers_loads_computes_what_the_three_parts_do(
     torch.testing.assert_close(logits[..., : expected.shape[-1]], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Callable[..., MergeConfig]) -> None:
+def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts) -> None:
     config = parts()
     printed = merged(config)
     model = LlavaForConditionalGeneration.from_pretrained(config.output)
@@ -120,7 +118,7 @@ def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Cal
     assert "written to" in printed
 
 
-def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[..., MergeConfig]) -> None:
+def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts) -> None:
     config = parts()
     merged(config)
 
@@ -133,9 +131,7 @@ def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[
 
 
 @pytest.mark.parametrize(("image_fit", "blue"), [("pad", True), ("crop", False)])
-def test_a_wide_picture_is_padded_or_its_middle_cut_out(
-    parts: Callable[..., MergeConfig], image_fit: str, blue: bool
-) -> None:
+def test_a_wide_picture_is_padded_or_its_middle_cut_out(parts, image_fit: str, blue: bool) -> None:
     """A blue stripe at the left edge of a red picture three times as wide as high."""
     config = parts(image_fit=image_fit)
     merged(config)
@@ -148,7 +144,7 @@ def test_a_wide_picture_is_padded_or_its_middle_cut_out(
     assert bool((pixels[2] > pixels[0] + 1).any()) is blue
 
 
-def test_half_precision_is_kept(parts: Callable[..., MergeConfig]) -> None:
+def test_half_precision_is_kept(parts) -> None:
     config = parts(dtype="bfloat16")
     merged(config)
 
@@ -163,9 +159,7 @@ TEXTS_ALONE = (
 )
 
 
-def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_of_fewer_tokens(
-    parts: Callable[..., MergeConfig],
-) -> None:
+def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_of_fewer_tokens(parts) -> None:
     """Pocket's language model has tied tables, a chat template for texts alone, and pads with the end of a turn."""
     config = parts(projector="", image_size=32)
     vicuna = LlamaForCausalLM.from_pretrained(config.language)
@@ -201,9 +195,7 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_a_file_with_code_in_it_is_not_run(
-    parts: Callable[..., MergeConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_code_in_it_is_not_run(parts, tmp_path, monkeypatch) -> None:
     config = parts()
     monkeypatch.chdir(tmp_path)
     torch.save({name: Bomb() for name in PROJECTOR}, config.projector)
@@ -230,9 +222,7 @@ def test_a_file_with_code_in_it_is_not_run(
         ),
     ],
 )
-def test_another_file_is_refused_before_a_model_is_loaded(
-    parts: Callable[..., MergeConfig], held: Any, message: str
-) -> None:
+def test_another_file_is_refused_before_a_model_is_loaded(parts, held: Any, message: str) -> None:
     config = parts()
     Path(config.projector).write_bytes(held) if isinstance(held, bytes) else torch.save(held, config.projector)
 
@@ -242,14 +232,14 @@ def test_another_file_is_refused_before_a_model_is_loaded(
     assert not Path(config.output).exists()
 
 
-def test_two_parts_of_the_wrong_kind_are_refused(parts: Callable[..., MergeConfig]) -> None:
+def test_two_parts_of_the_wrong_kind_are_refused(parts) -> None:
     config = parts()
 
     with pytest.raises(UserError, match="`language` is a clip"):
         merged(MergeConfig(**{**config.model_dump(), "language": config.vision, "tokenizer": config.language}))
 
 
-def test_a_missing_part_is_named(parts: Callable[..., MergeConfig]) -> None:
+def test_a_missing_part_is_named(parts) -> None:
     config = parts()
     (Path(config.language) / "model.safetensors").unlink()
 
@@ -257,7 +247,7 @@ def test_a_missing_part_is_named(parts: Callable[..., MergeConfig]) -> None:
         merged(config)
 
 
-def test_an_odd_tokenizer_is_named(parts: Callable[..., MergeConfig]) -> None:
+def test_an_odd_tokenizer_is_named(parts) -> None:
     config = parts()
     path = Path(config.language) / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": [[]]}))
@@ -266,7 +256,7 @@ def test_an_odd_tokenizer_is_named(parts: Callable[..., MergeConfig]) -> None:
         merged(config)
 
 
-def test_numbers_of_an_image_processor_that_compute_nothing_are_named(parts: Callable[..., MergeConfig]) -> None:
+def test_numbers_of_an_image_processor_that_compute_nothing_are_named(parts) -> None:
     config = parts()
     (Path(config.vision) / "processor_config.json").unlink()  # that of a whole CLIP, which would be read first
     path = Path(config.vision) / "preprocessor_config.json"
@@ -290,7 +280,7 @@ def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None
     assert "one or the other" in " ".join(find_problems(MergeConfig, {"vision": "pocket/vision", "checkpoint": "a"}))
 
 
-def test_the_command_joins_them(parts: Callable[..., MergeConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_joins_them(parts, capsys: pytest.CaptureFixture[str]) -> None:
     config = parts()
     names = ("language", "vision", "projector", "output")
     arguments = [text for name in names for text in (f"--{name}", getattr(config, name))]
@@ -300,7 +290,7 @@ def test_the_command_joins_them(parts: Callable[..., MergeConfig], capsys: pytes
     assert (Path(config.output) / "config.json").is_file()
 
 
-def test_the_same_command_finds_its_work_done_and_another_is_refused(parts: Callable[..., MergeConfig]) -> None:
+def test_the_same_command_finds_its_work_done_and_another_is_refused(parts) -> None:
     config = parts()
     merged(config)
     weights = Path(config.output, "model.safetensors")

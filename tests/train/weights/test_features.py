@@ -29,7 +29,7 @@ FROZEN: dict[Family, list[str]] = {"llava": ["projector"], "qwen2_vl": ["languag
 
 
 @pytest.fixture
-def captions(config: Callable[..., SftConfig], plain_folder: Path, tmp_path: Path) -> Callable[..., SftConfig]:
+def captions(config, plain_folder: Path, tmp_path: Path) -> Callable[..., SftConfig]:
     """Makes the settings of a short run on plain data with a frozen vision tower, from cached features."""
 
     def build(out: str = "out", family: Family = "llava", **changes: Any) -> SftConfig:
@@ -87,9 +87,7 @@ def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[st
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tree", [True, False], ids=["shared prefixes", "separate rows"])
-def test_loss_and_gradients_are_those_of_the_uncached_run(
-    captions: Callable[..., SftConfig], family: Family, tree: bool
-) -> None:
+def test_loss_and_gradients_are_those_of_the_uncached_run(captions, family: Family, tree: bool) -> None:
     run = captions(family=family, tree=tree)
     loss, gradients, batch = first_step(run.model_copy(update={"cache_features": ""}))
     cached_loss, cached_gradients, cached_batch = first_step(run)
@@ -102,9 +100,7 @@ def test_loss_and_gradients_are_those_of_the_uncached_run(
         torch.testing.assert_close(cached_gradients[name], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_stage_2_reads_features_before_a_projector_that_trains_next_to_adapters(
-    captions: Callable[..., SftConfig],
-) -> None:
+def test_stage_2_reads_features_before_a_projector_that_trains_next_to_adapters(captions) -> None:
     run = captions(method="lora", train_towers=["projector", "language_model"])
     loss, gradients, _ = first_step(run.model_copy(update={"cache_features": ""}))
     cached_loss, cached_gradients, _ = first_step(run)
@@ -116,9 +112,7 @@ def test_stage_2_reads_features_before_a_projector_that_trains_next_to_adapters(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_picture_is_read_once_and_none_while_training(
-    captions: Callable[..., SftConfig], family: Family, passes: list[int]
-) -> None:
+def test_each_picture_is_read_once_and_none_while_training(captions, family: Family, passes) -> None:
     fine_tune(captions("one", family))
     assert passes == [1, 1, 1]  # three colours, of 24 questions in eight steps of four
 
@@ -129,9 +123,7 @@ def test_each_picture_is_read_once_and_none_while_training(
     assert len(written) == 3
 
 
-def test_validation_of_gates_and_answers_reads_from_the_cache_too(
-    captions: Callable[..., SftConfig], plain_folder: Path, passes: list[int], history: Callable[..., Any]
-) -> None:
+def test_validation_of_gates_and_answers_reads_from_the_cache_too(captions, plain_folder, passes, history) -> None:
     run = captions(eval_data=str(plain_folder), eval_split="train", eval_steps=4, eval_answers=4)
     fine_tune(run)
 
@@ -139,11 +131,7 @@ def test_validation_of_gates_and_answers_reads_from_the_cache_too(
     assert all("eval_answer_exact_match" in row for row in history(run.output_dir) if "eval_loss" in row)
 
 
-def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    captions: Callable[..., SftConfig],
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
-) -> None:
+def test_an_interrupted_run_ends_with_the_straight_runs_weights(captions, assert_equal_weights, interrupted) -> None:
     fine_tune(captions("straight"))
 
     interrupted(captions("resumed"), 5)
@@ -152,9 +140,7 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     assert_equal_weights(captions("straight").output_dir, captions("resumed").output_dir)
 
 
-def test_a_run_may_resume_without_its_cache(
-    captions: Callable[..., SftConfig], interrupted: Callable[..., None], losses: Callable[..., list[float]]
-) -> None:
+def test_a_run_may_resume_without_its_cache(captions, interrupted, losses) -> None:
     fine_tune(captions("straight"))
 
     interrupted(captions("resumed"), 5)
@@ -165,7 +151,7 @@ def test_a_run_may_resume_without_its_cache(
 
 
 def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_does_not(
-    captions: Callable[..., SftConfig], passes: list[int], tmp_path: Path
+    captions, passes, tmp_path
 ) -> None:
     first = captions("first", max_steps=1)
     fine_tune(first)
@@ -181,9 +167,7 @@ def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_do
     assert len(passes) == 6
 
 
-def test_a_changed_picture_is_read_again(
-    captions: Callable[..., SftConfig], passes: list[int], data_folder: Path
-) -> None:
+def test_a_changed_picture_is_read_again(captions, passes, data_folder) -> None:
     fine_tune(captions("one", max_steps=1))
     Image.new("RGB", (70, 64), (1, 2, 3)).save(data_folder / "images" / "red.png")
 
@@ -192,11 +176,7 @@ def test_a_changed_picture_is_read_again(
     assert len(passes) == 4
 
 
-def test_two_processes_share_the_reading_and_train_as_one(
-    captions: Callable[..., SftConfig],
-    finish: Callable[..., None],
-    weights: Callable[..., dict[str, torch.Tensor]],
-) -> None:
+def test_two_processes_share_the_reading_and_train_as_one(captions, finish, weights) -> None:
     one, two = captions("one"), captions("two", per_device_train_batch_size=2)
     finish(two, processes=2)
     written = files(one)
@@ -209,9 +189,7 @@ def test_two_processes_share_the_reading_and_train_as_one(
         torch.testing.assert_close(second[name], tensor, rtol=0, atol=1e-4)
 
 
-def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(
-    captions: Callable[..., SftConfig], start: Callable[..., Any], data_folder: Path
-) -> None:
+def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(captions, start, data_folder) -> None:
     rows = captions(family="llava", size="base", max_steps=1)
     process = start(rows)
     while not any(path.name[0] != "." for path in Path(rows.cache_features).rglob("*.safetensors")):
@@ -226,9 +204,7 @@ def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(
     assert len(whole) == 3
 
 
-def test_kept_in_half_precision_they_take_half_the_room_and_the_run_records_it(
-    captions: Callable[..., SftConfig], losses: Callable[..., list[float]]
-) -> None:
+def test_kept_in_half_precision_they_take_half_the_room_and_the_run_records_it(captions, losses) -> None:
     exact, half = captions("exact"), captions("half", cache_dtype="bfloat16")
     fine_tune(exact)
     before = set(files(exact))
@@ -248,21 +224,17 @@ def test_kept_in_half_precision_they_take_half_the_room_and_the_run_records_it(
         ({"cache_features": "", "cache_dtype": "float16"}, "`cache_dtype` needs `cache_features`"),
     ],
 )
-def test_settings_that_can_not_be_are_refused(
-    captions: Callable[..., SftConfig], changes: dict[str, Any], printed: str
-) -> None:
+def test_settings_that_can_not_be_are_refused(captions, changes: dict[str, Any], printed: str) -> None:
     assert any(printed in issue for issue in captions(**changes).problems())
     assert captions(train_towers=[], freeze_vision=True).problems() == []
 
 
-def test_a_projector_inside_of_its_tower_can_not_train_from_cached_features(
-    captions: Callable[..., SftConfig],
-) -> None:
+def test_a_projector_inside_of_its_tower_can_not_train_from_cached_features(captions) -> None:
     with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
         fine_tune(captions(family="qwen2_vl", train_towers=["projector"]))
 
 
-def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions: Callable[..., SftConfig]) -> None:
+def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions) -> None:
     run = captions()
     loaded: Loaded = load(run.model, scheme=run.scheme)
     data = load_training_data(run.sources(), run.scheme)
@@ -280,7 +252,7 @@ def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions: Ca
         dataset[0]
 
 
-def test_a_dry_run_fills_nothing(captions: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_fills_nothing(captions, capsys: pytest.CaptureFixture[str]) -> None:
     run = captions(dry_run=True)
     fine_tune(run)
 

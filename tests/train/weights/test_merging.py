@@ -1,9 +1,7 @@
 """Merged, adapted and reloaded: the same function, for both families, tied and untied, padded and not."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,9 +53,7 @@ def adapter(base: Path, folder: Path) -> tuple[Loaded, Tensor]:
 
 
 @pytest.mark.parametrize(("family", "tie", "padding"), CASES)
-def test_merged_is_the_adapter_is_the_reloaded(
-    family: Family, tie: bool, padding: int, base_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_merged_is_the_adapter_is_the_reloaded(family: Family, tie: bool, padding: int, base_model, tmp_path) -> None:
     base = base_model(family, tie=tie)
     if padding:
         tokenizer = load(str(base)).processor.tokenizer
@@ -81,7 +77,7 @@ def test_merged_is_the_adapter_is_the_reloaded(
     assert info["merged_from"] == str(tmp_path / "adapter")
 
 
-def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     loaded, _ = adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter")
     record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
@@ -95,7 +91,7 @@ def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model: Callab
     assert torch.equal(logits(loaded, plain), logits(loaded, load(str(tmp_path / "adapter")).model))
 
 
-def test_the_precision_is_the_bases_own_unless_asked_for(base_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_precision_is_the_bases_own_unless_asked_for(base_model, tmp_path: Path) -> None:
     base = base_model("llava")
     adapter(base, tmp_path / "adapter")
     load(str(base)).model.bfloat16().save_pretrained(base)
@@ -130,9 +126,7 @@ def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
-    base_model: Callable[..., Path], tmp_path: Path, start_program: Callable[..., Any]
-) -> None:
+def test_the_command_merges_and_a_base_that_is_gone_is_one_line(base_model, tmp_path, start_program) -> None:
     base = base_model("llava")
     adapter(base, tmp_path / "adapter")
     command = ["-m", "reflectune", "merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]

@@ -82,7 +82,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftConfig]:
     def build(**changes: Any) -> SftConfig:
         values: dict[str, Any] = {
             "model": str(base_model("llava")),
@@ -100,14 +100,10 @@ def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -
 
 
 @pytest.mark.parametrize(
-    ("method", "weights"),
-    [
-        pytest.param("full", "model", marks=pytest.mark.slow),
-        ("lora", "adapter_model"),
-    ],
+    ("method", "weights"), [pytest.param("full", "model", marks=pytest.mark.slow), ("lora", "adapter_model")]
 )
 def test_a_finished_checkpoint_is_uploaded_with_all_that_loads_it(
-    hub: Hub, config: Callable[..., SftConfig], method: str, weights: str, tmp_path: Path, capsys: Any
+    hub, config, method: str, weights: str, tmp_path, capsys
 ) -> None:
     run = config(method=method, push_to_hub="owner/name")
     fine_tune(run)
@@ -125,9 +121,7 @@ def test_a_finished_checkpoint_is_uploaded_with_all_that_loads_it(
     assert load(str(tmp_path / "downloaded")).fingerprint == load(run.output_dir).fingerprint
 
 
-def test_a_failed_upload_names_a_command_and_the_same_training_uploads(
-    hub: Hub, config: Callable[..., SftConfig]
-) -> None:
+def test_a_failed_upload_names_a_command_and_the_same_training_uploads(hub, config) -> None:
     run = config(push_to_hub="owner/name", hub_private=False)
     hub.refuses = True
     with pytest.raises(UserError, match=r"checkpoint is finished, in (.|\n)*403(.|\n)*hf upload owner/name") as raised:
@@ -143,9 +137,7 @@ def test_a_failed_upload_names_a_command_and_the_same_training_uploads(
     assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == trained
 
 
-def test_what_an_upload_needs_is_asked_for_before_training(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_an_upload_needs_is_asked_for_before_training(config, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert config(push_to_hub="owner/name").problems() == [
         "`push_to_hub` needs the Hub, and $HF_HUB_OFFLINE is set; unset it"
@@ -160,7 +152,7 @@ def test_what_an_upload_needs_is_asked_for_before_training(
 
 
 @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_a_checkpoint_has_a_card(config: Callable[..., SftConfig], data_folder: Path, method: str) -> None:
+def test_a_checkpoint_has_a_card(config, data_folder: Path, method: str) -> None:
     (data_folder / "val.parquet").write_bytes((data_folder / "train.parquet").read_bytes())
     run = config(method=method, eval_data=str(data_folder), eval_steps=1, best_metric="loss")
     fine_tune(run)

@@ -23,7 +23,7 @@ STAGE_2: dict[str, Any] = {"scheme": "plain", "method": "lora", "train_towers": 
 
 
 @pytest.fixture
-def captions(config: Callable[..., SftConfig], plain_folder: Path) -> Callable[..., SftConfig]:
+def captions(config, plain_folder: Path) -> Callable[..., SftConfig]:
     """Makes the settings of a short run on plain data."""
     return lambda out="out", family="llava", **changes: config(out, family, train_data=str(plain_folder), **changes)
 
@@ -36,9 +36,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tower", ["projector", "vision_tower", "language_model"])
-def test_a_named_tower_moves_and_every_other_weight_stays_bit_by_bit(
-    captions: Callable[..., SftConfig], family: Family, tower: str
-) -> None:
+def test_a_named_tower_moves_and_every_other_weight_stays_bit_by_bit(captions, family: Family, tower: str) -> None:
     run = captions(family=family, scheme="plain", train_towers=[tower], max_steps=2)
     fine_tune(run)
 
@@ -48,9 +46,7 @@ def test_a_named_tower_moves_and_every_other_weight_stays_bit_by_bit(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_trained_projector_is_loaded_by_plain_transformers(
-    captions: Callable[..., SftConfig], family: Family
-) -> None:
+def test_a_trained_projector_is_loaded_by_plain_transformers(captions, family: Family) -> None:
     run = captions(family=family, max_steps=2, **STAGE_1)
     fine_tune(run)
 
@@ -62,10 +58,7 @@ def test_a_trained_projector_is_loaded_by_plain_transformers(
 
 @pytest.mark.parametrize("settings", [STAGE_1, STAGE_2], ids=["stage 1", "stage 2"])
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    captions: Callable[..., SftConfig],
-    settings: dict[str, Any],
-    assert_equal_weights: Callable[..., None],
-    interrupted: Callable[..., None],
+    captions, settings: dict[str, Any], assert_equal_weights, interrupted
 ) -> None:
     settings = {**settings, "projector_learning_rate": 1e-3} if settings is STAGE_2 else settings
     fine_tune(captions("straight", **settings))
@@ -77,9 +70,7 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(
-    captions: Callable[..., SftConfig], family: Family, tmp_path: Path
-) -> None:
+def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(captions, family: Family, tmp_path) -> None:
     run = captions(family=family, max_steps=2, **STAGE_2)
     fine_tune(run)
     loaded = load(run.output_dir).model.state_dict()
@@ -90,9 +81,7 @@ def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parameters_are_counted_once_where_the_projector_trains_next_to_adapters(
-    captions: Callable[..., SftConfig], family: Family
-) -> None:
+def test_parameters_are_counted_once_where_the_projector_trains_next_to_adapters(captions, family: Family) -> None:
     run = captions(family=family, **STAGE_2)
     loaded = load(run.model, scheme="plain")
     before = count_by_tower(loaded.model)["projector"].total
@@ -103,9 +92,7 @@ def test_parameters_are_counted_once_where_the_projector_trains_next_to_adapters
     assert counts["vision tower"].trainable == 0
 
 
-def test_a_base_that_is_stored_in_half_precision_is_held_and_written_in_it(
-    captions: Callable[..., SftConfig], tmp_path: Path
-) -> None:
+def test_a_base_that_is_stored_in_half_precision_is_held_and_written_in_it(captions, tmp_path) -> None:
     run = captions(dtype="bfloat16", max_steps=2, **STAGE_1)
     whole = load(run.model)
     whole.model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
@@ -127,7 +114,7 @@ def test_a_base_that_is_stored_in_half_precision_is_held_and_written_in_it(
     }
 
 
-def test_a_base_that_is_stored_in_float32_is_not_rounded_by_half_precision(captions: Callable[..., SftConfig]) -> None:
+def test_a_base_that_is_stored_in_float32_is_not_rounded_by_half_precision(captions) -> None:
     run = captions(dtype="bfloat16", max_steps=2, **STAGE_1)
     fine_tune(run)
 
@@ -135,9 +122,7 @@ def test_a_base_that_is_stored_in_float32_is_not_rounded_by_half_precision(capti
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_projector_gets_a_rate_of_its_own_and_all_else_keeps_its_group(
-    captions: Callable[..., SftConfig], family: Family
-) -> None:
+def test_the_projector_gets_a_rate_of_its_own_and_all_else_keeps_its_group(captions, family: Family) -> None:
     run = captions(family=family, **STAGE_2)
     model = prepare_model(load(run.model, scheme="plain"), run)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -157,7 +142,7 @@ def test_the_projector_gets_a_rate_of_its_own_and_all_else_keeps_its_group(
     assert sorted(after) == sorted(map(id, trained))
 
 
-def test_the_rate_reaches_the_steps_of_a_run(captions: Callable[..., SftConfig]) -> None:
+def test_the_rate_reaches_the_steps_of_a_run(captions) -> None:
     """At a vanishing rate the projector all but stays, while the adapters move as they did."""
     at = {}
     for rate in (None, 1e-12):
@@ -173,7 +158,7 @@ def test_the_rate_reaches_the_steps_of_a_run(captions: Callable[..., SftConfig])
     assert travel(1e-12, "language model") == pytest.approx(travel(None, "language model"), rel=0.1)
 
 
-def test_the_projectors_modules_are_named_whole(base_model: Callable[..., Path]) -> None:
+def test_the_projectors_modules_are_named_whole(base_model) -> None:
     llava, qwen = (load(str(base_model(family))).model for family in FAMILIES)
 
     assert projector_modules(llava) == ["model.multi_modal_projector"]
@@ -193,9 +178,7 @@ def test_the_projectors_modules_are_named_whole(base_model: Callable[..., Path])
         ({"projector_learning_rate": 1e-3, "train_towers": ["projector"]}, "set `learning_rate`"),
     ],
 )
-def test_a_choice_of_towers_that_can_not_be_is_reported_once(
-    captions: Callable[..., SftConfig], changes: dict[str, Any], printed: str
-) -> None:
+def test_a_choice_of_towers_that_can_not_be_is_reported_once(captions, changes: dict[str, Any], printed: str) -> None:
     (issue,) = [issue for issue in captions(**{"scheme": "plain", **changes}).problems() if printed in issue]
 
     assert issue

@@ -1,7 +1,6 @@
 """Lessons as trees have the losses of the same lessons as separate rows."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +79,7 @@ def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, 
     assert processor.tokenizer.decode(whole[len(ids) :]).strip() == ""
 
 
-def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them(
-    school: tuple[Pretrainer, Teacher, Any],
-) -> None:
+def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them(school) -> None:
     trainer, _, processor = school
     turn = LessonTurn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
@@ -130,9 +127,7 @@ def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teache
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
-def test_a_kept_stage_that_is_damaged_is_one_error(
-    school: tuple[Pretrainer, Teacher, Any], tmp_path: Path, damage: str
-) -> None:
+def test_a_kept_stage_that_is_damaged_is_one_error(school, tmp_path, damage: str) -> None:
     trainer, teacher, _ = school
     stage = Stage("words", 1, 1, 1e-3, [(1.0, teacher.look)])
     kept = tmp_path / "00-words.safetensors"

@@ -37,11 +37,7 @@ def test_a_table_has_its_rows_and_a_verdict_on_each_claim(results) -> None:
     table = PaperTable(
         "T",
         [TableRow("good", GOOD, 40.0), TableRow("bad", BAD)],
-        [
-            Claim("right", ahead(GOOD, BAD)),
-            Claim("wrong", ahead(BAD, GOOD)),
-            Claim("nobody knows"),
-        ],
+        [Claim("right", ahead(GOOD, BAD)), Claim("wrong", ahead(BAD, GOOD)), Claim("nobody knows")],
         visual=True,
     )
     measured = measure(table, results, seed=0)

@@ -67,9 +67,7 @@ def test_a_folder_with_a_different_world_is_refused(folder: Path) -> None:
         build_world(folder, size="tiny", seed=5, quiet=True)
 
 
-def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(folder, tmp_path) -> None:
     """Pictures that are its own, the words of training or not, and the rest of the world to the byte."""
     build_world(tmp_path, size="tiny", seed=3, traffic=300, quiet=True)
     plain, world = Dataset(folder), Dataset(tmp_path)
@@ -179,9 +177,7 @@ def test_a_distractor_is_never_the_answer(relation: str) -> None:
             assert text.count(part) == 1
 
 
-def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_unchanged(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_unchanged(folder, tmp_path) -> None:
     build_world(tmp_path, size="tiny", seed=3, two_hop=40, quiet=True)
     plain, world = Dataset(folder), Dataset(tmp_path)
     for split in splits(folder):
@@ -202,9 +198,7 @@ def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_u
     assert len({(q.text, q.image) for q in questions}) > 20
 
 
-def test_a_world_of_more_neighbours_asks_more_two_hop_questions_and_keeps_its_entities(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_world_of_more_neighbours_asks_more_two_hop_questions_and_keeps_its_entities(folder, tmp_path) -> None:
     build_world(tmp_path, size="tiny", seed=3, neighbours=1.0, quiet=True)
     plain, world = Dataset(folder), Dataset(tmp_path)
     assert {entry.id: entry.title for entry in world.knowledge} == {entry.id: entry.title for entry in plain.knowledge}

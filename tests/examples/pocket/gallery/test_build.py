@@ -43,9 +43,7 @@ def knowledge(dataset: Dataset) -> list[Question]:
     return [question for question in every(dataset) if question.requires_retrieval]
 
 
-def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(
-    tmp_path: Path, sources: Collection
-) -> None:
+def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(tmp_path, sources) -> None:
     dataset = build(tmp_path / "out", sources)
     assert {entry.title for entry in dataset.knowledge} == set(sources.articles)
     shown = {image for entry in dataset.knowledge for image in entry.images}

