@@ -64,14 +64,13 @@ class Command(Generic[Config]):
             argv: The command line without the program's name; `sys.argv[1:]` if None.
             program: The program's name in the help.
         """
-
         words = sys.argv[1:] if argv is None else argv
-        if {"--help", "-h"} & set(words):
-            print(help_text(self.kind, program or Path(sys.argv[0]).name, str(self.__doc__)))
-            return
 
         @entry_point
         def run() -> None:
+            if {"--help", "-h"} & set(words):
+                print(help_text(self.kind, program or Path(sys.argv[0]).name, str(self.__doc__)))
+                return
             config = parse_config(self.kind, words)
             outputs: list[Any] = [getattr(config, key) for key in self.writes]
             hold(*outputs, unless=config.writes_nothing)

@@ -6,6 +6,8 @@ import atexit
 import errno
 import functools
 import os
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from reflectune.core.secrets import conceal_named, redacted
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a script's `main`: a user's mistake, an unusable path and Ctrl-C end in one line, and outputs are released.
 
-    Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C.
+    Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C,
+    141 without a line if nobody reads the output any more.
     Any other exception is a bug and keeps its traceback. Secrets are removed from both.
     """
 
@@ -31,6 +34,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         conceal_named(os.environ)
         try:
             main()
+            sys.stdout.flush()
             _end_launch(0)
             return
         except SystemExit as end:
@@ -39,6 +43,10 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             status = _say(f"error: {error}", 2)
         except KeyboardInterrupt:
             status = _say("stopped: finished work is kept; run the same command again to go on", 130)
+        except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
+            status = 128 + signal.SIGPIPE  # as the shell counts a program that a closed pipe ends
         except OSError as error:
             if (problem := path_problem(error)) is None:
                 raise
@@ -49,6 +57,16 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         sys.exit(status)
 
     return run
+
+
+def _reader_is_gone() -> bool:
+    """Return True if nobody reads the output any more, as after `| head`; then the rest of it is dropped."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    is_gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_gone
 
 
 def path_problem(error: OSError) -> str | None:

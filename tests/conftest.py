@@ -123,8 +123,11 @@ class StubServer:
         if "location" in fault:
             handler.send_header("Location", fault["location"])
         handler.end_headers()
+        for byte in content if "drip" in fault else b"":
+            time.sleep(fault["drip"])
+            handler.wfile.write(bytes([byte]))
         handler.wfile.write(content[: len(content) // 2] if fault.get("broken") else content)
-        if not {"status", "body", "broken"} & set(fault):
+        if not {"status", "body", "broken", "drip"} & set(fault):
             with self.lock:
                 self.delivered[text] += 1
 

@@ -42,6 +42,16 @@ def test_the_help_lists_the_commands_in_half_a_second() -> None:
     assert time.monotonic() - start < 5  # half a second on an idle machine
 
 
+@pytest.mark.parametrize("words", [["--help"], ["sft", "--help"]])
+def test_a_reader_that_leaves_early_ends_a_command_without_a_line(words: list[str]) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "reflectune", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    program.stdout.close()  # as after `| head`
+    assert (program.communicate()[1], program.returncode) == ("", 141)
+
+
 def test_no_command_loads_a_library_of_models_before_its_config_is_right() -> None:
     heavy = ("torch", "transformers", "faiss", "peft", "trl", "accelerate")
     imports = "; ".join(f"import reflectune.{module}" for module in MODULES)

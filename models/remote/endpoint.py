@@ -27,7 +27,7 @@ class Endpoint:
         key: The API key, "" for a server that needs none. It stands in no file, message or fingerprint.
         concurrency: Requests under way at a time.
         max_tokens: Most tokens of a reply.
-        timeout: Seconds to wait for a connection, and for the next bytes of a reply.
+        timeout: Seconds to wait for a connection, for a reply to begin, and for its end after that.
         retries: Most retries of a request that failed.
         options: Fields merged into every request; one that is None is removed from each.
         input_price: Price of a million tokens sent, in any currency.
@@ -110,7 +110,9 @@ class RemoteConfig(Settings):
     )
     llm_concurrency: int = setting(8, "requests under way at a time", ge=1)
     llm_max_tokens: int = setting(256, "most tokens of a reply", ge=1)
-    llm_timeout: float = setting(120.0, "seconds to wait for a connection, and for the next bytes of a reply", gt=0)
+    llm_timeout: float = setting(
+        120.0, "seconds to wait for a connection, for a reply to begin, and then for its end", gt=0
+    )
     llm_retries: int = setting(6, "most retries after a rate limit, a server error or a lost connection", ge=0)
     llm_options: str = setting(
         "", 'JSON merged into every request, e.g. {"seed": 0}; null removes a field', secret=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,6 +18,8 @@ Parsed = TypeVar("Parsed")
 REFUSED = frozenset({400, 413, 422})
 """Statuses of a server that won't answer this very request: it is too long, or filtered."""
 
+LARGEST_REPLY = 1 << 24
+"""Bytes of a reply."""
 _LONGEST_PAUSE = 8.0
 
 
@@ -44,7 +46,7 @@ class Transport:
         root = parts._replace(query="", fragment="").geturl()
         self._url = root.rstrip("/") + path if path else root
         key = f"Bearer {endpoint.key}" if endpoint.key else openai.omit
-        self._options: Any = {"headers": {"Authorization": key}}
+        self._options: Any = {"headers": {"Authorization": key, "Accept-Encoding": "identity"}}
         try:
             self._client = openai.OpenAI(
                 base_url=root,
@@ -52,7 +54,9 @@ class Transport:
                 default_query=dict(parse_qsl(parts.query, keep_blank_values=True)),
                 timeout=endpoint.timeout,
                 max_retries=endpoint.retries,
-                http_client=openai.DefaultHttpxClient(follow_redirects=False),
+                http_client=openai.DefaultHttpxClient(
+                    follow_redirects=False, event_hooks={"response": [_bounded(endpoint.timeout)]}
+                ),
             )
         except Exception as error:  # of a proxy in the environment; its text may hold the proxy's password
             raise UserError(
@@ -118,6 +122,33 @@ class Transport:
             "replies that came are kept: run the same command again to go on (a lower "
             f"`{self._endpoint.keys}_concurrency` helps a busy server)"
         )
+
+
+def _bounded(seconds: float) -> Callable[[Any], None]:
+    """Return a hook that bounds a reply's size and the seconds of its body; the SDK's timeout is for the next bytes."""
+    import httpx2
+
+    class Bounded(httpx2.SyncByteStream):
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            end, size = time.monotonic() + seconds, 0
+            for block in self._stream:
+                size += len(block)
+                if size > LARGEST_REPLY:
+                    raise httpx2.RemoteProtocolError(f"a reply of more than {LARGEST_REPLY:,} bytes")
+                if time.monotonic() > end:
+                    raise httpx2.ReadTimeout(f"a reply that takes more than {seconds:g} seconds")
+                yield block
+
+        def close(self) -> None:
+            self._stream.close()
+
+    def bound(response: Any) -> None:
+        response.stream = Bounded(response.stream)
+
+    return bound
 
 
 def _read_reply(content: str) -> Any:

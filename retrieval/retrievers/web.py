@@ -57,7 +57,7 @@ class WebConfig(Settings):
         "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", secret=True
     )
     web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", ge=1)
-    web_timeout: float = setting(30.0, "pmsr_web: seconds to wait for a connection, and for a reply's next bytes", gt=0)
+    web_timeout: float = setting(30.0, "pmsr_web: seconds to wait for a connection, for a reply, and for its end", gt=0)
     web_retries: int = setting(
         4, "pmsr_web: most retries after a rate limit, a server error or a lost connection", ge=0
     )

@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"reflectune {version('reflectune')}")
         return
     if not words or words[0] in ("--help", "-h", "help"):
-        print(overview())
+        from reflectune.core.entry_point import entry_point
+
+        entry_point(lambda: print(overview()))()
         sys.exit(0 if words else 2)
     name, rest = _split(words)
     if name not in _MODULES:

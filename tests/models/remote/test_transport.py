@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.models.remote import transport
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.models.remote.transport import Transport
 
@@ -39,6 +40,18 @@ def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
 
     assert len(server.requests) == 2
     assert time.monotonic() - start < 1.9
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [({"drip": 0.02}, "takes more than 0.5 seconds"), ({"body": " " * 5_000_000}, "more than 4,000,000 bytes")],
+)
+def test_a_reply_is_bounded_in_time_and_size(stub_server, monkeypatch, fault: dict[str, Any], message: str) -> None:
+    monkeypatch.setattr(transport, "LARGEST_REPLY", 4_000_000)
+    server, start = stub_server(str, lambda text, number: fault), time.monotonic()
+    with pytest.raises(UserError, match=message):
+        Transport(Endpoint(server.url, "stub", timeout=0.5, retries=0)).post(body("a" * 100), unchanged)
+    assert time.monotonic() - start < 2
 
 
 @pytest.fixture
@@ -74,9 +87,9 @@ def test_as_many_requests_are_under_way_as_there_are_threads(stub_server) -> Non
     threads = 110
     everybody = threading.Barrier(threads, timeout=60)
     server = stub_server(lambda text: str(everybody.wait()))
-    transport = Transport(Endpoint(server.url, "stub", retries=0))
+    client = Transport(Endpoint(server.url, "stub", retries=0))
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda i: transport.post(body(str(i)), unchanged), range(threads)))
+        list(pool.map(lambda i: client.post(body(str(i)), unchanged), range(threads)))
 
     assert server.most_at_a_time == threads
 
