@@ -17,7 +17,7 @@ from typing import Any
 from results import Benchmark, table
 
 from reflectune.examples.miniature import quickstart
-from reflectune.examples.staging import launch, module, run_stages
+from reflectune.examples.staging import flags, launch, module, run_stages
 
 RECIPES = "examples/miniature"
 GAMMAS = [round(0.1 * step, 1) for step in range(11)]
@@ -35,9 +35,10 @@ def stages(run: Path, seed: int, traffic: int, cost: float, variants: Sequence[s
     data = ("--dataset", world, "--index", index)
 
     def sweep(name: str) -> list[str]:
-        command = module("inference.sweep", f"{RECIPES}/sweep_mmkb.yaml")
+        command = module("inference.sweep", f"{RECIPES}/sweep.yaml")
+        model = ("--pipeline", "mmkb_rag", "--base_model", "miniature/llava", "--model", str(run / name))
         options = ("--documents", "10", "--splits", "traffic_val", "--grid", json.dumps({"gamma": GAMMAS}))
-        return [*command, *data, "--model", str(run / name), "--output", str(run / f"sweep_{name}"), *options]
+        return [*command, *model, *data, "--output", str(run / f"sweep_{name}"), *options]
 
     made = {
         "world": [*shared["world"], "--traffic", str(traffic)],
@@ -48,7 +49,7 @@ def stages(run: Path, seed: int, traffic: int, cost: float, variants: Sequence[s
             *("--dataset", world, "--probes", probes, "--output", labels),
         ],
         "train": [
-            *launch("train.sft", f"{RECIPES}/mmkb_full.yaml"),
+            *(*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(quickstart.MMKB)),
             *("--train_data", labels, "--output_dir", tuned, "--seed", str(seed)),
         ],
         "sweep sft": sweep("sft"),

@@ -10,14 +10,14 @@ pictures and phrasings. Each stage is a command. A finished stage is not run aga
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from results import Benchmark, table
 
-from reflectune.examples.staging import launch, module, run_stages
+from reflectune.examples.miniature import quickstart
+from reflectune.examples.staging import flags, launch, module, program, run_stages
 
 RECIPES = "examples/miniature"
 SPLITS = ("two_hop_val", "two_hop_test")
@@ -29,6 +29,16 @@ TEXT_ENCODER = "pocket/text"
 """all-MiniLM-L6-v2: the miniature's own text encoder knows no names, so that a query with one misses its passage."""
 READING = {"text_passages": "4", "pair_passages": "3", "text_weight": "0.3", "saturation": "0.999"}
 LONGER = ("--iterations", "2", "--renamed", "1", "--limit", str(LONGER_QUESTIONS), "--seed", "1")
+LESSONS = {
+    **quickstart.PLAIN,  # each lesson comes several times, under other names
+    "train_split": "two_hop_train",
+    "learning_rate": 8e-4,
+    "per_device_train_batch_size": 4,  # a row of many long ones costs their square
+    "gradient_accumulation_steps": 2,
+    "save_steps": 60,
+    "logging_steps": 10,
+}
+"""Keys that differ from `sft.yaml` in a training on lessons."""
 TAUGHT = "taught"
 EVALUATIONS: dict[str, tuple[str, Sequence[str], int]] = {
     "taught": (TAUGHT, ("mi_rag", "pmsr"), 2),
@@ -54,16 +64,16 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
         world, index, texts = (str(run / f"{name}_{seed}") for name in ("world", "index", "texts"))
         kind = "train" if seed in train else "test"
         made[f"world {seed}"] = [
-            *module("examples.miniature.build_world", f"{RECIPES}/world.yaml"),
+            *program("examples.miniature.build_world"),
             *("--output", world, "--seed", str(seed), "--neighbours", str(NEIGHBOURS[kind])),
             *(("--two_hop", str(WORLD_QUESTIONS)) if kind == "train" else ()),
         ]
         made[f"index {seed}"] = [
-            *module("retrieval.build_index", f"{RECIPES}/index.yaml"),
+            *(*program("retrieval.build_index"), "--encoder", "miniature/clip"),
             *("--knowledge", f"{world}/knowledge", "--output", index),
         ]
         made[f"text index {seed}"] = [
-            *(sys.executable, "-m", "reflectune", "build_index", "--rows", "passages"),
+            *(*program("retrieval.build_index"), "--rows", "passages"),
             *("--knowledge", f"{world}/knowledge", "--encoder", TEXT_ENCODER, "--output", texts),
         ]
     for seed in train:
@@ -79,7 +89,8 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
     }
     for name, (lessons, options) in trainings.items():
         data = json.dumps({str(run / f"{lessons}_{seed}"): 1 for seed in train})
-        made[name] = [*launch("train.sft", f"{RECIPES}/lessons_full.yaml"), "--train_data", data, *options]
+        command = [*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(LESSONS)]
+        made[name] = [*command, "--train_data", data, *options]
     for seed in test:
         for name, (model, pipelines, iterations) in EVALUATIONS.items():
             made[f"evaluate {seed} {name}"] = [

@@ -37,7 +37,7 @@ def module(name: str, recipe: str) -> list[str]:
 
     Args:
         name: Module below `reflectune`, e.g. `retrieval.build_index`, or of the examples.
-        recipe: Path below `configs`, e.g. `examples/miniature/index.yaml`.
+        recipe: Path below `configs`, e.g. `examples/miniature/sft.yaml`.
     """
     return [*program(name), "--config", str(CONFIGS / recipe)]
 
@@ -56,6 +56,17 @@ def launch(name: str, recipe: str, processes: int = 1, *, device: str = "cpu") -
         settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
     return [*command, "--module", f"reflectune.{name}", "--config", str(CONFIGS / recipe)]
+
+
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return keys and values as flags. None leaves a key out; a function returns the value."""
+    values = {name: value() if callable(value) else value for name, value in settings.items()}
+    return [
+        word
+        for name, value in values.items()
+        if value is not None
+        for word in (f"--{name}", str(value).lower() if isinstance(value, bool) else str(value))
+    ]
 
 
 def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1) -> dict[str, float]:

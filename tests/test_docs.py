@@ -372,7 +372,7 @@ def test_commands_are_found() -> None:
         ("COLOUR=1 bash scripts/quickstart.sh", "reads no COLOUR"),
         ("$launch train/stf.py", "does not exist"),
         ("$launch -m reflectune.retrieval.build_index --worker 8", "unknown key `worker`"),
-        ("$launch train/sft.py --config configs/examples/miniature/mr2ag_full.yaml --epoch 3", "unknown key `epoch`"),
+        ("$launch train/sft.py --config configs/examples/miniature/sft.yaml --epoch 3", "unknown key `epoch`"),
         ("accelerate launch train/stf.py", "does not exist"),
         ("accelerate launch --config_file configs/accelerate/{zero2,zero9}.yaml train/sft.py …", "zero9.yaml"),
         ('launch=".venv/bin/accelerate launch --config_file configs/accelerate/tpu.yaml"', "tpu.yaml does not exist"),

@@ -1,6 +1,6 @@
 """Build the miniature world.
 
-python -m reflectune.examples.miniature.build_world --config configs/examples/miniature/world.yaml
+python -m reflectune.examples.miniature.build_world --output runs/quickstart/world
 """
 
 from __future__ import annotations

@@ -11,15 +11,24 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reflectune.examples.scores import equal_depth
-from reflectune.examples.staging import cores, launch, module, run_stages
+from reflectune.examples.staging import cores, flags, launch, module, program, run_stages
 
 RECIPES = "examples/miniature"
 BATCH = 8
 """Questions a step, over all processes."""
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "lora": {"method": "lora", "learning_rate": 2e-3},
+    "qlora": {"method": "qlora", "learning_rate": 2e-3},
+}
+"""Keys that differ from `sft.yaml`, by method."""
+PLAIN, MMKB = {"scheme": "plain", "epochs": 1}, {"scheme": "mmkb_rag", "epochs": 4}
+"""Keys that differ from `sft.yaml` in the baselines' training and in MMKB-RAG's."""
 EQUAL_DEPTH_CAPTION = (
     "InfoSeek score of mR²AG and of baselines at equal depth without reflection, in per cent: the same retrieval and\n"
     "instruction; tuned on the same questions, with as many tokens."
@@ -36,25 +45,15 @@ def stages(
     world, index, data, checkpoint = (str(run / name) for name in ("world", "index", "reflection", "checkpoint"))
     plain, plain_checkpoint = str(run / "plain"), str(run / "plain_checkpoint")
 
-    def train(recipe: str, train_data: str, output: str) -> list[str]:
-        command = launch("train.sft", f"{RECIPES}/{recipe}.yaml", processes, device=device)
-        return [
-            *command,
-            "--model",
-            model,
-            "--train_data",
-            train_data,
-            "--output_dir",
-            output,
-            *seeded,
-            *batch,
-            *placed,
-        ]
+    def train(keys: Mapping[str, Any], train_data: str, output: str) -> list[str]:
+        command = launch("train.sft", f"{RECIPES}/sft.yaml", processes, device=device)
+        keys = {**keys, "model": model, "train_data": train_data, "output_dir": output}
+        return [*command, *flags(keys), *seeded, *batch, *placed]
 
     return {
-        "world": [*module("examples.miniature.build_world", f"{RECIPES}/world.yaml"), "--output", world, *seeded],
+        "world": [*program("examples.miniature.build_world"), "--output", world, *seeded],
         "index": [
-            *module("retrieval.build_index", f"{RECIPES}/index.yaml"),
+            *(*program("retrieval.build_index"), "--encoder", "miniature/clip"),
             *("--knowledge", f"{world}/knowledge", "--output", index, *placed),
         ],
         "data": [
@@ -65,8 +64,8 @@ def stages(
             *module("data_builders.build_plain", f"{RECIPES}/plain_data.yaml"),
             *("--dataset", world, "--reflection", data, "--index", index, "--output", plain, *placed),
         ],
-        "train": train(f"mr2ag_{method}", data, checkpoint),
-        "plain_train": train("plain_full" if method == "full" else "plain_lora", plain, plain_checkpoint),
+        "train": train(METHODS[method], data, checkpoint),
+        "plain_train": train({**METHODS["full" if method == "full" else "lora"], **PLAIN}, plain, plain_checkpoint),
         "evaluate": [
             *launch("inference.evaluate", f"{RECIPES}/evaluate.yaml", processes, device=device),
             *("--dataset", world, "--index", index, "--model", checkpoint, "--base_model", model),

@@ -95,17 +95,17 @@ JOBS: dict[str, Job] = {
         f"--config {{configs}}/plain_data.yaml --dataset {WORLD} --reflection {DATA} --index {INDEX} --output {{out}}",
     ),
     "export": Job("data_builders.export", f"--data {DATA} --to trl --output {{out}}"),
-    "tuned": Job(
-        "train.sft", f"--config {{configs}}/mr2ag_full.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
-    ),
+    "tuned": Job("train.sft", f"--config {{configs}}/sft.yaml --model miniature/llava --train_data {DATA} {_TUNE}"),
     "launched": Job(
         "train.sft",
         f"--model miniature/llava --train_data {DATA} --per_device_train_batch_size 4 {_TUNE}",
-        launched="mr2ag_full.yaml",
+        launched="sft.yaml",
         launcher_alone=True,
     ),
     "adapter": Job(
-        "train.sft", f"--config {{configs}}/mr2ag_lora.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
+        "train.sft",
+        f"--config {{configs}}/sft.yaml --method lora --learning_rate 2e-3 --model miniature/llava --train_data {DATA} "
+        + _TUNE,
     ),
     "merged": Job("train.merge", "--checkpoint adapter --output {out}"),
     "refined": Job(

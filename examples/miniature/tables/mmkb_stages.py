@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from reflectune.core.durable import read_json
+from reflectune.examples.miniature.quickstart import METHODS, MMKB
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.stages import BuildStage
 from reflectune.examples.staging import CONFIGS
@@ -39,8 +40,8 @@ def preparation(config: TablesConfig) -> list[BuildStage]:
     }
     made = {"output": world, "seed": config.seed}
     return [
-        BuildStage("world", "examples.miniature.build_world", "world.yaml", made, world),
-        BuildStage("index", "retrieval.build_index", "index.yaml", indexed, index),
+        BuildStage("world", "examples.miniature.build_world", "", made, world),
+        BuildStage("index", "retrieval.build_index", "", indexed, index),
         BuildStage("probe", "data_builders.probe", "probe.yaml", probed, probes),
     ]
 
@@ -69,16 +70,18 @@ def training(config: TablesConfig, name: str, seed: int) -> BuildStage:
     """Return the stage that trains on a model's labels."""
     folder = _folder(config, name) / f"checkpoint-{seed}"
     settings: dict[str, Any] = {
+        **METHODS[config.method],
+        **MMKB,
         "model": config.base_model,
         "train_data": _folder(config, name) / "labels",
         "output_dir": folder,
         "seed": seed,
-        "epochs": config.epochs,
+        "epochs": config.epochs or MMKB["epochs"],
         "device": "cpu" if config.device == "cpu" else "auto",
     }
     if name != MODEL:
         settings["max_steps"] = lambda: steps(config, name)
-    return BuildStage(f"train: {name}, seed {seed}", "train.sft", f"mmkb_{config.method}.yaml", settings, folder)
+    return BuildStage(f"train: {name}, seed {seed}", "train.sft", "sft.yaml", settings, folder)
 
 
 def srt_labels(config: TablesConfig, share: float) -> int:
@@ -88,10 +91,10 @@ def srt_labels(config: TablesConfig, share: float) -> int:
 
 
 def steps(config: TablesConfig, name: str) -> int:
-    """Return the steps of a training on SRT alone: the recipe's epochs, at least `least_steps`."""
-    recipe = yaml.safe_load((CONFIGS / f"examples/miniature/mmkb_{config.method}.yaml").read_text())
+    """Return the steps of a training on SRT alone: the config's epochs, at least `least_steps`."""
+    recipe = yaml.safe_load((CONFIGS / "examples/miniature/sft.yaml").read_text())
     batches = math.ceil(_statistics(config, name)["examples"] / recipe["per_device_train_batch_size"])
-    return max(config.least_steps, round(batches * float(config.epochs or recipe["epochs"])))
+    return max(config.least_steps, round(batches * (config.epochs or MMKB["epochs"])))
 
 
 def _statistics(config: TablesConfig, name: str) -> dict[str, Any]:

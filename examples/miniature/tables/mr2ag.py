@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectune.core.durable import read_json
+from reflectune.examples.miniature.quickstart import METHODS, PLAIN
 from reflectune.examples.miniature.tables.claims import Claim, MeasuredCell, PaperTable, TableRow, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.stages import Answering, BuildStage, TablesPlan
@@ -226,6 +227,7 @@ def _stages(config: TablesConfig, run: Path, seed: int) -> list[BuildStage]:
     indexed = {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index}
     built = {"dataset": world, "index": index, "encoder": config.encoder, "output": data, "seed": seed}
     trained = {
+        **METHODS[config.method],
         "model": config.base_model,
         "train_data": data,
         "output_dir": checkpoint,
@@ -235,10 +237,10 @@ def _stages(config: TablesConfig, run: Path, seed: int) -> list[BuildStage]:
     }
     made = {"output": world, "seed": seed}
     return [
-        BuildStage(f"world, seed {seed}", "examples.miniature.build_world", "world.yaml", made, world),
-        BuildStage(f"index, seed {seed}", "retrieval.build_index", "index.yaml", indexed, index),
+        BuildStage(f"world, seed {seed}", "examples.miniature.build_world", "", made, world),
+        BuildStage(f"index, seed {seed}", "retrieval.build_index", "", indexed, index),
         BuildStage(f"data, seed {seed}", "data_builders.build_mr2ag", "mr2ag_data.yaml", built, data),
-        BuildStage(f"train, seed {seed}", "train.sft", f"mr2ag_{config.method}.yaml", trained, checkpoint),
+        BuildStage(f"train, seed {seed}", "train.sft", "sft.yaml", trained, checkpoint),
     ]
 
 
@@ -264,6 +266,8 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         **{name: getattr(config, name) for name in RerankerConfig.model_fields},
     }
     trained = {
+        **METHODS[config.method],
+        **PLAIN,
         "model": config.base_model,
         "train_data": plain,
         "output_dir": checkpoint,
@@ -272,7 +276,7 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
     }
     return [
         BuildStage(f"plain data, seed {seed}", "data_builders.build_plain", "plain_data.yaml", data, plain),
-        BuildStage(f"plain train, seed {seed}", "train.sft", f"plain_{config.method}.yaml", trained, checkpoint),
+        BuildStage(f"plain train, seed {seed}", "train.sft", "sft.yaml", trained, checkpoint),
     ]
 
 

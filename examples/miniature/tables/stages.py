@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.examples.miniature.tables.claims import PaperTable
-from reflectune.examples.staging import module, run_stages
+from reflectune.examples.staging import flags, module, program, run_stages
 from reflectune.inference.sweeps.points import Point
 
 
@@ -19,7 +19,7 @@ class BuildStage:
     Attributes:
         name: Name in the log.
         module: Module of the command, without `reflectune.`.
-        recipe: YAML file in `configs/examples/miniature`.
+        recipe: YAML file in `configs/examples/miniature`; "" for none.
         settings: Keys that differ from the YAML. None leaves a key out; a function returns a value that depends on an
             earlier stage.
         folder: The folder that it fills.
@@ -33,8 +33,8 @@ class BuildStage:
 
     def command(self) -> list[str]:
         """Return the command line."""
-        flags = [word for name, value in self.settings.items() for word in _flag(name, value)]
-        return [*module(self.module, f"examples/miniature/{self.recipe}"), *flags]
+        recipe = f"examples/miniature/{self.recipe}"
+        return [*(module(self.module, recipe) if self.recipe else program(self.module)), *flags(self.settings)]
 
 
 def build(stages: Sequence[BuildStage], output: Path) -> None:
@@ -42,13 +42,6 @@ def build(stages: Sequence[BuildStage], output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         run_stages(output, {stage.name: stage.command()})
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    resolved = value() if callable(value) else value
-    if resolved is None:
-        return []
-    return [f"--{name}", str(resolved).lower() if isinstance(resolved, bool) else str(resolved)]
 
 
 @dataclass(frozen=True)

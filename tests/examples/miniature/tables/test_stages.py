@@ -35,7 +35,7 @@ def test_a_finished_stage_is_not_run_again_and_a_changed_one_is_refused(tmp_path
 
 def test_a_setting_of_a_later_stage_may_depend_on_an_earlier_one(tmp_path: Path) -> None:
     settings = {"seed": 3, "epochs": None, "visual": True, "srt_limit": lambda: int((tmp_path / "count").read_text())}
-    later = BuildStage("s", "train.sft", "mmkb_full.yaml", settings, tmp_path)
+    later = BuildStage("s", "train.sft", "sft.yaml", settings, tmp_path)
     (tmp_path / "count").write_text("7")
     command = later.command()
     assert command[1:5] == ["-m", "reflectune", "sft", "--config"]
