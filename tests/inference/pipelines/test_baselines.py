@@ -26,21 +26,26 @@ def test_closed_book_reads_nothing(make, scripted) -> None:
     assert not traces[0].retrieved
 
 
-def test_the_article_form_reads_the_whole_first_entry(make, scripted, knowledge) -> None:
-    reader, retriever = scripted.reader(), scripted.retriever({"b": 0.6, "a": 0.3})
-    pipeline = naive(reader, retriever, knowledge, "article")
-    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
-    assert reader.contexts == [["b#0.0", "b#1.0"]]
-    assert [hit.entry_id for hit in trace.hits] == ["b", "a"]
-    assert [p.s_ret for p in trace.passages] == [0.6, 0.6]
-    assert trace.pipeline == "naive_rag_article"
+NEAR = {"b": 0.6, "a": 0.3, "c": 0.2}
 
 
-def test_the_articles_form_reads_as_many_whole_entries_as_mr2ag(make, scripted, knowledge) -> None:
-    reader, retriever = scripted.reader(), scripted.retriever({"b": 0.6, "a": 0.3, "c": 0.2})
-    (trace,) = naive(reader, retriever, knowledge, "articles", top_n=2).run([make.question(0)], scripted.images(1))
-    assert reader.contexts == [["b#0.0", "b#1.0", "a#0.0", "a#1.0"]]
-    assert [p.s_ret for p in trace.passages] == [0.6, 0.6, 0.3, 0.3]
+@pytest.mark.parametrize(
+    ("form", "settings", "scores", "expected", "s_ret"),
+    [
+        ("article", {}, NEAR, ["b#0.0", "b#1.0"], [0.6, 0.6]),
+        ("articles", {"top_n": 2}, NEAR, ["b#0.0", "b#1.0", "a#0.0", "a#1.0"], [0.6, 0.6, 0.3, 0.3]),
+        ("passages", {"top_n": 2, "passages": 2}, {"a": 0.6, "b": 0.3}, ["a#1.0", "b#1.0"], [0.6, 0.3]),
+    ],
+    ids=["the whole first entry", "as many whole entries as mR²AG", "the closest in words"],
+)
+def test_each_form_reads_its_passages(make, scripted, knowledge, form, settings, scores, expected, s_ret) -> None:
+    reader, retriever = scripted.reader(), scripted.retriever(scores)
+    pipeline = naive(reader, retriever, knowledge, form, **settings)
+    (trace,) = pipeline.run([make.question(0, text="What does the owl eat?")], scripted.images(1))
+    assert reader.contexts == [expected]
+    assert [hit.entry_id for hit in trace.hits] == [*scores][: settings.get("top_n", 5)]
+    assert [p.s_ret for p in trace.passages] == s_ret
+    assert trace.pipeline == f"naive_rag_{form}"
 
 
 def test_passages_without_a_reranker_are_an_error(make, scripted, knowledge) -> None:
@@ -51,7 +56,7 @@ def test_passages_without_a_reranker_are_an_error(make, scripted, knowledge) -> 
 
 
 def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_order(make, scripted, knowledge) -> None:
-    reader, retriever = scripted.reader(), scripted.retriever({"b": 0.6, "a": 0.3, "c": 0.2})
+    reader, retriever = scripted.reader(), scripted.retriever(NEAR)
     pipeline = OracleAmongOthers("oracle_articles", reader, retriever, knowledge, top_n=2, lead="none")
     questions = [make.question(number, entity_ids=("c",)) for number in range(12)]
     traces = pipeline.run(questions, scripted.images(12))
@@ -59,11 +64,8 @@ def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_or
     assert {frozenset(order) for order in orders} == {frozenset(("b", "c"))}  # the gold one, and the best of the others
     assert len(set(orders)) == 2  # first here, second there
     assert orders == [tuple(dict.fromkeys(p.passage.entry_id for p in trace.passages)) for trace in traces]
-    again = scripted.reader()
-    OracleAmongOthers("oracle_articles", again, retriever, knowledge, top_n=2, lead="none").run(
-        questions, scripted.images(12)
-    )
-    assert again.contexts == reader.contexts
+    pipeline.run(questions, scripted.images(12))
+    assert reader.contexts[12:] == reader.contexts[:12]
 
 
 def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, scripted, knowledge) -> None:
@@ -105,13 +107,6 @@ def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> Non
     assert {trace.pipeline for trace in traces} == {"mr2ag_oracle"}
 
 
-def test_the_passages_form_reads_the_closest_in_words(make, scripted, knowledge) -> None:
-    reader, retriever = scripted.reader(), scripted.retriever({"a": 0.6, "b": 0.3})
-    pipeline = naive(reader, retriever, knowledge, "passages", top_n=2, passages=2)
-    pipeline.run([make.question(0, text="What does the owl eat?")], scripted.images(1))
-    assert reader.contexts == [["a#1.0", "b#1.0"]]
-
-
 def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) -> None:
     reader, retriever = scripted.reader(room=1), scripted.retriever({"a": 0.6})
     (trace,) = naive(reader, retriever, knowledge, "article").run([make.question(0)], scripted.images(1))
@@ -119,18 +114,15 @@ def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) ->
     assert len(trace.passages) == trace.tokens["passages_read"] == trace.tokens["passages_left_out"] == 1
 
 
-@pytest.mark.parametrize(("given", "expected"), [("article", ["a#0.0", "a#1.0"]), ("passage", ["a#1.0"])])
-def test_the_oracle_reads_gold(make, scripted, knowledge, given: str, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("given", "evidence", "expected"),
+    [("article", True, ["a#0.0", "a#1.0"]), ("passage", True, ["a#1.0"]), ("article", False, ["a#0.0", "a#1.0"])],
+    ids=["article", "passage", "entry where there is no evidence"],
+)
+def test_the_oracle_reads_gold(make, scripted, knowledge, given, evidence: bool, expected: list[str]) -> None:
     reader = scripted.reader()
-    question = make.question(0, evidence=make.evidence("a", 1), entity_ids=("a",))
+    question = make.question(0, evidence=make.evidence("a", 1) if evidence else (), entity_ids=("a",))
     (trace,) = Oracle(f"oracle_{given}", reader, knowledge, given, lead="none").run([question], scripted.images(1))
     assert reader.contexts == [expected]
     assert trace.pipeline == f"oracle_{given}"
     assert trace.hits == ()
-
-
-def test_the_oracle_takes_the_entry_where_there_is_no_evidence(make, scripted, knowledge) -> None:
-    reader = scripted.reader()
-    pipeline = Oracle("oracle_article", reader, knowledge, "article", lead="none")
-    pipeline.run([make.question(0, entity_ids=("c",))], scripted.images(1))
-    assert reader.contexts == [["c#0.0", "c#1.0"]]

@@ -40,25 +40,17 @@ def build(checkpoints, prompted, scripted, scripting, knowledge) -> Callable[[st
         engine = PrefixEngine(load(tuned.get(name, checkpoints.base), **scheme), token_budget=4096)
         texts = scripting(find=lambda query, base: ["It is made of oak.", "Title e1."])
         tools = Tools({"reader": (local := LocalModel(engine, 64)), "answerer": local}, texts.search)
+        gated = GatedSettings(gamma=0.0, fallback="random", lead="none")
+        contexts = ContextBuilder(knowledge, None, 2, 5, "none")
+        records = RecordSettings(iterations=1, max_new_tokens=MAX_NEW, max_record_tokens=MAX_NEW)
         pipelines: dict[str, Callable[[], Any]] = {
             "closed_book": lambda: ClosedBook(name, Reader(engine, MAX_NEW)),
-            "naive_rag": lambda: NaiveRAG(
-                name, Reader(engine, MAX_NEW), retriever, ContextBuilder(knowledge, None, 2, 5, "none"), "article"
-            ),
+            "naive_rag": lambda: NaiveRAG(name, Reader(engine, MAX_NEW), retriever, contexts, "article"),
             "mr2ag": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, Mr2agSettings(gamma=0.0)),
             "direct": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, Mr2agSettings(gamma=1.0)),
-            "reflectiva": lambda: ReflectiVA(
-                ReflectivaReader(engine, MAX_NEW),
-                retriever,
-                knowledge,
-                GatedSettings(gamma=0.0, fallback="random", lead="none"),
-            ),
+            "reflectiva": lambda: ReflectiVA(ReflectivaReader(engine, MAX_NEW), retriever, knowledge, gated),
             "mmkb_rag": lambda: MMKBRAG(PromptedReader(engine, MAX_NEW, MAX_NEW), finder, settings),
-            "mi_rag": lambda: TrajectoryPipeline(
-                name,
-                MiRag(RecordSettings(iterations=1, max_new_tokens=MAX_NEW, max_record_tokens=MAX_NEW), {"texts": 2}),
-                tools,
-            ),
+            "mi_rag": lambda: TrajectoryPipeline(name, MiRag(records, {"texts": 2}), tools),
         }
         return pipelines[name](), engine
 

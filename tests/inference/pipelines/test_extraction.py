@@ -26,14 +26,10 @@ from reflectune.models.prefix.engine import PrefixEngine
 ASKED = Question("q", "bird.png", "What does it eat?", ("mice",))
 SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)
 LONG = "It eats mice, and now and then beetles."
+DETAILED: dict[str, Any] = {"iterations": 1, "max_new_tokens": 32, "max_record_tokens": 32, "detailed_answer": True}
 PIPELINES: dict[str, Any] = {
-    "mi_rag": MiRag(
-        RecordSettings(iterations=1, max_new_tokens=32, max_record_tokens=32, detailed_answer=True), {"texts": 2}
-    ),
-    "pmsr": Pmsr(
-        PmsrSettings(iterations=1, saturation=2.0, max_new_tokens=32, max_record_tokens=32, detailed_answer=True),
-        {"texts": 2},
-    ),
+    "mi_rag": MiRag(RecordSettings(**DETAILED), {"texts": 2}),
+    "pmsr": Pmsr(PmsrSettings(**DETAILED, saturation=2.0), {"texts": 2}),
 }
 
 
@@ -77,9 +73,8 @@ def test_a_reply_without_an_answer_leaves_the_detailed_one_and_is_counted(reply:
 def test_what_trajectory_it_follows_stays_as_it_was(scripting: type[Any]) -> None:
     script, alone = (scripting(say=say("mice"), find=lambda query, base: ["found"]) for _ in range(2))
     trace = run("mi_rag", script)
-    (expected,) = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], alone.tools).run(
-        [ASKED], [Image.new("RGB", (8, 8))]
-    )
+    pipeline = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], alone.tools)
+    (expected,) = pipeline.run([ASKED], [Image.new("RGB", (8, 8))])
     assert expected.answer == LONG
     assert script.asked[:-1] == alone.asked
     assert (trace.passages, trace.ended) == (expected.passages, expected.ended)
@@ -139,9 +134,7 @@ def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scrip
     together = TrajectoryPipeline("mi_rag", steps, tools).run(questions, pictures)
     for question, picture, trace in zip(questions, pictures, together, strict=True):
         (alone,) = TrajectoryPipeline("mi_rag", steps, tools).run([question], [picture])
-        assert (trace.answer, [step.text for step in trace.steps]) == (
-            alone.answer,
-            [step.text for step in alone.steps],
-        )
+        assert trace.answer == alone.answer
+        assert [step.text for step in trace.steps] == [step.text for step in alone.steps]
         assert trace.steps[-1].operator == "extract"
         assert trace.steps[-1].generated <= 4

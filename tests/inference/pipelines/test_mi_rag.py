@@ -49,10 +49,8 @@ def test_algorithm_1_step_by_step(script: Any) -> None:
     trace = run(script)
 
     describe, *searches_0, reason_0, follow_up, _, _, _, _, _, _, reason_1, answer = script.asked
-    assert describe == (
-        "write",
-        "Question: Who built it?\n Concisely describe image which is relevant to question.\n",
-    )
+    asked = "Question: Who built it?\n Concisely describe image which is relevant to question.\n"
+    assert describe == ("write", asked)
     expanded = "Question: Who built it?\nA red bridge.\n"
     assert searches_0 == [("search", expanded, "texts", 4), ("search", expanded, "pairs", 2)]
     assert reason_0 == (
@@ -87,10 +85,8 @@ def test_algorithm_1_step_by_step(script: Any) -> None:
 def test_a_reply_without_questions_leaves_the_whole_budget_to_the_expanded_query(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "I don't know." if "follow-up" in prompt else say(prompt), find=find)
     trace = run(script)
-    assert script.asked[5:7] == [
-        ("search", "Question: Who built it?\nIt is Kirk Bridge.\n", "texts", 4),
-        ("search", "Question: Who built it?\nIt is Kirk Bridge.\n", "pairs", 2),
-    ]
+    again = "Question: Who built it?\nIt is Kirk Bridge.\n"
+    assert script.asked[5:7] == [("search", again, "texts", 4), ("search", again, "pairs", 2)]
     assert trace.answer == "Ann Kirk"
 
 

@@ -109,29 +109,24 @@ def test_a_question_is_asked_inside_the_units_that_were_chosen(scripting: type[A
 
 
 @pytest.mark.parametrize(
-    ("say", "searched_for", "query", "ended", "unparsed"),
+    ("say", "searched_for", "query", "units", "unparsed"),
     [
-        pytest.param(
-            replies("A falcon on a post.", "[2]", "Query: food"), "", "food", "units searched: 1", 1, id="no state"
-        ),
-        pytest.param(
-            replies(STATE, "The diet.", "Query: food"), "kestrel", "food", "units searched: 3", 1, id="no unit"
-        ),
-        pytest.param(replies(STATE, "[2]", "It eats."), "kestrel", QUESTION, "units searched: 1", 1, id="no query"),
-        pytest.param(
-            replies(STATE, "[1] [2] [3] [4]", "Query: food"), "kestrel", "food", "units searched: 3", 0, id="4"
-        ),
-        pytest.param(lambda prompt: "", "", QUESTION, "units searched: 3", 3, id="nothing"),
+        (replies("A falcon on a post.", "[2]", "Query: food"), "", "food", 1, 1),
+        (replies(STATE, "The diet.", "Query: food"), "kestrel", "food", 3, 1),
+        (replies(STATE, "[2]", "It eats."), "kestrel", QUESTION, 1, 1),
+        (replies(STATE, "[1] [2] [3] [4]", "Query: food"), "kestrel", "food", 3, 0),
+        (lambda prompt: "", "", QUESTION, 3, 3),
     ],
+    ids=["no state", "no unit", "no query", "4", "nothing"],
 )
 def test_what_cannot_be_read_is_counted_and_has_a_fallback(
-    say: Callable[[str], str], searched_for: str, query: str, ended: str, unparsed: int, scripting: type[Any]
+    say: Callable[[str], str], searched_for: str, query: str, units: int, unparsed: int, scripting
 ) -> None:
     script = scripted(scripting, say)
     trace = run(script)
     assert trace.steps[1].queries == (searched_for,)
     assert {place[1] for place in script.asked if place[0] == "rerank"} == {query}
-    assert (trace.ended, trace.tokens[UNPARSED]) == (ended, unparsed)
+    assert (trace.ended, trace.tokens[UNPARSED]) == (f"units searched: {units}", unparsed)
 
 
 def test_a_budget_that_runs_out_leaves_the_chosen_units_in_their_order(scripting: type[Any]) -> None:
@@ -141,11 +136,8 @@ def test_a_budget_that_runs_out_leaves_the_chosen_units_in_their_order(scripting
     trace = run(script, Budget(question_tokens=spent))
     assert not [asked for asked in script.asked if asked[0] == "rerank"]
     assert [read.passage for read in trace.passages] == KESTREL[1:]
-    assert (trace.answer, trace.ended, trace.limit) == (
-        "beetles",
-        f"the question's {spent} tokens are used up",
-        {"question_tokens": spent},
-    )
+    assert (trace.answer, trace.limit) == ("beetles", {"question_tokens": spent})
+    assert trace.ended == f"the question's {spent} tokens are used up"
 
 
 def test_a_map_has_the_most_similar_entry_first_and_sections_as_the_article_has_them() -> None:

@@ -25,14 +25,7 @@ MAX_NEW = 6
 SEED = 2
 TEXTS = (
     *("What is it made of?", "Who made it?", "Where is it?", "Is it old?", "Oak?", "How tall is the tower?"),
-    *(
-        "What does it eat?",
-        "When was it built, and by whom?",
-        "Which colour?",
-        "Name it.",
-        "Why?",
-        "Is it made of oak?",
-    ),
+    *("What does it eat?", "When was it built, and by whom?", "Which colour?", "Name it.", "Why?", "Is it of oak?"),
 )
 SECTIONS = ("It is made of oak.", "Long ago, it was made of old grey stone.", "It stands on a hill. It is tall.")
 
@@ -85,13 +78,8 @@ def images() -> list[Image.Image]:
 @pytest.fixture
 def pipeline(model: Callable[[], Loaded]) -> Callable[..., ReflectiVA]:
     def make(**settings: Any) -> ReflectiVA:
-        reader = ReflectivaReader(PrefixEngine(model()), MAX_NEW)
-        return ReflectiVA(
-            reader,
-            Finding(),
-            Knowledge(),
-            GatedSettings(**{"lead": "none", "fallback": "random", **settings}),
-        )  # type: ignore[arg-type]
+        reader, gated = ReflectivaReader(PrefixEngine(model()), MAX_NEW), {"lead": "none", "fallback": "random"}
+        return ReflectiVA(reader, Finding(), Knowledge(), GatedSettings(**{**gated, **settings}))
 
     return make
 
@@ -114,9 +102,8 @@ class Released:
         relevant = [k for k, p in enumerate(passages) if self.is_relevant(user, image, passage_text(p))]
         read = relevant or [drawn_place(question, len(passages))]
         paragraph = "".join(passage_text(passages[k]) for k in read)
-        return read, self.generate([*self.behind_gate(user, f"{paragraph}</paragraph>. Give a short answer.")], image)[
-            1
-        ]
+        turns = self.behind_gate(user, f"{paragraph}</paragraph>. Give a short answer.")
+        return read, self.generate(turns, image)[1]
 
     def is_relevant(self, user: dict[str, Any], image: Image.Image, passage: str) -> bool:
         turns = self.behind_gate(user, f"{passage}</paragraph>")
