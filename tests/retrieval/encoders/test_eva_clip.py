@@ -17,34 +17,18 @@ from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.eva_clip import EvaClip
 from reflectune.retrieval.indexes.building import build_index
 
-TEXT_8B = {
-    "hidden_act": "gelu",
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "k_bias": True,
-    "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 77,
-    "num_attention_heads": 20,
-    "num_hidden_layers": 32,
-    "q_bias": True,
-    "v_bias": True,
-    "vocab_size": 49408,
-}
-VISION_8B = {
-    "hidden_act": "gelu",
-    "hidden_size": 4096,
+TEXT_8B = {"hidden_act": "gelu", "hidden_size": 1280, "intermediate_size": 5120, "layer_norm_eps": 1e-05}
+TEXT_8B |= {"max_position_embeddings": 77, "num_attention_heads": 20, "num_hidden_layers": 32, "vocab_size": 49408}
+TEXT_8B |= {"k_bias": True, "q_bias": True, "v_bias": True}
+VISION_8B = {"hidden_act": "gelu", "hidden_size": 4096, "intermediate_size": 20480, "layer_norm_eps": 1e-06}
+VISION_8B |= {
     "image_size": 224,
-    "intermediate_size": 20480,
-    "k_bias": False,
-    "layer_norm_eps": 1e-06,
-    "num_attention_heads": 32,
-    "num_channels": 3,
-    "num_hidden_layers": 32,
     "patch_size": 14,
-    "q_bias": False,
-    "use_rms_norm": True,
-    "v_bias": False,
+    "num_channels": 3,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
 }
+VISION_8B |= {"k_bias": False, "q_bias": False, "v_bias": False, "use_rms_norm": True}
 PUBLISHED = {
     "architectures": ["EvaCLIPModel"],
     "auto_map": {"AutoConfig": "configuration_evaclip.EvaCLIPConfig", "AutoModel": "modeling_evaclip.EvaCLIPModel"},
@@ -70,19 +54,16 @@ def test_names_and_sizes_are_the_published_ones() -> None:
         shapes = {name: tuple(weight.shape) for name, weight in EvaClip(PUBLISHED).state_dict().items()}
     assert len(shapes) == 875
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == pytest.approx(8.22e9, rel=1e-3)
-    layer = "vision_model.encoder.layers.31"
-    assert {name: shape for name, shape in shapes.items() if name.startswith(f"{layer}.")} == {
-        f"{layer}.self_attn.q_proj.weight": (4096, 4096),
-        f"{layer}.self_attn.k_proj.weight": (4096, 4096),
-        f"{layer}.self_attn.v_proj.weight": (4096, 4096),
-        f"{layer}.self_attn.out_proj.weight": (4096, 4096),
-        f"{layer}.self_attn.out_proj.bias": (4096,),
-        f"{layer}.layer_norm1.weight": (4096,),
-        f"{layer}.layer_norm2.weight": (4096,),
-        f"{layer}.mlp.fc1.weight": (20480, 4096),
-        f"{layer}.mlp.fc1.bias": (20480,),
-        f"{layer}.mlp.fc2.weight": (4096, 20480),
-        f"{layer}.mlp.fc2.bias": (4096,),
+    layer, square = "vision_model.encoder.layers.31", (4096, 4096)
+    assert {
+        name.removeprefix(f"{layer}."): shape for name, shape in shapes.items() if name.startswith(f"{layer}.")
+    } == {
+        **{f"self_attn.{part}_proj.weight": square for part in ("q", "k", "v", "out")},
+        **dict.fromkeys(("self_attn.out_proj.bias", "layer_norm1.weight", "layer_norm2.weight"), (4096,)),
+        "mlp.fc1.weight": (20480, 4096),
+        "mlp.fc1.bias": (20480,),
+        "mlp.fc2.weight": (4096, 20480),
+        "mlp.fc2.bias": (4096,),
     }
     assert {name: shape for name, shape in shapes.items() if ".layers." not in name} == {
         "logit_scale": (),
@@ -97,10 +78,8 @@ def test_names_and_sizes_are_the_published_ones() -> None:
         "text_model.final_layer_norm.bias": (1280,),
         "text_projection.weight": (1280, 1280),
     }
-    assert Counter(name.split(".")[-1] for name in shapes if name.startswith("text_model.encoder.layers.0.")) == {
-        "weight": 8,
-        "bias": 8,
-    }
+    parts = Counter(name.split(".")[-1] for name in shapes if name.startswith("text_model.encoder.layers.0."))
+    assert parts == {"weight": 8, "bias": 8}
 
 
 def random_weights(config: dict, biases: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
@@ -120,9 +99,8 @@ def write(folder: Path, config: dict, weights: dict[str, torch.Tensor]) -> str:
     ends = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     special = {**ends, "pad_token": "<|endoftext|>"}
     (folder / "special_tokens_map.json").write_text(json.dumps(special))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({**special, "model_max_length": 77, "tokenizer_class": "CLIPTokenizer"})
-    )
+    own = {**special, "model_max_length": 77, "tokenizer_class": "CLIPTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
     names = sorted(weights)
     for number, part in enumerate((names[::2], names[1::2]), start=1):
         save_file({name: weights[name] for name in part}, folder / f"model-0000{number}-of-00002.safetensors")
@@ -183,14 +161,8 @@ def image_vector(pixels: torch.Tensor, weights: dict, *, behind: bool = False) -
         for column in range(4)
     ]
     states = torch.stack([weights[f"{name}.class_embedding"], *patches])
-    states = tower(
-        states + weights[f"{name}.position_embedding.weight"],
-        weights,
-        "vision_model",
-        1e-6,
-        causal=False,
-        behind=behind,
-    )
+    states = states + weights[f"{name}.position_embedding.weight"]
+    states = tower(states, weights, "vision_model", 1e-6, causal=False, behind=behind)
     vector = linear(norm(states[0], weights, "vision_model.post_layernorm", 1e-6), weights, "visual_projection")
     return vector / vector.norm()
 
@@ -236,16 +208,8 @@ def test_vectors_are_those_of_the_reference(tiny, weights, picture) -> None:
 
 
 def test_other_towers_of_the_family_follow_their_config(tmp_path, picture) -> None:
-    config = {
-        **TINY,
-        "vision_config": {
-            **TINY["vision_config"],
-            "use_rms_norm": False,
-            "post_layernorm": True,
-            "q_bias": True,
-            "v_bias": True,
-        },
-    }
+    change = {"use_rms_norm": False, "post_layernorm": True, "q_bias": True, "v_bias": True}
+    config = {**TINY, "vision_config": {**TINY["vision_config"], **change}}
     weights = random_weights(config, ("vision_model.embeddings.patch_embedding.bias", "visual_projection.bias"))
     weights["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
     encoder = load_encoder(write(tmp_path / "plus", config, weights))

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +102,9 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> str:
         f"$A {end}", f"$A {end} $B:1 {end}:1", [(end, tokenizer.convert_tokens_to_ids(end))]
     )
     tokenizer.pad_token = end
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3Config(vocab_size=len(tokenizer), initializer_range=0.2, **sizes, **heads)
     torch.manual_seed(0)
     Qwen3Model(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -185,20 +176,12 @@ def test_an_encoder_without_a_preset_has_the_usual_settings() -> None:
     assert text_settings("owner/name") == TextSettings()
 
 
-def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
-    published, tmp_path, monkeypatch, capsys
-) -> None:
-    kb = write_knowledge_base(
-        tmp_path / "kb",
-        [Entry("a", "Ash", sections=(Section("Trunk", "It is a tree. " * 40), Section("Bark", "It is grey.")))],
-        name="trees",
-    )
+def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(published, tmp_path, capsys) -> None:
+    ash = Entry("a", "Ash", sections=(Section("Trunk", "It is a tree. " * 40), Section("Bark", "It is grey.")))
+    kb = write_knowledge_base(tmp_path / "kb", [ash], name="trees")
     folder, output = published("intfloat/e5-base-v2"), tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--encoder", folder, "--device", "cpu"]
-    monkeypatch.setattr(
-        sys, "argv", ["build_index", "--rows", "passages", *flags, "--passage_prefix", "", "--max_length", "30"]
-    )
-    command.build_index.main()
+    command.build_index.main(["--rows", "passages", *flags, "--passage_prefix", "", "--max_length", "30"])
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["settings"]["query_prefix"], manifest["settings"]["passage_prefix"]) == ("query: ", "")
     assert (manifest["settings"]["pooling"], manifest["cut"], manifest["rows"]) == ("mean", 1, 2)
@@ -210,12 +193,8 @@ def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
 def test_a_reranker_takes_all_that_is_unset_from_the_card_too() -> None:
     settings = RerankerConfig(reranker="embedding", reranker_model="BAAI/bge-base-en-v1.5").reranker_settings()
     assert (settings.pooling, settings.query_prefix, settings.passage_prefix) == ("cls", BGE, "")
-    own = RerankerConfig(
-        reranker="embedding",
-        reranker_model="BAAI/bge-base-en-v1.5",
-        reranker_query_prefix="ask: ",
-        reranker_pooling="mean",
-    )
+    set_here = {"reranker_query_prefix": "ask: ", "reranker_pooling": "mean"}
+    own = RerankerConfig(reranker="embedding", reranker_model="BAAI/bge-base-en-v1.5", **set_here)
     assert (own.reranker_settings().pooling, own.reranker_settings().query_prefix) == ("mean", "ask: ")
     dot = RerankerConfig(reranker="embedding", reranker_model="facebook/contriever-msmarco@abe8c149")
     long = RerankerConfig(reranker="embedding", reranker_model="Salesforce/SFR-Embedding-Mistral")

@@ -59,9 +59,10 @@ def lavis_state(words: int) -> State:
         dense(f"{block}.mlp.fc1", 2 * WIDTH, WIDTH)
         dense(f"{block}.mlp.fc2", WIDTH, 2 * WIDTH)
     norm("ln_vision", WIDTH)
-    put("Qformer.bert.embeddings.word_embeddings.weight", words, HIDDEN)
-    put("Qformer.bert.embeddings.position_embeddings.weight", 40, HIDDEN)
-    norm("Qformer.bert.embeddings.LayerNorm", HIDDEN)
+    bert = "Qformer.bert.embeddings"
+    put(f"{bert}.word_embeddings.weight", words, HIDDEN)
+    put(f"{bert}.position_embeddings.weight", 40, HIDDEN)
+    norm(f"{bert}.LayerNorm", HIDDEN)
     for layer in range(Q_LAYERS):
         block = f"Qformer.bert.encoder.layer.{layer}"
         for kind, into in (("attention", HIDDEN), ("crossattention", WIDTH)):
@@ -81,11 +82,7 @@ def lavis_state(words: int) -> State:
     dense("text_proj", OUT, HIDDEN)
     dense("itm_head", 2, HIDDEN)
     state |= {"temp": torch.tensor(0.07), "prompt_tokens": torch.randn(1, TOKENS, HIDDEN)}
-    state |= {
-        "Qformer.bert.embeddings.position_ids": torch.arange(40)[None],
-        "Qformer.cls.predictions.bias": torch.ones(9),
-    }
-    return state
+    return state | {f"{bert}.position_ids": torch.arange(40)[None], "Qformer.cls.predictions.bias": torch.ones(9)}
 
 
 class ByHand:
@@ -115,10 +112,8 @@ class ByHand:
                 patch = pixels[0, :, top : top + PATCH, left : left + PATCH]
                 weight = state["visual_encoder.patch_embed.proj.weight"]
                 patches.append((weight * patch).sum((1, 2, 3)) + state["visual_encoder.patch_embed.proj.bias"])
-        x = (
-            torch.cat([state["visual_encoder.cls_token"][0], torch.stack(patches)])
-            + state["visual_encoder.pos_embed"][0]
-        )
+        x = torch.cat([state["visual_encoder.cls_token"][0], torch.stack(patches)])
+        x = x + state["visual_encoder.pos_embed"][0]
         for layer in range(LAYERS):
             block = f"visual_encoder.blocks.{layer}"
             q_bias, v_bias = (state[f"{block}.attn.{each}_bias"] for each in "qv")
@@ -169,26 +164,12 @@ def write(tokenizer: Any) -> Callable[..., Path]:
     """Writes a folder: the config, the tokenizer, and a state dict that may be changed first."""
 
     def make(folder: Path, change: Callable[[State], Any] = lambda state: state) -> Path:
-        config = Blip2Config(
-            vision_config={
-                "hidden_size": WIDTH,
-                "intermediate_size": 2 * WIDTH,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": HEADS,
-                "image_size": SIDE,
-                "patch_size": PATCH,
-            },
-            qformer_config={
-                "hidden_size": HIDDEN,
-                "intermediate_size": 2 * HIDDEN,
-                "num_hidden_layers": Q_LAYERS,
-                "num_attention_heads": Q_HEADS,
-                "max_position_embeddings": 40,
-                "encoder_hidden_size": WIDTH,
-            },
-            num_query_tokens=TOKENS,
-            image_text_hidden_size=OUT,
-        )
+        seen = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "image_size": SIDE, "patch_size": PATCH}
+        seen |= {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+        read = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "encoder_hidden_size": WIDTH}
+        read |= {"num_hidden_layers": Q_LAYERS, "num_attention_heads": Q_HEADS, "max_position_embeddings": 40}
+        sizes = {"num_query_tokens": TOKENS, "image_text_hidden_size": OUT}
+        config = Blip2Config(vision_config=seen, qformer_config=read, **sizes)
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         state = lavis_state(len(tokenizer) + 1)
@@ -216,9 +197,8 @@ def test_scores_are_those_of_the_published_computation(folder, tokenizer, passag
     scores = [{"e": 0.4}, {"e": -0.1}]
     found = reranker.rank_pictured(questions, images, [passages, passages[:2]], scores)
     state = torch.load(folder / "reranker.pth", weights_only=True)
-    for question, image, choice, ranked, own in zip(
-        questions, images, [passages, passages[:2]], found, scores, strict=True
-    ):
+    choices = [passages, passages[:2]]
+    for question, image, choice, ranked, own in zip(questions, images, choices, found, scores, strict=True):
         ids = tokenizer(question)["input_ids"]
         for each in ranked:
             words = tokenizer(passage_words(each.passage), truncation=True, max_length=40)["input_ids"]
@@ -245,9 +225,8 @@ def test_the_picture_and_the_question_both_matter(folder, passages) -> None:
 
 def test_a_passage_is_written_as_a_section_of_echosight() -> None:
     passage = Passage("e", 0, 0, "St. Paul's (London)", "", "History", 'Built: 1675;  by "Wren"!\n\nIt is tall.')
-    assert (
-        passage_words(passage) == "wiki article st paul's london section title history\nbuilt 1675 by wren it is tall"
-    )
+    words = "wiki article st paul's london section title history\nbuilt 1675 by wren it is tall"
+    assert passage_words(passage) == words
     assert len(passage_words(Passage("e", 0, 0, "a", "", "b", "word " * 900)).split(" ")) == 512
 
 
@@ -302,9 +281,8 @@ def test_without_a_picture_it_is_refused(folder, passages) -> None:
 def test_a_config_chooses_it_and_naive_rag_reads_its_passages(folder, tmp_path) -> None:
     config = RerankerConfig(reranker="q_former", reranker_model=str(folder))
     assert config.problems() == []
-    assert (
-        "is not a folder" in find_problems(RerankerConfig, {"reranker": "q_former", "reranker_model": "owner/name"})[-1]
-    )
+    repository = {"reranker": "q_former", "reranker_model": "owner/name"}
+    assert "is not a folder" in find_problems(RerankerConfig, repository)[-1]
     texts = ("It eats mice and voles.", "The tower is tall.", "By night.")
     entries = [Entry(f"e{n}", f"Owl {n}", "", "A bird.", (), tuple(Section("Diet", t) for t in texts)) for n in (0, 1)]
     knowledge = write_knowledge_base(tmp_path / "knowledge", entries, name="owls", image_root=".")

@@ -132,9 +132,13 @@ def test_a_cross_encoders_score_is_its_logit(cross_folder, passages) -> None:
     assert not torch.equal(scores, scores.bfloat16().float())  # the last product is one of float32
 
 
-@pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
-def test_batches_decide_no_score(kind, bert_folder, cross_folder, passages) -> None:
-    folder = bert_folder if kind == "embedding" else cross_folder
+@pytest.fixture(params=["embedding", "cross_encoder"])
+def model(request, bert_folder, cross_folder) -> tuple[str, str]:
+    return request.param, bert_folder if request.param == "embedding" else cross_folder
+
+
+def test_batches_decide_no_score(model, passages) -> None:
+    kind, folder = model
     whole = load_reranker(kind, folder, MEAN)
     single = load_reranker(kind, folder, dataclasses.replace(MEAN, token_budget=1))
     one, other = (each.rank(QUESTIONS, [passages, passages]) for each in (whole, single))
@@ -143,9 +147,8 @@ def test_batches_decide_no_score(kind, bert_folder, cross_folder, passages) -> N
     assert whole.fingerprint == single.fingerprint
 
 
-@pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
-def test_a_long_passage_is_cut_to_what_is_asked_or_read(kind, bert_folder, cross_folder, passages) -> None:
-    folder = bert_folder if kind == "embedding" else cross_folder
+def test_a_long_passage_is_cut_to_what_is_asked_or_read(model, passages) -> None:
+    kind, folder = model
     long = dataclasses.replace(passages[0], text="mice " * 500)
     longer = dataclasses.replace(long, text="mice " * 500 + "voles " * 500)
     reranker = load_reranker(kind, folder, MEAN)  # reads 64 tokens
@@ -210,10 +213,8 @@ def test_a_bi_encoder_without_a_layer_is_refused(bert_folder, tmp_path) -> None:
         load_reranker("embedding", str(tmp_path / "bert"), MEAN)
 
 
-@pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
-def test_a_pickle_is_read_for_its_tensors_alone(kind, bert_folder, cross_folder, passages, tmp_path) -> None:
-    folder = bert_folder if kind == "embedding" else cross_folder
-    target = tmp_path / "model"
+def test_a_pickle_is_read_for_its_tensors_alone(model, passages, tmp_path) -> None:
+    (kind, folder), target = model, tmp_path / "model"
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
     weights = load_file(Path(folder, "model.safetensors"))
     torch.save(weights, target / "pytorch_model.bin")
@@ -231,14 +232,10 @@ def test_a_pickle_is_read_for_its_tensors_alone(kind, bert_folder, cross_folder,
 
 
 def test_fingerprints_follow_decisive_settings_scores(bert_folder, llama_folder, cross_folder) -> None:
-    made = [
-        load_reranker("words"),
-        load_reranker("embedding", bert_folder, MEAN),
-        load_reranker("embedding", bert_folder, CLS),
-        load_reranker("embedding", bert_folder, dataclasses.replace(MEAN, query_prefix="query: ")),
-        load_reranker("embedding", llama_folder, MEAN),
-        load_reranker("cross_encoder", cross_folder),
-    ]
+    asked = dataclasses.replace(MEAN, query_prefix="query: ")
+    pairs = [(bert_folder, MEAN), (bert_folder, CLS), (bert_folder, asked), (llama_folder, MEAN)]
+    made = [load_reranker("words"), *(load_reranker("embedding", folder, settings) for folder, settings in pairs)]
+    made.append(load_reranker("cross_encoder", cross_folder))
     assert len({each.fingerprint for each in made}) == len(made)
     assert load_reranker("embedding", bert_folder, MEAN).fingerprint == made[1].fingerprint
 
@@ -290,14 +287,5 @@ def test_every_process_adds_up_a_bm25_score_to_the_same_digit() -> None:
         "print([score.hex() for score in bm25_scores(' '.join(words), made)])\n"
     )
     root = str(Path(__file__).parents[3] / "src")
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in range(4)
-    }
-    assert len(printed) == 1
+    ways = [{"PYTHONHASHSEED": str(seed), "PYTHONPATH": root} for seed in range(4)]
+    assert len({subprocess.check_output([sys.executable, "-c", program], env=way) for way in ways}) == 1

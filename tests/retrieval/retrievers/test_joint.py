@@ -170,9 +170,9 @@ class Failing(Fixed):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        pytest.param(ConnectionError("no route\nto host"), "failed .ConnectionError: no route to host.", id="network"),
-        pytest.param(UserError("the index is gone; build it"), ": the index is gone; build it", id="user"),
-        pytest.param(None, "returned 3 lists of passages for 4 queries", id="too few lists"),
+        (ConnectionError("no route\nto host"), "failed .ConnectionError: no route to host."),
+        (UserError("the index is gone; build it"), ": the index is gone; build it"),
+        (None, "returned 3 lists of passages for 4 queries"),
     ],
 )
 def test_a_knowledge_base_that_fails_is_named(error: Exception | None, told: str) -> None:
@@ -198,10 +198,10 @@ def test_a_knowledge_base_that_fails_may_find_nothing_and_is_named_all_the_same(
 @pytest.mark.parametrize(
     ("tops", "told"),
     [
-        pytest.param({"x": 1}, "names", id="one lacking"),
-        pytest.param({"x": 1, "y": 1, "z": 1}, "names", id="one too many"),
-        pytest.param({"x": 1, "y": [1]}, "`y` has the budget", id="too few numbers"),
-        pytest.param({"x": -1, "y": 1}, "`x` has the budget", id="negative"),
+        ({"x": 1}, "names"),
+        ({"x": 1, "y": 1, "z": 1}, "names"),
+        ({"x": 1, "y": [1]}, "`y` has the budget"),
+        ({"x": -1, "y": 1}, "`x` has the budget"),
     ],
 )
 def test_budgets_that_do_not_fit_are_refused(tops: dict[str, int], told: str) -> None:

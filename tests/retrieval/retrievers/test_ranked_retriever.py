@@ -81,14 +81,10 @@ def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folde
     )
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        pytest.param("https://en.wikipedia.org/wiki/Café_(drink)", id="plain"),
-        pytest.param("https://en.wikipedia.org/wiki/Caf%C3%A9_%28drink%29", id="parentheses-escaped"),
-        pytest.param(CAFE, id="as-it-stands"),
-    ],
-)
+PLAIN, ESCAPED = (f"https://en.wikipedia.org/wiki/{name}" for name in ("Café_(drink)", "Caf%C3%A9_%28drink%29"))
+
+
+@pytest.mark.parametrize("address", [PLAIN, ESCAPED, CAFE])
 def test_an_address_is_known_however_it_is_escaped(folder, opened, address) -> None:
     (hits,) = opened({"image": "images/red.png", "entities": [address]}).search([red(folder)], 5)
     assert [hit.entry_id for hit in hits] == [CAFE]
@@ -97,16 +93,16 @@ def test_an_address_is_known_however_it_is_escaped(folder, opened, address) -> N
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        pytest.param("{", "ranked.jsonl:2: is not JSON", id="no-json"),
-        pytest.param("\udcff", "ranked.jsonl:2: is not JSON", id="no-utf8"),
-        pytest.param('["a"]', "ranked.jsonl:2: has", id="no-object"),
-        pytest.param('{"entities": ["a"]}', "`image`", id="no-image"),
-        pytest.param('{"image": " ", "entities": ["a"]}', "`image` is empty", id="empty-image"),
-        pytest.param('{"image": "i", "entities": "a"}', "`entities`", id="no-list"),
-        pytest.param('{"image": "i", "entities": [7]}', "`entities", id="no-text"),
-        pytest.param('{"image": "i", "entities": ["a"], "scores": []}', "0 scores for 1 entities", id="lengths"),
-        pytest.param('{"image": "i", "entities": ["a"], "scores": [NaN]}', "a value that isn't finite", id="nan"),
-        pytest.param('{"image": "i", "entities": ["a", "b"], "scores": [0, 1]}', "`scores` rise", id="rising"),
+        ("{", "ranked.jsonl:2: is not JSON"),
+        ("\udcff", "ranked.jsonl:2: is not JSON"),
+        ('["a"]', "ranked.jsonl:2: has"),
+        ('{"entities": ["a"]}', "`image`"),
+        ('{"image": " ", "entities": ["a"]}', "`image` is empty"),
+        ('{"image": "i", "entities": "a"}', "`entities`"),
+        ('{"image": "i", "entities": [7]}', "`entities"),
+        ('{"image": "i", "entities": ["a"], "scores": []}', "0 scores for 1 entities"),
+        ('{"image": "i", "entities": ["a"], "scores": [NaN]}', "a value that isn't finite"),
+        ('{"image": "i", "entities": ["a", "b"], "scores": [0, 1]}', "`scores` rise"),
     ],
 )
 def test_a_row_that_is_no_ranking_is_an_error_that_names_it(folder: Path, row: str, problem: str) -> None:
