@@ -219,9 +219,10 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     if len(titles) != len(bodies):
         problem = f"has {len(bodies)} texts for {len(titles)} titles"
         raise row.bad("section_texts", problem, "the two lists must be of one length: download the file again")
-    urls = texts(row, "image_urls", default=(), empty=True)
+    field = "image_urls"
+    urls = texts(row, field, default=(), empty=True)
     paths = (
-        images.exact(row, "image_urls", address_path(url)) or images.find_for(row, "image_urls", _file_name(url))
+        images.exact(row, field, address_path(row, field, url)) or images.find_for(row, field, _file_name(url))
         for url in urls
     )
     return Entry(
@@ -236,7 +237,8 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
 
 def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
     """Return the URLs of an article's pictures, each with its path below the folder of images."""
-    return ((url, address_path(url)) for url in texts(row, "image_urls", default=(), empty=True) if url)
+    urls = texts(row, "image_urls", default=(), empty=True)
+    return ((url, address_path(row, "image_urls", url)) for url in urls if url)
 
 
 def _strings(row: SourceRow, field: str) -> list[str]:

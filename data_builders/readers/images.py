@@ -172,7 +172,7 @@ class ImageFolder:
         if self.root is None:
             return ""
         if escapes(image_id):
-            if Path(image_id).is_relative_to(self.root) and ".." not in image_id:
+            if self.below(image_id) is not None:
                 raise row.bad(image_field, f"`{image_id}` is an absolute path", f"give the path from {self.root} on")
             raise row.bad(image_field, f"`{image_id}` leads out of {self.root}", "use a path below the image folder")
         path = self.find_for(row, image_field, image_id) if search else self.exact(row, image_field, image_id)
@@ -188,7 +188,7 @@ class ImageFolder:
         Args:
             row: The row.
             image_field: The field of `value`.
-            value: A path, the bytes of a file, or `{"bytes": …, "path": …}` as in `datasets`.
+            value: A path, the bytes of a file, `{"bytes": …, "path": …}` as in `datasets`, or a list of one of them.
 
         Raises:
             UserError: The value is a URL.
@@ -196,14 +196,17 @@ class ImageFolder:
             MissingImage: The file is missing.
             UnreadableImage: The bytes are not an image.
         """
-        if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, dict):  # `datasets` writes absolute paths
+            path = value.get("path")
+            value = value.get("bytes") or (self.below(path) if isinstance(path, str) else None) or path
         if isinstance(value, bytes) and value:
             return self._kept(row, image_field, value)
         if not isinstance(value, str) or not value.strip():
             shown = f"is {value!r:.60} ({type(value).__name__})"
             found = "is null" if value is None else "is empty" if value in ("", b"") else shown
-            fix = "give the path of an image below the image folder, or the file's bytes"
+            fix = "give the path of one image below the image folder, or the file's bytes"
             raise row.bad(image_field, f"{found}, not an image", fix)
         if re.match(r"[a-z][a-z0-9+.-]*://", value.strip(), re.IGNORECASE):
             row_id = f"id {row.id}: " if row.id else ""
@@ -213,6 +216,13 @@ class ImageFolder:
                 "paths in this column: a run must not depend on somebody's server"
             )
         return self.path(row, image_field, value.strip(), search=False)
+
+    def below(self, path: str) -> str | None:
+        """Return an absolute path as one relative to `root`; None if it is not absolute, or not below."""
+        if self.root is None or not os.path.isabs(path) or ".." in path.split("/"):
+            return None
+        root = Path(os.path.abspath(self.root))
+        return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else None
 
     def _kept(self, row: SourceRow, image_field: str, content: bytes) -> str:
         """Write bytes once under a name made of their hash, and return the path."""
@@ -325,18 +335,33 @@ def _leads_out(row: SourceRow, image_field: str, error: OutsideRoot) -> BadRow:
     return row.bad(image_field, str(error), "or leave the row out with `on_error: skip`")
 
 
-def address_path(url: str) -> str:
+def address_path(row: SourceRow, url_field: str, url: str) -> str:
     """Return the path of a picture's file below a folder, by a hash of its URL.
 
     The extension is the URL's if it is a picture's, else `.img`.
 
+    Raises:
+        BadRow: The URL is malformed.
+
     Example:
-        >>> address_path("https://upload.wikimedia.org/a/ab/Dog.JPG")
+        >>> address_path(row, "image_url", "https://upload.wikimedia.org/a/ab/Dog.JPG")
         'cc/02/cc027d153e5b679b55853f49.jpg'
     """
     digest = hashlib.sha256(url.encode("utf-8", errors="replace")).hexdigest()
-    ending = os.path.splitext(urlsplit(url).path if "://" in url else url)[1].lower()
+    ending = address_extension(row, url_field, url).lower()
     return f"{digest[:2]}/{digest[2:4]}/{digest[:24]}{ending if ending in EXTENSIONS else '.img'}"
+
+
+def address_extension(row: SourceRow, url_field: str, url: str) -> str:
+    """Return the extension of a URL's path.
+
+    Raises:
+        BadRow: The URL is malformed.
+    """
+    try:
+        return os.path.splitext(urlsplit(url).path if "://" in url else url)[1]
+    except ValueError as error:
+        raise row.bad(url_field, f"is {url[:80]!r}, not an address ({error})", "correct it, or leave it out") from error
 
 
 def escapes(path: str) -> bool:

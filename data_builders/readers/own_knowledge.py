@@ -16,7 +16,7 @@ from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import SourceRow, rows, text
+from reflectune.data_builders.readers.rows import SourceRow, identifier, rows, text
 
 _KINDS = {".jsonl": read_jsonl, ".parquet": read_parquet, ".json": read_json_array}
 
@@ -38,8 +38,6 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """Make an entry of a row."""
-    if isinstance(row.get("id"), int):
-        row["id"] = str(row["id"])
     sections = _sections(row)
     first = [row["image"]] if row.get("image") not in (None, "") else []
     others = row.get("images") or []
@@ -47,7 +45,7 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
         raise row.bad("images", f"is {type(others).__name__}", "it should be a list; one image alone goes into `image`")
     named = [*(("image", image) for image in first), *(("images", image) for image in others)]
     return Entry(
-        id=unicodedata.normalize("NFC", text(row, "id")),
+        id=unicodedata.normalize("NFC", identifier(row, "id")),
         title=text(row, "title"),
         url=text(row, "url", default=""),
         summary=text(row, "summary", default="") or sections[0].text.split("\n")[0],

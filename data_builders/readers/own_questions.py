@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -12,12 +13,24 @@ from pathlib import Path
 from typing import Any, get_args
 
 from reflectune.core.errors import UserError
+from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.readers.files import read_csv, read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, SourceRow, flag, number, one_of, placed, text, texts
+from reflectune.data_builders.readers.rows import (
+    Placed,
+    SourceRow,
+    flag,
+    identifier,
+    number,
+    one_of,
+    placed,
+    text,
+    texts,
+    whole,
+)
 
 FIELDS = ("id", "image", "question", "answers", "range", "answer_type", "split", "requires_retrieval", "entity_ids")
 """Names of the columns, and the keys of a map of columns."""
@@ -44,9 +57,9 @@ def questions(
 
     In a CSV file the items of a list (`answers`, `range`, `entity_ids`) are separated by `|`. The default answer type
     is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`; `time` and `free_form` (an
-    answer in sentences) need a column. Ids and answers may be numbers. A whole number loses its fraction, since tables
-    store 1990 as 1990.0 if a row lacks the value. Ids of entities are kept in composed letters (NFC). A column whose
-    name is close to that of a missing field is an error.
+    answer in sentences) need a column. An image may stand in a list of one. Ids and answers may be numbers. A whole
+    number loses its fraction, since tables store 1990 as 1990.0 if a row lacks the value. Ids of entities are kept in
+    composed letters (NFC). A column whose name is close to that of a missing field is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
@@ -79,7 +92,7 @@ def questions(
         _complete(row, columns or {}, constants or {}, number_rows=number_rows)
         return read(row)
 
-    return _with_all(meta, found, placed(_rows(source, reject), make, reject), source)
+    return _with_all(meta, found, placed(_rows(source, images, reject), make, reject), source)
 
 
 def _with_all(
@@ -94,9 +107,9 @@ def _with_all(
         raise UserError(f"`meta` names `{'`, `'.join(missing)}`, which no row of {source} has; correct it")
 
 
-def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[int, SourceRow]]:
+def _rows(source: Path | Mapping[str, Any], images: ImageFolder, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     if isinstance(source, Mapping):
-        return _loaded(source)
+        return _loaded(source, images)
     if source.is_dir():
         return read_parquet(source, reject)
     name = source.name.lower().removesuffix(".gz")
@@ -106,8 +119,8 @@ def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[in
     return kind(source, reject)
 
 
-def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, SourceRow]]:
-    """Stream a set that `datasets` loads; images stay encoded."""
+def _loaded(source: Mapping[str, Any], images: ImageFolder) -> Iterator[tuple[int, SourceRow]]:
+    """Stream a set that `datasets` loads; images stay encoded, and those of a folder elsewhere are read as bytes."""
     unknown = set(source) - {"load_dataset", "config", "split"}
     if unknown or "load_dataset" not in source:
         raise UserError(f"`load_dataset` takes the keys load_dataset, config and split; found {', '.join(source)}")
@@ -118,11 +131,34 @@ def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, SourceRow]]:
         stream = datasets.load_dataset(name, source.get("config"), split=part, streaming=True)
     except (ValueError, OSError) as error:
         raise UserError(f"`datasets` can't load {name}, split {part}: {' '.join(str(error).split())[:300]}") from error
-    for column, feature in (stream.features or {}).items():
-        if isinstance(feature, datasets.Image):
-            stream = stream.cast_column(column, datasets.Image(decode=False))
-    for line, values in enumerate(stream, 1):
-        yield line, SourceRow(values, name, line)
+    pictures = [column for column, feature in (stream.features or {}).items() if "Image(" in repr(feature)]
+    for line, values in enumerate(stream.decode(False), 1):
+        row = SourceRow(values, name, line)
+        row.update({column: _with_bytes(row, column, images) for column in pictures})
+        yield line, row
+
+
+def _with_bytes(row: SourceRow, column: str, images: ImageFolder) -> Any:
+    """Return an image column's value with the bytes of files in the loaded folder, or in an archive there.
+
+    A file below the folder of images is named by its path.
+    """
+    from datasets.utils.file_utils import xopen
+
+    def opened(item: Any) -> Any:
+        place = str(item.get("path") or "") if isinstance(item, dict) and not item.get("bytes") else ""
+        file = place.rpartition("::")[2]  # zip://NAME::ARCHIVE
+        if not os.path.isabs(file) or (file == place and images.below(place) is not None):
+            return item
+        try:
+            resolve_below(file, Path(str(row.file)))
+            with xopen(place, "rb") as stream:
+                return {"bytes": stream.read()}
+        except (OSError, ValueError, OutsideRoot) as error:
+            raise UserError(f"{row.file}:{row.line}: field `{column}`: {place} can't be read: {error}") from error
+
+    value = row[column]
+    return [opened(item) for item in value] if isinstance(value, list) else opened(value)
 
 
 def _complete(row: SourceRow, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool) -> None:
@@ -180,12 +216,10 @@ def _question(
     row: SourceRow, *, split: str, images: ImageFolder, columns: Mapping[str, str], meta: tuple[str, ...]
 ) -> Question:
     fields = SourceRow({field: row.get(columns.get(field, field)) for field in FIELDS}, row.file, row.line, "id")
-    if isinstance(fields["id"], int):
-        fields["id"] = str(fields["id"])
     answers, limits = _texts(fields, "answers"), _range(fields)
     kind = one_of(fields, "answer_type", get_args(AnswerType), default="")
     return Question(
-        id=text(fields, "id"),
+        id=identifier(fields, "id"),
         image=images.keep(fields, columns.get("image", "image"), fields["image"]),
         text=text(fields, "question"),
         answers=answers,
@@ -194,7 +228,7 @@ def _question(
         split=text(fields, "split", default=split),
         requires_retrieval=None if fields["requires_retrieval"] in (None, "") else flag(fields, "requires_retrieval"),
         entity_ids=tuple(unicodedata.normalize("NFC", entity) for entity in _texts(fields, "entity_ids")),
-        meta={column: str(row[column]) for column in meta if row.get(column) not in (None, "")},
+        meta={column: str(whole(row[column])) for column in meta if row.get(column) not in (None, "")},
     )
 
 
@@ -207,7 +241,7 @@ def _texts(row: SourceRow, field: str) -> tuple[str, ...]:
     if literal := next((item for item in items if isinstance(item, str) and _LIST_AS_TEXT.fullmatch(item.strip())), ""):
         fix = f"write its items with `{_SEPARATOR}` between them in a CSV file, as a list of texts elsewhere"
         raise row.bad(field, f"is the text {literal:.60}, a list that was written as text", fix)
-    items = [int(item) if type(item) is float and item.is_integer() else item for item in items]
+    items = [*map(whole, items)]
     if all(type(item) in (int, float, str) for item in items):
         return tuple(part for item in items if (part := str(item).strip()))
     return texts(row, field, default=())

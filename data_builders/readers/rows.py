@@ -84,6 +84,21 @@ def text(row: SourceRow, field: str, *, default: str = _MISSING, empty: bool = F
     return value
 
 
+def whole(value: Any) -> Any:
+    """Return a whole number of a table without its fraction; other values as they are."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def identifier(row: SourceRow, field: str) -> str:
+    """Return a text, or a whole number as text: 12 or 12.0, as tables store it if a row lacks the value.
+
+    Raises:
+        BadRow: The field is missing, is neither, or is empty.
+    """
+    value = whole(row.get(field))
+    return str(value) if type(value) is int else text(row, field)
+
+
 def number(row: SourceRow, field: str, *, default: float = _MISSING) -> float:
     """Return a finite number; a text like "3.5" is accepted, as in CSV.
 

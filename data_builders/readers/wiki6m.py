@@ -6,14 +6,12 @@ are parsed into sections. Line breaks are restored where no space follows the en
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.files import read_jsonl
-from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder
+from reflectune.data_builders.readers.images import EXTENSIONS, ImageFolder, address_extension
 from reflectune.data_builders.readers.rows import SourceRow, text
 
 read_source = read_jsonl
@@ -37,7 +35,7 @@ def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
     """Yield the URL of an entity's picture, if it has one, with its path below the folder of images."""
     url, name = text(row, "wikipedia_image_url", default=""), text(row, "wikidata_id")
     if url and _ENTITY.fullmatch(name):
-        ending = os.path.splitext(urlsplit(url).path)[1]
+        ending = address_extension(row, "wikipedia_image_url", url)
         yield url, f"{name[:4]}/{name}{ending if ending in EXTENSIONS else '.jpg'}"
 
 

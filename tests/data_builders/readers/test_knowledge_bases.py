@@ -14,6 +14,7 @@ from reflectune.data_builders.conversion.sources import list_files
 from reflectune.data_builders.readers import wiki6m
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
+from reflectune.data_builders.readers.rows import SourceRow
 from reflectune.formats.passages import split_passages
 
 from .conftest import jsonl, parquet
@@ -127,6 +128,19 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
     assert "field `section_titles`: is int" in str(rejected[1])
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "https://[bad]/a.jpg", "http://e.org]/a.jpg"])
+def test_a_malformed_address_of_a_picture_rejects_its_row_alone(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "encyclopedic_kb_wiki.json"
+    path.write_text(json.dumps({"bad": {**EVQA[URL], "image_urls": [url]}, **EVQA}))
+    rejected: list[BadRow] = []
+    (left,) = entries_of("evqa", path, tmp_path, rejected.append)
+    assert left.title == "Example bird"
+    (error,) = rejected
+    assert error.field == "image_urls"
+    with pytest.raises(BadRow, match=r"field `wikipedia_image_url`: is .*, not an address"):
+        list(wiki6m.pictures(SourceRow({**WIKI6M_ROW, "wikipedia_image_url": url}, path, 1)))
+
+
 def test_reflectivas_dict_is_called_by_its_names(tmp_path: Path) -> None:
     path = tmp_path / "Wiki100k_ver_1_0-all.json"
     path.write_text(json.dumps({"Q1": WIKI6M_ROW, "Q2": {"wikipedia_content": "A thing.## History.Old."}}))
@@ -226,7 +240,13 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "owl.jpg").write_bytes(b"x")
     rows = [
-        {"id": 1, "title": "Barn owl", "text": "A bird.\n\nWhite.", "image": "images/owl.jpg", "url": "https://e.org"},
+        {
+            "id": 1.0,
+            "title": "Barn owl",
+            "text": "A bird.\n\nWhite.",
+            "image": "images/owl.jpg",
+            "url": "https://e.org",
+        },
         {"id": "b", "title": "Oak", "sections": [{"title": "", "text": "A tree."}, {"title": "Use", "text": "Ships."}]},
     ]
     owl, oak = entries_of("own", jsonl(tmp_path / "knowledge.jsonl", *rows))

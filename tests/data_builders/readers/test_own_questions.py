@@ -1,3 +1,4 @@
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,29 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
         read({"load_dataset": "x", "subset": "y"}, images)
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["folder of images", "elsewhere"])
+@pytest.mark.parametrize("form", ["file", "list", "archive"])
+def test_a_folder_of_pictures_that_datasets_loads(tmp_path: Path, form: str, inside: bool) -> None:
+    """`datasets` names files by absolute paths, and files in an archive by `zip://NAME::ARCHIVE`."""
+    (folder := tmp_path / "set").mkdir()
+    row = {"id": 1.0, "question": "Who?", "answers": ["Ann"]}
+    if form == "list":
+        (folder / "1.jpg").write_bytes(encoded("red"))
+        jsonl(folder / "metadata.jsonl", {**row, "images_file_names": ["1.jpg"]})
+    else:
+        (folder / "train").mkdir()
+        (folder / "train" / "1.jpg").write_bytes(encoded("red"))
+        jsonl(folder / "train" / "metadata.jsonl", {**row, "file_name": "1.jpg"})
+    if form == "archive":
+        shutil.make_archive(str(folder / "train"), "zip", folder / "train")
+        shutil.rmtree(folder / "train")
+    images = ImageFolder(folder if inside else tmp_path / "out", tmp_path / "out")
+    column = {"image": "images"} if form == "list" else None
+    (question,) = read({"load_dataset": str(folder)}, images, columns=column)
+    assert question.id == "1"
+    assert (Path(images.root or "") / question.image).read_bytes() == encoded("red")
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -86,7 +110,11 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
         ({"image": "../1.png"}, "leads out of"),
         ({"image": "https://e.org/1.png"}, "holds a URL"),
         ({"image": ""}, "field `image`: is empty, not an image"),
-        ({"image": ["images/1.png"]}, r"field `image`: is \['images/1.png'\] \(list\), not an image"),
+        ({"image": ["images/1.png"] * 2}, r"field `image`: is \['images/1.png'.*\(list\), not an image; .* one image"),
+        ({"image": []}, r"field `image`: is \[\] \(list\), not an image"),
+        ({"image": {"path": "/etc/hosts"}}, r"`/etc/hosts` leads out of"),
+        ({"id": 1.5}, r"field `id`: is 1.5 \(float\); it should be text"),
+        ({"id": True}, r"field `id`: is True"),
         ({"answers": [True]}, "field `answers`"),
         ({"answers": {"text": "x"}}, "field `answers`"),
         ({"answers": "['Japan', 'Nippon']"}, r"is the text \['Japan', 'Nippon'\], a list that was written"),
@@ -121,9 +149,10 @@ def test_an_answer_in_brackets_that_is_not_a_list_is_kept(folder: Path) -> None:
 
 def test_a_whole_number_has_no_fraction_however_a_table_stores_it(folder: Path) -> None:
     """A column of whole numbers with a missing value is a column of floats."""
-    table = {"id": [1, 2], "image": ["images/1.png"] * 2, "question": ["When?"] * 2}
+    table = {"id": [1.0, 2.0], "image": [["images/1.png"]] * 2, "year": [1999.0, None], "question": ["When?"] * 2}
     pq.write_table(pa.table({**table, "answers": [1990.0, 2.5], "entity_ids": [12.0, None]}), folder / "q.parquet")
-    first, second = read(folder / "q.parquet", folder)
+    first, second = read(folder / "q.parquet", folder, meta=["year"])
+    assert (first.id, first.image, first.meta) == ("1", "images/1.png", {"year": "1999"})
     assert (first.answers, first.entity_ids) == (("1990",), ("12",))
     assert (second.answers, second.entity_ids) == (("2.5",), ())
 
