@@ -1,6 +1,6 @@
 """Build the gallery.
 
-python -m reflectune.examples.pocket.build_gallery --config configs/examples/pocket/gallery.yaml"""
+python -m reflectune.examples.pocket.build_gallery --output runs/pocket/gallery --captions runs/pocket/captions"""
 
 from __future__ import annotations
 

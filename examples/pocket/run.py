@@ -102,7 +102,10 @@ def stages() -> dict[str, list[str]]:
     return {
         "parts": [*python, "reflectune.examples.pocket.fetch"],
         "assemble": [*program("train.merge"), *assemble.split(), "--output", str(RUN / "stage0")],
-        "gallery": recipe("examples.pocket.build_gallery", "gallery"),
+        "gallery": [
+            *program("examples.pocket.build_gallery"),
+            *f"--output {RUN}/gallery --captions {RUN}/captions".split(),
+        ],
         "captions": train_rows,
         "caption_prompts": train_prompts,
         "stage1": recipe("train.sft", "stage1"),
@@ -113,21 +116,39 @@ def stages() -> dict[str, list[str]]:
             *(*python, "reflectune.examples.pocket.look", "--model", str(RUN / "stage2")),
             *("--json", str(RUN / "looked.json"), "--output", str(RUN / "looked.md")),
         ],
-        "index": recipe("retrieval.build_index", "index"),
+        "index": [
+            *program("retrieval.build_index"),
+            *f"--knowledge {RUN}/gallery/knowledge --encoder pocket/clip --output {RUN}/index".split(),
+        ],
         "reflection": recipe("data_builders.build_mr2ag", "mr2ag_data")
         + f"--visual_dataset {RUN}/captions --visual_split visual".split(),
         "baseline": recipe("data_builders.build_plain", "plain_data"),
-        "mr2ag": recipe("train.sft", "mr2ag_lora"),
-        "plain_tuned": recipe("train.sft", "plain_lora"),
+        "mr2ag": recipe("train.sft", "lora"),
+        "plain_tuned": recipe("train.sft", "lora")
+        + f"--scheme plain --train_data {RUN}/baseline --output_dir {RUN}/plain_tuned".split(),
         "evaluate": recipe("inference.evaluate", "evaluate"),
         "reader": [
             *(*program("train.merge"), "--checkpoint", str(RUN / "plain_tuned")),
             *("--output", str(RUN / "reader")),
         ],
         "probe": recipe("data_builders.probe", "probe"),
-        "labels": recipe("data_builders.derive_labels", "derive_labels"),
-        "mmkb": recipe("train.sft", "mmkb_lora"),
-        "evaluate_mmkb": recipe("inference.evaluate", "evaluate_mmkb"),
+        "labels": [
+            *(
+                *program("data_builders.derive_labels"),
+                "--probes",
+                str(RUN / "probes"),
+                "--output",
+                str(RUN / "labels"),
+            ),
+            *f"--dataset {RUN}/gallery --rule outcome --srt_balance 4 --answer_model shared".split(),
+        ],
+        "mmkb": recipe("train.sft", "lora")
+        + f"--scheme mmkb_rag --model {RUN}/reader --train_data {RUN}/labels --output_dir {RUN}/mmkb".split(),
+        "evaluate_mmkb": [
+            *(*recipe("inference.evaluate", "evaluate"), "--plain_model", ""),
+            *f"--model {RUN}/mmkb --base_model {RUN}/reader --limit 100 --answer_model tuned".split(),
+            *f"--max_reply_tokens 64 --output {RUN}/evaluation_mmkb --pipelines closed_book naive_rag mmkb_rag".split(),
+        ],
     }
 
 
