@@ -70,15 +70,9 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def config(source: Path, **changes: Any) -> ConvertConfig:
-    values = {
-        "output": str(source.parent / "out"),
-        "root": str(source),
-        "questions": "own",
-        "splits": {"train": "questions.jsonl"},
-        "knowledge": "own",
-        "knowledge_source": "knowledge.jsonl",
-        "workers": 1,
-    }
+    values = {"output": str(source.parent / "out"), "root": str(source), "workers": 1}
+    values |= {"questions": "own", "splits": {"train": "questions.jsonl"}}
+    values |= {"knowledge": "own", "knowledge_source": "knowledge.jsonl"}
     made = ConvertConfig(**{**values, **changes})
     assert made.problems() == []
     return made
@@ -99,9 +93,8 @@ def test_a_converted_data_set_is_read(source: Path) -> None:
     absolute = [dataclasses.replace(q, image=str(source / q.image)) for q in direct]
     for split in ("train", "val"):
         assert dataset.questions(split) == [q for q in absolute if q.split == split]
-    assert list(dataset.knowledge) == list(
-        knowledge_reader("own").entries(source / "knowledge.jsonl", images=ImageFolder(source))
-    )
+    entries = knowledge_reader("own").entries(source / "knowledge.jsonl", images=ImageFolder(source))
+    assert list(dataset.knowledge) == list(entries)
     assert dataset.knowledge.get("e17").title == "Entry 17"
     assert dataset.knowledge.image_path(dataset.knowledge.get("e3")).is_file()
     assert manifest["counts"] == {"train": {"string": 26}, "val": {"string": 14}}
@@ -245,9 +238,8 @@ def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(
     lines = [json.loads(line)["line"] for line in (source.parent / "out" / "rejected.jsonl").read_text().splitlines()]
     assert sorted(lines) == [21, 22, 23]
     numbers, first = check(config(source))
-    assert {key: numbers[key] for key in ("counts", "knowledge", "dropped")} == {
-        key: manifest[key] for key in ("counts", "knowledge", "dropped")
-    }
+    for key in ("counts", "knowledge", "dropped"):
+        assert numbers[key] == manifest[key]
     assert len(first) == 3
 
 
@@ -390,10 +382,8 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, 
     write(source / "knowledge.jsonl", [make(0 if n % 50 == 7 else n) for n in range(800)])
     killed, straight = source.parent / "killed" / "out", source.parent / "straight" / "out"
     wanted = config(source, output=str(killed), on_error="skip", workers=workers, knowledge=reader)
-    orphans = [
-        *kill_in_the_middle(wanted, killed / ".convert" / "questions.jsonl"),
-        *kill_in_the_middle(wanted, killed / ".convert" / "knowledge.jsonl"),
-    ]
+    journals = [killed / ".convert" / f"{name}.jsonl" for name in ("questions", "knowledge")]
+    orphans = [worker for journal in journals for worker in kill_in_the_middle(wanted, journal)]
     assert start(wanted).wait() == 0
     assert start(wanted.model_copy(update={"output": str(straight)})).wait() == 0
     assert content(killed) == content(straight)
@@ -442,12 +432,8 @@ def test_other_settings_after_a_stop_start_again(source: Path, capsys: pytest.Ca
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_the_real_rows_of_wiki6m(tmp_path: Path) -> None:
-    made = ConvertConfig(
-        output=str(tmp_path / "out"),
-        knowledge="wiki6m",
-        knowledge_source=str(SHARED / "wiki6m_10rows.jsonl"),
-        workers=1,
-    )
+    source = str(SHARED / "wiki6m_10rows.jsonl")
+    made = ConvertConfig(output=str(tmp_path / "out"), knowledge="wiki6m", knowledge_source=source, workers=1)
     assert made.problems() == []
     manifest, _ = convert(made)
     assert manifest["knowledge"] == {"entries": 10, "images": 0, "entries_without_image": 10}

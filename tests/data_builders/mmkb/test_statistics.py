@@ -6,12 +6,8 @@ from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel, sr
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 
-RIGHT, WRONG, EMPTY, BROKEN = (
-    ProbedAnswer("x", 1.0, -1.0),
-    ProbedAnswer("y", 0.0, -2.0),
-    ProbedAnswer("", 0.0, -3.0),
-    ProbedAnswer("z", 0.0, None),
-)
+RIGHT, WRONG = ProbedAnswer("x", 1.0, -1.0), ProbedAnswer("y", 0.0, -2.0)
+EMPTY, BROKEN = ProbedAnswer("", 0.0, -3.0), ProbedAnswer("z", 0.0, None)
 
 
 def document(rank: int, reply: ProbedAnswer, cut: bool = False) -> DocumentProbe:
@@ -27,21 +23,11 @@ def test_probes_are_counted_by_the_change_of_the_answer() -> None:
     ]
     counts = probe_statistics(probes, Rule())
 
-    assert counts == {
-        "questions": 4,
-        "bad": 1,
-        "right_alone": 1,
-        "without_documents": 1,
-        "documents": 5,
-        "cut": 1,
-        "left_out": 2,
-        "empty_answers": 1,
-        "broken_answers": 1,
-        "with_both_labels": 0,
-        "with_several_relevant": 1,
-        "changes": {"right_wrong": 1, "unclear": 1, "wrong_right": 2, "wrong_wrong": 1},
-        "bad_questions": [{"id": "d", "problem": "it has no image"}],
-    }
+    questions = {"questions": 4, "bad": 1, "right_alone": 1, "without_documents": 1, "with_both_labels": 0}
+    documents = {"documents": 5, "cut": 1, "left_out": 2, "empty_answers": 1, "broken_answers": 1}
+    changes = {"right_wrong": 1, "unclear": 1, "wrong_right": 2, "wrong_wrong": 1}
+    listed = {"changes": changes, "bad_questions": [{"id": "d", "problem": "it has no image"}]}
+    assert counts == {**questions, **documents, "with_several_relevant": 1, **listed}
     table = probe_table(counts)
     assert "questions 4, right without a document 1" in table
     assert "wrong → right 2" in table
@@ -63,14 +49,8 @@ def test_labels_are_counted_by_task() -> None:
     counts = label_statistics(labels)
     assert counts["ret"] == {"examples": 2, "[Ret]": 1, "[NoRet]": 1}
     assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1}
-    assert counts["mct"] == {
-        "examples": 1,
-        "relevant": 2,
-        "irrelevant_wanted": 2,
-        "irrelevant_mixed_in": 1,
-        "with_fewer_than_wanted": 1,
-        "without_summary": 4,
-    }
+    mixed = {"irrelevant_wanted": 2, "irrelevant_mixed_in": 1, "with_fewer_than_wanted": 1}
+    assert counts["mct"] == {"examples": 1, "relevant": 2, **mixed, "without_summary": 4}
 
 
 def stating(entry: str, text: str, right: bool) -> DocumentProbe:

@@ -27,24 +27,15 @@ def llava() -> Loaded:
     return load("miniature/llava", scheme="mmkb_rag")
 
 
+SETTINGS = {"model": "miniature/llava", "documents": 3, "max_new_tokens": 8, "summary": "sentences", "limit": 12}
+SETTINGS |= {"window": 4, "batch_questions": 2, "device": "cpu"}
+
+
 @pytest.fixture
 def config(world: Path, tmp_path: Path) -> Callable[..., ProbeConfig]:
     def make(output: str = "probes", **more: Any) -> ProbeConfig:
-        values = {
-            "dataset": str(world),
-            "index": str(world / "index"),
-            "model": "miniature/llava",
-            "output": str(tmp_path / output),
-            "documents": 3,
-            "max_new_tokens": 8,
-            "summary": "sentences",
-            "limit": 12,
-            "window": 4,
-            "batch_questions": 2,
-            "device": "cpu",
-            **more,
-        }
-        made = ProbeConfig(**values)
+        where = {"dataset": str(world), "index": str(world / "index"), "output": str(tmp_path / output)}
+        made = ProbeConfig(**{**SETTINGS, **where, **more})
         assert made.problems() == []
         return made
 

@@ -33,21 +33,20 @@ def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [(0, 1, True), (1, 0, False), (0, 0, None), (1, 1, None), (None, 1, None), (0, None, None)],
+    ("before", "after", "paper", "outcome"),
+    [
+        (0, 1, True, True),
+        (1, 0, False, False),
+        (0, 0, None, False),
+        (1, 1, None, None),
+        (None, 1, None, None),
+        (0, None, None, None),
+    ],
 )
-def test_algorithm_2_labels_only_changes(before: float, after: float, expected: bool | None) -> None:
-    labels = srt_labels(probe(replies(before), document(1, after)), Rule())
-    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [(0, 1, True), (1, 0, False), (0, 0, False), (1, 1, None), (None, 1, None), (0, None, None)],
-)
-def test_by_outcome_a_document_with_a_wrong_answer_is_irrelevant(before, after, expected) -> None:
-    labels = srt_labels(probe(replies(before), document(1, after)), Rule(rule="outcome"))
-    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
+def test_algorithm_2_labels_changes_and_the_outcome_wrong_answers_too(before, after, paper, outcome) -> None:
+    made = probe(replies(before), document(1, after))
+    for rule, expected in ((Rule(), paper), (Rule(rule="outcome"), outcome)):
+        assert [label.relevant for label in srt_labels(made, rule)] == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,8 @@ def test_training_questions_are_left_out(twenty: Dataset) -> None:
 def about(
     question_id: str, entities: str, answers: str, *, kind: AnswerType = "string", knowledge: bool = True
 ) -> Question:
-    return Question(
-        question_id,
-        f"{question_id}.png",
-        "What?",
-        tuple(answers.split("|")),
-        answer_type=kind,
-        requires_retrieval=knowledge,
-        entity_ids=tuple(entities.split()),
-    )
+    given, names = tuple(answers.split("|")), tuple(entities.split())
+    return Question(question_id, f"{question_id}.png", "What?", given, None, kind, "", knowledge, names)
 
 
 ASKED = [
@@ -82,10 +75,8 @@ def test_data_of_other_questions_leave_nothing_out_and_are_refused(twenty: Datas
 
 
 def test_a_question_that_names_no_entity_is_about_its_image() -> None:
-    assert facts(Question("q", "a.png", "What?", ("Two  Words", "two words", "2"))) == {
-        ("a.png", "two words"),
-        ("a.png", "2"),
-    }
+    asked = Question("q", "a.png", "What?", ("Two  Words", "two words", "2"))
+    assert facts(asked) == {("a.png", "two words"), ("a.png", "2")}
     assert facts(Question("q", "a.png", "How high?", range=(9.0, 11.5))) == {("a.png", "9.0 to 11.5")}
 
 

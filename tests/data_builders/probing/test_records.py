@@ -19,24 +19,15 @@ from reflectune.data_builders.probing.records import (
     stream_probe_file,
 )
 
+PASSAGE = Passage("e", 0, 0, "E", "", "", "It.")
 numbers = st.floats(-1e3, 0) | st.none()
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 replies = st.lists(st.builds(ProbedAnswer, texts, st.floats(0, 1), numbers), max_size=3).map(tuple)
 small = st.integers(0, 99)
 passages = st.builds(Passage, texts, small, small, texts, texts, texts, texts)
 documents = st.builds(DocumentProbe, passages, st.floats(-1, 1), small, replies, numbers, texts, st.booleans())
-probes = st.builds(
-    Probe,
-    texts,
-    replies,
-    st.lists(documents, max_size=3).map(tuple),
-    small,
-    texts,
-    numbers,
-    texts,
-    st.lists(texts, max_size=2).map(tuple),
-    texts,
-)
+answers = (replies, st.lists(documents, max_size=3).map(tuple), small)
+probes = st.builds(Probe, texts, *answers, texts, numbers, texts, st.lists(texts, max_size=2).map(tuple), texts)
 
 
 @settings(deadline=None)
@@ -68,17 +59,11 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        (
-            Probe("q1", gold_log_prob=float("inf")),
-            "question q1 has a log-probability or score that is not a finite number",
-        ),
+        (Probe("q1", gold_log_prob=float("inf")), "q1 has a log-probability or score that is not a finite number"),
         (Probe("q1", (ProbedAnswer("x", 1.0, float("nan")),)), "question q1 has a log-probability"),
         (Probe("q1", (ProbedAnswer("x", 1.5, -1.0),)), r"question q1 has a reply whose correctness is not in \[0, 1\]"),
         (Probe("q1", (ProbedAnswer("x", float("nan"), -1.0),)), "correctness is not in"),
-        (
-            Probe("q1", documents=(DocumentProbe(Passage("e", 0, 0, "E", "", "", "It."), float("-inf"), 1, ()),)),
-            "question q1 has a log-probability or score",
-        ),
+        (Probe("q1", documents=(DocumentProbe(PASSAGE, float("-inf"), 1, ()),)), "q1 has a log-probability or score"),
     ],
     ids=["gold", "reply", "too right", "not a number", "score"],
 )

@@ -18,6 +18,8 @@ from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 
+from .conftest import SETTINGS
+
 REPOSITORY = Path(__file__).parents[3]
 Make = Callable[..., ProbeConfig]
 
@@ -34,18 +36,6 @@ def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SETTINGS = {
-    "model": "miniature/llava",
-    "documents": 3,
-    "max_new_tokens": 8,
-    "summary": "sentences",
-    "limit": 12,
-    "window": 4,
-    "batch_questions": 2,
-    "device": "cpu",
-}
-
-
 def test_every_question_is_probed_with_its_documents(straight: Path, world: Path) -> None:
     probes = list(stream_probes(straight))
     assert len(probes) == 12
@@ -53,12 +43,8 @@ def test_every_question_is_probed_with_its_documents(straight: Path, world: Path
     assert all([document.rank for document in probe.documents] == [1, 2, 3] for probe in probes)
     assert all(probe.gold and probe.gold_log_prob is not None for probe in probes)
     assert {path.suffix for path in straight.iterdir()} == {".json", ".parquet"}
-    assert read_settings(straight)["about"] == {
-        "model": "miniature/llava",
-        "dataset": Dataset(world).manifest["name"],
-        "encoder": "miniature/clip",
-        "limit": 12,
-    }
+    about = {"model": "miniature/llava", "dataset": Dataset(world).manifest["name"], "encoder": "miniature/clip"}
+    assert read_settings(straight)["about"] == {**about, "limit": 12}
 
 
 def test_a_finished_folder_is_not_probed_again(straight: Path, config: Make, capsys: pytest.CaptureFixture) -> None:
@@ -71,9 +57,7 @@ def test_a_finished_folder_is_not_probed_again(straight: Path, config: Make, cap
 
 def test_questions_that_the_model_was_trained_on_are_not_asked(straight, config, world, tmp_path) -> None:
     data, trained = tmp_path / "data", [probe.question_id for probe in stream_probes(straight)][:5]
-    examples = [
-        ReflectionExample(question_id, "i.png", "What?", retrieve=False, answer="it") for question_id in trained
-    ]
+    examples = [ReflectionExample(question_id, "i.png", "What?", False, "it") for question_id in trained]
     write_examples(data / "train.parquet", examples)
     write_manifest(data, Manifest("plain", world, {"train": "of these five"}))
     asking = config("untrained", trained_on=str(data))

@@ -21,14 +21,8 @@ TEXT_8B = {"hidden_act": "gelu", "hidden_size": 1280, "intermediate_size": 5120,
 TEXT_8B |= {"max_position_embeddings": 77, "num_attention_heads": 20, "num_hidden_layers": 32, "vocab_size": 49408}
 TEXT_8B |= {"k_bias": True, "q_bias": True, "v_bias": True}
 VISION_8B = {"hidden_act": "gelu", "hidden_size": 4096, "intermediate_size": 20480, "layer_norm_eps": 1e-06}
-VISION_8B |= {
-    "image_size": 224,
-    "patch_size": 14,
-    "num_channels": 3,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-}
-VISION_8B |= {"k_bias": False, "q_bias": False, "v_bias": False, "use_rms_norm": True}
+VISION_8B |= {"image_size": 224, "patch_size": 14, "num_channels": 3, "num_attention_heads": 32}
+VISION_8B |= {"num_hidden_layers": 32, "k_bias": False, "q_bias": False, "v_bias": False, "use_rms_norm": True}
 PUBLISHED = {
     "architectures": ["EvaCLIPModel"],
     "auto_map": {"AutoConfig": "configuration_evaclip.EvaCLIPConfig", "AutoModel": "modeling_evaclip.EvaCLIPModel"},
@@ -54,10 +48,8 @@ def test_names_and_sizes_are_the_published_ones() -> None:
         shapes = {name: tuple(weight.shape) for name, weight in EvaClip(PUBLISHED).state_dict().items()}
     assert len(shapes) == 875
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == pytest.approx(8.22e9, rel=1e-3)
-    layer, square = "vision_model.encoder.layers.31", (4096, 4096)
-    assert {
-        name.removeprefix(f"{layer}."): shape for name, shape in shapes.items() if name.startswith(f"{layer}.")
-    } == {
+    layer, square = "vision_model.encoder.layers.31.", (4096, 4096)
+    assert {name.removeprefix(layer): shape for name, shape in shapes.items() if name.startswith(layer)} == {
         **{f"self_attn.{part}_proj.weight": square for part in ("q", "k", "v", "out")},
         **dict.fromkeys(("self_attn.out_proj.bias", "layer_norm1.weight", "layer_norm2.weight"), (4096,)),
         "mlp.fc1.weight": (20480, 4096),
