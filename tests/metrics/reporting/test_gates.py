@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from reflectune.metrics.reporting import gates
 
-MIXED = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2).filter(
-    lambda rows: len({y for _, y in rows}) == 2
-)
-BINARY = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2).filter(
-    lambda rows: len({y for _, y in rows}) == 2
+MIXED, BINARY = (
+    st.lists(st.tuples(scores, st.booleans()), min_size=2).filter(lambda rows: len({y for _, y in rows}) == 2)
+    for scores in (st.integers(0, 5), st.floats(0, 1))
 )
 
 

@@ -107,26 +107,22 @@ def test_p_of_a_given_statistic_equals_that_of_the_mean() -> None:
     assert permutation_test(*columns, lambda rows: float(rows[:, 1].mean()), seed=0) == mean
 
 
-def test_p_of_what_is_undefined_is_refused() -> None:
-    with pytest.raises(ValueError, match="same questions"):
-        permutation_test(np.ones(3), np.ones(2), seed=0)
-    with pytest.raises(ValueError, match="at least one question"):
-        permutation_test([], [], seed=0)
-    with pytest.raises(ValueError, match="give a statistic"):
-        permutation_test(np.ones((3, 2)), np.ones((3, 2)), seed=0)
-
-
-def test_what_is_undefined_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one question"):
-        bootstrap_interval([], seed=0)
-    with pytest.raises(ValueError, match="give a statistic"):
-        bootstrap_interval(np.ones((3, 2)), seed=0)
-    with pytest.raises(ValueError, match="stratum"):
-        bootstrap_interval(np.ones(3), seed=0, strata=[0, 1])
-    with pytest.raises(ValueError, match="same questions"):
-        paired_bootstrap(np.ones(3), np.ones(2), seed=0)
-    with pytest.raises(ValueError, match="not finite"):
-        bootstrap_interval(np.ones(3), lambda rows: float("nan"), seed=0)
+@pytest.mark.parametrize(
+    ("measure", "rows", "settings", "said"),
+    [
+        (permutation_test, [np.ones(3), np.ones(2)], {}, "same questions"),
+        (permutation_test, [[], []], {}, "at least one question"),
+        (permutation_test, [np.ones((3, 2))] * 2, {}, "give a statistic"),
+        (bootstrap_interval, [[]], {}, "at least one question"),
+        (bootstrap_interval, [np.ones((3, 2))], {}, "give a statistic"),
+        (bootstrap_interval, [np.ones(3)], {"strata": [0, 1]}, "stratum"),
+        (bootstrap_interval, [np.ones(3)], {"statistic": lambda rows: float("nan")}, "not finite"),
+        (paired_bootstrap, [np.ones(3), np.ones(2)], {}, "same questions"),
+    ],
+)
+def test_what_is_undefined_is_refused(measure, rows, settings, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        measure(*rows, seed=0, **settings)
 
 
 def test_a_share_of_none_has_an_upper_bound_and_of_all_a_lower_one() -> None:

@@ -110,16 +110,9 @@ def test_our_own_traces(tmp_path: Path) -> None:
 
 
 def test_our_own_traces_in_parquet(tmp_path: Path) -> None:
-    rows = [
-        {
-            "question_id": "q1",
-            "pipeline": "mr2ag",
-            "answer": "red",
-            "hits": [{"entry_id": "e1", "rank": 1}],
-            "gate": 0.5,
-        },
-        {"question_id": "q2", "pipeline": "mr2ag", "answer": "", "hits": [], "gate": None},
-    ]
+    answered = {"answer": "red", "hits": [{"entry_id": "e1", "rank": 1}], "gate": 0.5}
+    unanswered = {"answer": "", "hits": [], "gate": None}
+    rows = [{"question_id": key, "pipeline": "mr2ag", **each} for key, each in (("q1", answered), ("q2", unanswered))]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mr2ag.parquet")
     file = read_predictions(tmp_path / "mr2ag.parquet")
     assert file.layout == "traces"

@@ -12,7 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Metric, Question
 from reflectune.formats.dataset import write_questions
 from reflectune.metrics import score as score_command
-from reflectune.metrics.scoring.predictions import read_predictions
+from reflectune.metrics.scoring.predictions import Prediction, read_predictions
 from reflectune.metrics.scoring.scoring import join, score
 from reflectune.metrics.scoring.submission import (
     Layout,
@@ -28,21 +28,12 @@ INFOSEEK = [
     Question("infoseek_val_00000023", "", "When?", ("1826",), None, "time", "val_unseen_entity", True),
 ]
 EVQA = [
-    Question(
-        f"evqa_test_0000000{n}",
-        "",
-        text,
-        answers,
-        answer_type="multi_answer" if kind == "multi_answer" else "string",
-        split="test",
-        requires_retrieval=True,
-        meta={"row": str(n), "question_type": kind},
-    )
-    for n, (text, answers, kind) in enumerate(
+    Question(f"evqa_test_0000000{n}", "", text, answers, None, answer_type, "test", True, meta=meta | {"row": str(n)})
+    for n, (text, answers, answer_type, meta) in enumerate(
         [
-            ("When?", ("1925 ",), "templated"),
-            ("What?", ("harbours&&estuaries", "estuaries"), "multi_answer"),
-            ("Where?", ("Peru",), "2_hop"),
+            ("When?", ("1925 ",), "string", {"question_type": "templated"}),
+            ("What?", ("harbours&&estuaries", "estuaries"), "multi_answer", {"question_type": "multi_answer"}),
+            ("Where?", ("Peru",), "string", {"question_type": "2_hop"}),
         ]
     )
 ]
@@ -66,10 +57,7 @@ def good_rows(layout: Layout) -> list[dict[str, Any]]:
 
 def test_rows_are_in_each_programs_layout() -> None:
     assert good_rows("infoseek")[0] == {"data_id": "infoseek_val_00000019", "prediction": "about 28"}
-    assert good_rows("vqa") == [
-        {"question_id": 2971475, "answer": "race"},
-        {"question_id": 17, "answer": "pony"},
-    ]
+    assert good_rows("vqa") == [{"question_id": 2971475, "answer": "race"}, {"question_id": 17, "answer": "pony"}]
     assert good_rows("evqa")[1] == {
         "data_id": "E-VQA_1",
         "candidate": "estuaries,harbours",
@@ -107,15 +95,8 @@ def test_one_file_is_of_one_split_where_ids_are_row_numbers() -> None:
     val = Question("evqa_val_00000000", "", "When?", ("1900",), split="val", meta={"row": "0"})
     with pytest.raises(UserError, match="E-VQA_0 is a question of test and of val"):
         submission_rows("evqa", [*EVQA, val], {}, fill=True)
-    prediction = {"data_id": "E-VQA_0", "prediction": "1925"}
     with pytest.raises(UserError, match="E-VQA_0 is a row of test and val; set `splits`"):
-        join([reader_row(prediction)], [*EVQA, val], "official")
-
-
-def reader_row(row: dict[str, Any]) -> Any:
-    from reflectune.metrics.scoring.predictions import Prediction
-
-    return Prediction("p:1", (row["data_id"],), row["prediction"])
+        join([Prediction("p:1", ("E-VQA_0",), "1925")], [*EVQA, val], "official")
 
 
 def test_missing_answers_are_refused_or_filled() -> None:
