@@ -13,17 +13,8 @@ import pytest
 from reflectune import cli
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {
-    "core": 0,
-    "formats": 1,
-    "models": 2,
-    "metrics": 3,
-    "retrieval": 4,
-    "data_builders": 5,
-    "inference": 6,
-    "train": 7,
-    "examples": 8,
-}
+LOWEST_FIRST = "core formats models metrics retrieval data_builders inference train examples".split()
+FLOORS = {folder: floor for floor, folder in enumerate(LOWEST_FIRST)}
 STARTED_BY_PATH = {
     "data_builders/probe.py",
     "inference/evaluate.py",
@@ -117,18 +108,8 @@ def test_editors_and_installs_find_every_folder_by_a_link() -> None:
 
 
 def test_a_type_checker_follows_an_import_to_the_tree(tmp_path: Path) -> None:
-    program = "import reflectune.core.errors"
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--follow-imports=silent",
-        "--verbose",
-        "--cache-dir",
-        tmp_path,
-        "-c",
-        program,
-    ]
+    options = ["--follow-imports=silent", "--verbose", "--cache-dir", tmp_path, "-c", "import reflectune.core.errors"]
+    command = [sys.executable, "-m", "mypy", *options]
     log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
     assert f"Parsing {ROOT / 'src/reflectune/core/errors.py'} (reflectune.core.errors)" in log
 

@@ -51,16 +51,11 @@ def evqa(folder: Path) -> tuple[Any, list[str]]:
         "wikipedia_title,evidence,evidence_section_id,evidence_section_title,encyclopedic_vqa_split,"
         "question_original,wikipedia_url_used_in_train"
     ).split(",")
-    kinds_and_answers = (
-        ("templated", "oak"),
-        ("automatic", "1880"),
-        ("multi_answer", "red&&blue|red&&navy"),
-        ("2_hop", "Rome"),
-    )
+    answers = {"templated": "oak", "automatic": "1880", "multi_answer": "red&&blue|red&&navy", "2_hop": "Rome"}
     with (folder / "test.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        for number, (kind, answer) in enumerate(kinds_and_answers):
+        for number, (kind, answer) in enumerate(answers.items()):
             url, section = (f"{WIKI}A|{WIKI}B", "0|0") if kind == "2_hop" else (WIKI + "A", "0")
             writer.writerow(
                 [f"What is it {number}?", answer, LANDMARKS[number % 2], "landmarks", "7", kind, url, "A", "",
@@ -88,7 +83,7 @@ LAYOUTS = {"infoseek": infoseek, "evqa": evqa, "okvqa": okvqa}
 
 def converted(name: str, folder: Path, encoder: str) -> Dataset:
     """The data set folder that `convert` makes of a set's published files, with an index over two articles."""
-    source, pictures = LAYOUTS[name](folder)
+    files, pictures = LAYOUTS[name](folder)
     for number, picture in enumerate(pictures):
         path = folder / "images" / picture
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,16 +93,9 @@ def converted(name: str, folder: Path, encoder: str) -> Dataset:
         for n, key in enumerate((WIKI + "A", WIKI + "B") if name == "evqa" else ("e0", "e1"))
     ]
     (folder / "kb.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
-    config = ConvertConfig(
-        output=str(folder / "data"),
-        root=str(folder),
-        questions=name,
-        splits={"test" if name == "evqa" else "val": source},
-        images="images",
-        knowledge="own",
-        knowledge_source="kb.jsonl",
-        workers=1,
-    )
+    source = {"questions": name, "splits": {"test" if name == "evqa" else "val": files}, "images": "images"}
+    knowledge = {"knowledge": "own", "knowledge_source": "kb.jsonl", "workers": 1}
+    config = ConvertConfig(output=str(folder / "data"), root=str(folder), **source, **knowledge)
     assert config.problems() == []
     convert(config)
     dataset = Dataset(folder / "data")
@@ -134,16 +122,8 @@ def test_a_set_is_scored_by_its_own_metric_from_its_files_to_the_report(
     dataset = converted(name, tmp_path, encoder)
     metric = {"infoseek": "infoseek", "evqa": "evqa", "okvqa": "vqa"}[name]
     assert dataset.metric == dataset.manifest["metric"] == metric
-    settings = {
-        "dataset": tmp_path / "data",
-        "index": tmp_path / "index",
-        "encoder": encoder,
-        "base_model": checkpoints.base,
-        "output": tmp_path / "out",
-        "max_new_tokens": 3,
-        "top_n": 1,
-        "device": "cpu",
-    }
+    where = {"dataset": tmp_path / "data", "index": tmp_path / "index", "output": tmp_path / "out", "device": "cpu"}
+    settings = {**where, "encoder": encoder, "base_model": checkpoints.base, "max_new_tokens": 3, "top_n": 1}
     argv = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     argv += ["--pipelines", "closed_book", "naive_rag", "--splits"]
     argv += list(INFOSEEK_SPLITS) if name == "infoseek" else ["test" if name == "evqa" else "val"]
