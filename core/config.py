@@ -264,12 +264,9 @@ class _WrongKey(Exception):
 
 
 def _cross_checks(kind: type) -> list[str]:
-    names = [name for base in reversed(kind.__mro__) for name, it in vars(base).items() if _is_cross_check(it)]
+    members = [item for base in reversed(kind.__mro__) for item in vars(base).items()]
+    names = [name for name, it in members if isinstance(it, FunctionType) and hasattr(it, "is_cross_check")]
     return list(dict.fromkeys(names))
-
-
-def _is_cross_check(value: Any) -> bool:
-    return isinstance(value, FunctionType) and getattr(value, "is_cross_check", False)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

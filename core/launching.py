@@ -88,16 +88,6 @@ def rank() -> int:
     return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
 
 
-def spreading_problem(device_map: str | None) -> str:
-    """Return the problem with a `device_map` in this launch: each process would use all GPUs. "" if there is none."""
-    if not device_map or launched() == 1:
-        return ""
-    return (
-        f"`device_map: {device_map}` has one process use all GPUs, and this launch has {launched()}; start the command "
-        "with python, or leave `device_map` out to have a whole model in each process"
-    )
-
-
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of the environment without the launcher's variables, to start a command outside this launch."""
     return {

@@ -234,7 +234,7 @@ class KnowledgeBase:
         """Return the path of one of an entry's images; the first is the infobox image.
 
         Raises:
-            UserError: The entry has no such image.
+            UserError: The entry lacks this image.
         """
         if position >= len(entry.images):
             raise UserError(

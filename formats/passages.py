@@ -69,7 +69,7 @@ def split_passages(
     passages = []
     for index, heading, text in sections:
         if cut == "paragraphs":
-            parts = _paragraphs(text)
+            parts = [" ".join(part.split()) for part in _PARAGRAPHS.split(text)]
         elif cut == "sections":
             parts = [" ".join(text.split())]
         else:
@@ -120,10 +120,6 @@ def _sections(entry: Entry) -> list[tuple[int, str, str]]:
         for index, section in enumerate(entry.sections)
         if section.title.strip().lower() not in _WITHOUT_EVIDENCE
     ]
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [" ".join(part.split()) for part in _PARAGRAPHS.split(text)]
 
 
 def _windows(text: str, size: int, count: Callable[[str], int]) -> list[str]:

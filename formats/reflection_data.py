@@ -164,7 +164,7 @@ def stream_ids(folder: str | Path, split: str) -> Iterator[str]:
     """Yield the ids of a split's examples in a folder of reflection data of any scheme.
 
     Raises:
-        UserError: The folder has no such split, or its file can't be read.
+        UserError: The folder lacks this split, or its file can't be read.
     """
     path = Path(folder, f"{split}.parquet")
     if split not in (splits := read_manifest(folder).fingerprints):

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.launching import spreading_problem
-from reflectune.core.values import Device, DeviceMap, Dtype
 from reflectune.formats.dataset import DatasetKey
-from reflectune.models.names import model_name
+from reflectune.models.names import PlacementKeys, model_name
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
 
@@ -48,17 +46,12 @@ class BaseModelSettings(Settings):
         yield from (f"`{role}` {problem}" for role in self.roles() if (problem := model_name(getattr(self, role))))
 
 
-class ModelSettings(BaseModelSettings, EngineSettings, ImageKeys):
+class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys):
     """The models of pipelines, and how they are loaded."""
 
     model: str = setting("", "checkpoint that was fine-tuned to reflect")
     plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
-    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
-    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
-    device_map: DeviceMap | None = setting(
-        None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential"
-    )
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
@@ -66,15 +59,9 @@ class ModelSettings(BaseModelSettings, EngineSettings, ImageKeys):
 
     @cross_check
     def scheme_problems(self) -> Iterator[str]:
-        """Yield a problem if there is no such scheme."""
+        """Yield the problem of an unknown scheme."""
         if self.scheme and self.scheme not in reflecting_schemes():
             yield f"`scheme` is one of {', '.join(reflecting_schemes())}; found `{self.scheme}`"
-
-    @cross_check
-    def spreading_problems(self) -> Iterator[str]:
-        """Yield a problem if layers can't be spread over GPUs."""
-        if problem := spreading_problem(self.device_map):
-            yield problem
 
 
 class TextIndexSettings(Settings):

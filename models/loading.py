@@ -96,7 +96,7 @@ def load(
         device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is ignored.
 
     Raises:
-        UserError: There is no such model; a tensor is missing, unknown, not finite or of a different shape; a
+        UserError: The model is missing; a tensor is missing, unknown, not finite or of a different shape; a
             checkpoint has no scheme, or was trained with a different scheme, tokenizer, chat template or image
             settings; a setting is unknown; or bitsandbytes is needed and not installed.
     """
@@ -220,7 +220,7 @@ def stored_dtype(model: str) -> Any:
     """Return the dtype of a model's weights by its config; None if the config doesn't say it.
 
     Raises:
-        UserError: There is no such model, or its config is damaged.
+        UserError: The model is missing, or its config is damaged.
     """
     try:
         return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
@@ -232,7 +232,7 @@ def shapes_file(model: str) -> Path:
     """Return the `config.json` of a model, for its shapes; an adapter's is its base model's. No weights are needed.
 
     Raises:
-        UserError: There is no such model.
+        UserError: The model is missing.
     """
     from transformers.utils.hub import cached_file
 
@@ -251,7 +251,7 @@ def resolve(model: str) -> Path | str:
     """Return the folder of a name, or the name itself if it can only be a hub id.
 
     Raises:
-        UserError: There is no such shipped model or folder, or no model in it.
+        UserError: The shipped model or the folder is missing, or holds no model.
     """
     if (shipped := shipped_folder(model)) is not None:
         return shipped

@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
-from reflectune.core.values import checked_by, short
+from reflectune.core.launching import launched
+from reflectune.core.values import Device, DeviceMap, Dtype, checked_by, short
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
 """Every model's folder has at least one of these files."""
@@ -110,3 +112,22 @@ def _named(value: str, files: Sequence[str]) -> str:
     if _HUB_ID.fullmatch(value):
         return ""
     return f"{short(value)} is not a folder, and no name of a model on the Hub; check the path"
+
+
+class PlacementKeys(Settings):
+    """Precision and place of a model that reads."""
+
+    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
+    device_map: DeviceMap | None = setting(
+        None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential"
+    )
+
+    @cross_check
+    def spreading_problems(self) -> Iterator[str]:
+        """Yield the problem of layers that can't be spread over GPUs."""
+        if self.device_map and (processes := launched()) > 1:
+            yield (
+                f"`device_map: {self.device_map}` has one process use all GPUs, and this launch has {processes}; start "
+                "the command with python, or leave `device_map` out to have a whole model in each process"
+            )

@@ -48,7 +48,7 @@ class ConvertConfig(Settings):
 
     @cross_check
     def reader_problems(self) -> Iterator[str]:
-        """Yield a problem if there is nothing to read."""
+        """Yield the problem of a missing source."""
         if not (self.questions or self.knowledge):
             yield "one of `questions` and `knowledge` is needed: the name of a reader"
         if self.sample and not self.questions:
@@ -117,7 +117,7 @@ class ConvertConfig(Settings):
 
     @cross_check
     def output_problems(self) -> list[str]:
-        """Return a problem if a second conversion would read the output of the first, or overwrite its inputs."""
+        """Return the problem of a conversion that would read an earlier one's output, or overwrite its inputs."""
         if self.question_problems() or self.knowledge_problems() or not self.output:
             return []
         output = Path(self.output).expanduser().resolve()

@@ -59,7 +59,7 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:
-        """Yield a problem if negatives are to be retrieved and nothing finds entries."""
+        """Yield the problem of a missing index for retrieved negatives."""
         if self.negatives_retrieved and not self.finds_entries:
             yield (
                 "`negatives_retrieved` needs an `index`, or `ranked_entities`; build one with build_index, or set it "

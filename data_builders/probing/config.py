@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.launching import spreading_problem
-from reflectune.core.values import Device, DeviceMap, Dtype, Seed, output_of
+from reflectune.core.values import Seed, output_of
 from reflectune.formats.dataset import SplitKey
 from reflectune.formats.parts import PartName
 from reflectune.formats.passages import Lead
 from reflectune.formats.reflection_data import MANIFEST
 from reflectune.metrics.config import MetricConfig
-from reflectune.models.names import ModelName
+from reflectune.models.names import ModelName, PlacementKeys
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 
@@ -66,7 +65,14 @@ class WorkerSettings(Settings):
 
 
 class ProbeConfig(
-    GenerationSettings, DocumentSettings, WorkerSettings, SplitKey, MetricConfig, ImageKeys, RetrieverConfig
+    GenerationSettings,
+    DocumentSettings,
+    WorkerSettings,
+    SplitKey,
+    MetricConfig,
+    PlacementKeys,
+    ImageKeys,
+    RetrieverConfig,
 ):
     """Ask a model a split's questions without and with each retrieved document, and record its answers."""
 
@@ -82,11 +88,6 @@ class ProbeConfig(
     model: ModelName = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", needed="")
     output: Annotated[str, output_of("probes.json")] = setting("", "folder for the probes", needed="")
     window: int = setting(32, "questions that a process takes at a time and sorts by length", ge=1)
-    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
-    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
-    device_map: DeviceMap | None = setting(
-        None, "spread the model's layers over all GPUs: auto, balanced_low_0, sequential"
-    )
     dry_run: bool = setting(False, "describe the questions, show one prompt, and stop")
 
     @cross_check
@@ -99,12 +100,6 @@ class ProbeConfig(
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:
-        """Yield a problem if documents are to be retrieved and nothing finds entries."""
+        """Yield the problem of a missing index for retrieved documents."""
         if self.documents_of == "retrieved" and not self.finds_entries:
             yield "`index` is needed, or `ranked_entities`; or `documents_of: own`"
-
-    @cross_check
-    def spreading_problems(self) -> Iterator[str]:
-        """Yield a problem if the model can't be spread over GPUs."""
-        if problem := spreading_problem(self.device_map):
-            yield problem

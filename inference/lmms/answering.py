@@ -184,7 +184,7 @@ class BenchmarkAnswerer:
         """Yield a reply per request, in order. Requests, and so their pictures, are taken batch by batch."""
         remaining = iter(requests)
         while batch := list(islice(remaining, self._settings.batch_questions)):
-            limits = [self._limit(request) for request in batch]
+            limits = [min(request.max_new_tokens or self._settings.max_new_tokens, self._longest) for request in batch]
             replies: dict[int, BenchmarkReply] = {}
             for limit in sorted(set(limits)):
                 rows = [row for row, longest in enumerate(limits) if longest == limit]
@@ -194,10 +194,6 @@ class BenchmarkAnswerer:
                 for row, request, trace in zip(rows, chosen, traces, strict=True):
                     replies[row] = self._reply(request, trace)
             yield from (replies[row] for row in range(len(batch)))
-
-    def _limit(self, request: BenchmarkRequest) -> int:
-        """Return the longest answer to a request, in tokens."""
-        return min(request.max_new_tokens or self._settings.max_new_tokens, self._longest)
 
     def _build(self, limit: int) -> Pipeline:
         forced = {"gamma": math.inf} if self._settings.mode == "no_retrieval" else {}

@@ -72,7 +72,10 @@ class LocalModel:
         """
         same, ids = self._distinguishing_tokens(yes, no)
         fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in prompts]
-        fitted = [(shown, _followed_by(rendered, same)) for shown, rendered in fitted]
+        fitted = [
+            (shown, Rendered([*rendered.ids, *same], [*rendered.labels, *(IGNORE for _ in same)], rendered.vision))
+            for shown, rendered in fitted
+        ]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
         return [
             JudgeReply(pair[0], pair[1], shown, len(rendered.ids), self._shared(rendered))
@@ -148,11 +151,6 @@ class LocalModel:
     def _turns(self, prompt: Prompt) -> Turns:
         turn = Turn("user", prompt_parts(prompt.template), image=prompt.picture)
         return self._renderer.under_system(prompt.system, turn)
-
-
-def _followed_by(rendered: Rendered, ids: Sequence[int]) -> Rendered:
-    """Return a prompt with the first tokens of the assistant's reply appended."""
-    return Rendered([*rendered.ids, *ids], [*rendered.labels, *(IGNORE for _ in ids)], rendered.vision)
 
 
 class ServedModel:

@@ -193,7 +193,11 @@ class TrajectoryPipeline:
     def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
         """Return one trace per question, in order."""
         courses = [
-            _Course(question, image, self._start(_with_image_flag(question, image)))
+            _Course(
+                question,
+                image,
+                self._start(dataclasses.replace(question, image="" if image is None else question.image or "image")),
+            )
             for question, image in zip(questions, images, strict=True)
         ]
         for course in courses:
@@ -287,11 +291,6 @@ def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
     if not isinstance(reply, WriteReply) or (isinstance(request, WriteRequest) and request.keeps_thoughts):
         return reply
     return dataclasses.replace(reply, text=without_thoughts(reply.text))
-
-
-def _with_image_flag(question: Question, image: Picture) -> Question:
-    """Set `image` to "" exactly if the question has no picture: a picture may come without its path."""
-    return dataclasses.replace(question, image="" if image is None else question.image or "image")
 
 
 def likenesses(requests: Sequence[LikenRequest], embed: Embed) -> list[LikenReply]:

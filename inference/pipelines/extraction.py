@@ -101,7 +101,7 @@ def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) 
         lead: Text before a passage.
 
     Raises:
-        UserError: The data set has no such questions.
+        UserError: The data set lacks such questions.
     """
     if not split:
         return lambda question: ()

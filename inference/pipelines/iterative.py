@@ -89,7 +89,7 @@ class RecordSettings(NoiseSettings, ExtractionSettings, PairSettings, SearchSett
 
     @cross_check
     def extraction_problems(self) -> Iterator[str]:
-        """Yield a problem if there is no detailed answer to shorten."""
+        """Yield the problem of a missing detailed answer to shorten."""
         if self.extract_answer and not self.detailed_answer:
             yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
 

@@ -18,7 +18,7 @@ from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFin
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
-from reflectune.inference.reading.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
+from reflectune.inference.reading.document_choice import Mct, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
@@ -55,7 +55,7 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
 
     @cross_check
     def k_problems(self) -> Iterator[str]:
-        """Yield a problem if more documents are to be kept than are taken."""
+        """Yield the problem of keeping more documents than are taken."""
         if self.k != "auto" and self.k > self.documents:
             yield f"`k` can be at most `documents`, {self.documents}, found {self.k}"
 
@@ -173,12 +173,8 @@ class MMKBRAG:
 def _context(trace: Trace) -> list[Passage]:
     """Return the answer's documents, or the summary as one; none for a closed-book answer."""
     if trace.mct is not None and trace.mct.merged:
-        return [_summary(trace.mct)]
+        return [Passage(entry_id="", section=0, index=0, title="", lead="", heading="", text=trace.mct.summary)]
     return [trace.passages[k].passage for k in trace.used]
-
-
-def _summary(mct: MctTrace) -> Passage:
-    return Passage(entry_id="", section=0, index=0, title="", lead="", heading="", text=mct.summary)
 
 
 def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str, int]) -> Trace:

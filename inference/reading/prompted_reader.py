@@ -102,7 +102,7 @@ class PromptedReader:
         return {
             i: PromptedReply(
                 raw=generation.text,
-                text=self._one_line(generation.text),
+                text=" ".join(self._renderer.strip(generation.text).split()),
                 shown=fitted[i][0],
                 tokens=len(generation.token_ids),
                 finished=generation.finished,
@@ -140,9 +140,6 @@ class PromptedReader:
         for i, made in zip(prompts, generations, strict=True):
             opened.usage.branch(i, opened.lengths[i], len(prompts[i]), len(made.token_ids))
         return dict(zip(prompts, generations, strict=True))
-
-    def _one_line(self, text: str) -> str:
-        return " ".join(self._renderer.strip(text).split())
 
     def _ids(self, *roles: str) -> list[int]:
         return [self._renderer.token_id(role) for role in roles]

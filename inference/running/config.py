@@ -132,7 +132,7 @@ class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
 
     @cross_check
     def search_problems(self) -> Iterator[str]:
-        """Yield a problem if nothing finds entries."""
+        """Yield the problem of a missing index."""
         if not self.finds_entries and not self.text_index:
             yield "`index` is needed, or `ranked_entities`, or `text_index`"
         if self.text_weights and not self.index:

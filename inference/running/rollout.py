@@ -103,7 +103,7 @@ class GateRewardRollout:
                 f"{folder} lacks {', '.join(f'{name}.jsonl' for name in missing)}, which the run had measured with "
                 "earlier weights; restore it, or delete the run's folder and start again"
             )
-        base = self._open_base()
+        base = open_plain(self._models, self._models.base_model) if self._base_answers else None
         parts, hashed = self._parts(base), self._fingerprint(number, base)
         traces = {
             name: run_pipeline(
@@ -135,10 +135,6 @@ class GateRewardRollout:
     @property
     def _base_answers(self) -> bool:
         return self._recipe.models(self._settings).base_answers
-
-    def _open_base(self) -> Loaded | None:
-        """Load the base model if it answers; it is released after each round."""
-        return open_plain(self._models, self._models.base_model) if self._base_answers else None
 
     def _parts(self, base: Loaded | None) -> PipelineParts:
         return PipelineParts(

@@ -67,7 +67,12 @@ def gate_predictions(
     probed, judged = traces.get("relevance", {}), traces.get("reflection", {})
     rows_of: Mapping[str, Callable[[Question], Rows]] = {
         "gate": lambda question: gate_rows([question], tuned),
-        "relevance": lambda question: relevance_rows(_trace(probed, question)),
+        "relevance": lambda question: [
+            (p.s_rel, float(p.source == GOLD))
+            for t in _trace(probed, question)
+            for p in t.passages
+            if p.s_rel is not None
+        ],
         "ret": lambda question: ret_rows([question], traces, measure),
         "srt": lambda question: srt_rows(_trace(judged, question)),
     }
@@ -80,11 +85,6 @@ def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> Row
     """Return (gate probability, 1 if knowledge-based else 0) of every question of known kind."""
     question_gates = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
     return [(gate, float(bool(q.is_knowledge_based))) for q, gate in question_gates if gate is not None]
-
-
-def relevance_rows(traces: Iterable[Trace]) -> Rows:
-    """Return (S_rel, 1 if it is a gold passage else 0) of every judged passage."""
-    return [(p.s_rel, float(p.source == GOLD)) for t in traces for p in t.passages if p.s_rel is not None]
 
 
 def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:

@@ -128,7 +128,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
         device: Device of the model; it computes in full precision.
 
     Raises:
-        UserError: There is no such checkpoint, it is not BEM, or it was never checked against the original; or tensors
+        UserError: The checkpoint is missing, not BEM, or was never checked against the original; or tensors
             of it are missing, of another shape, or not finite.
     """
     from transformers import BertForSequenceClassification

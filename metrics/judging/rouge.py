@@ -21,7 +21,7 @@ def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> f
         stem: Compare Porter stems of words longer than three letters.
 
     Raises:
-        ValueError: There is no reference.
+        ValueError: No reference is given.
         UserError: The library is not installed.
     """
     if not references:

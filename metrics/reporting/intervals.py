@@ -69,7 +69,7 @@ def bootstrap_interval(
         (low, high).
 
     Raises:
-        ValueError: There is no question, or the statistic is not finite on some resample.
+        ValueError: No question is given, or the statistic is not finite on some resample.
     """
     drawn = _resampled(np.asarray(values), statistic, seed, n, strata)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])

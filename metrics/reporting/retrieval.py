@@ -49,7 +49,7 @@ def prr_at_k(
             every text; `strict` compares whole tokens (`reflectune.metrics.judging.cover`).
 
     Raises:
-        ValueError: There is no answer, or k is less than 1; in `official` mode also if nothing was retrieved, as in
+        ValueError: No answer is given, or k is less than 1; in `official` mode also if nothing was retrieved, as in
             FLMR's program.
     """
     _check(answers, k)

@@ -55,7 +55,9 @@ def score_files(
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
             run["connected_lists"] = _connected_lists(joined, metric)
-            run["unmatchable"] = _unmatchable(joined, metric)
+            run["unmatchable"] = (
+                sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
+            )
             if judging is not None:
                 run["judge"] = _judged(joined, judging)
         report["runs"].append(run)
@@ -97,11 +99,6 @@ def _connected_lists(joined: Joined, metric: Metric) -> int:
     if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
         return 0
     return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
-
-
-def _unmatchable(joined: Joined, metric: Metric) -> int:
-    """Return the number of questions that no prediction can answer correctly."""
-    return sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
 
 
 def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> list[Question]:

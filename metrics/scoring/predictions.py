@@ -79,7 +79,7 @@ def read_predictions(path: str | Path) -> PredictionFile:
     """Read a prediction file, or a folder of ReflectiVA's `split_*.json`.
 
     Raises:
-        UserError: There is no such file, it is empty, a line is cut off, or a field is missing or of another type. The
+        UserError: The file is missing or empty, a line is cut off, or a field is missing or of another type. The
             error names file, line, id and field.
     """
     path = Path(path)

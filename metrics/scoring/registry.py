@@ -43,7 +43,7 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
         free-form: only `rouge_l` compares sentences.
 
     Raises:
-        UserError: The metric is `evqa`, and there is no `bem`.
+        UserError: The metric is `evqa`, and `bem` is missing.
     """
     worth = _worth(metric, mode, bem)
     if metric == "rouge_l":
@@ -201,7 +201,7 @@ def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
         A pure function. It raises UserError for a question that lacks the metric's references.
 
     Raises:
-        UserError: No metric has this name, or it is `evqa` and there is no `bem`.
+        UserError: The metric is unknown, or `evqa` without `bem`.
     """
     worth = metric_of_one(find_metric_name(name), bem=bem)
 

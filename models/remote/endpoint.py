@@ -136,7 +136,12 @@ class RemoteConfig(Settings):
         elif (
             sends
             and is_url(self.llm_url)
-            and not (self._is_local() or key_problems or self._key() or secrets_in(self.llm_url))
+            and not (
+                (urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1"))
+                or key_problems
+                or self._key()
+                or secrets_in(self.llm_url)
+            )
         ):
             problems.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         try:
@@ -173,9 +178,6 @@ class RemoteConfig(Settings):
 
     def _key(self) -> str:
         return os.environ.get(self.llm_key_variable, "").strip()
-
-    def _is_local(self) -> bool:
-        return urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1")
 
     def _options(self) -> dict[str, Any]:
         try:

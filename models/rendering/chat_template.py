@@ -72,7 +72,7 @@ def before_reply(processor: Any) -> str:
     (Qwen's).
 
     Raises:
-        UserError: There is no template, or it can't take an image and a text.
+        UserError: The template is missing, or can't take an image and a text.
     """
     check_has_template(processor)
     asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}

@@ -61,6 +61,6 @@ class ImageKeys(Settings):
 
     @cross_check
     def image_problems(self) -> Iterator[str]:
-        """Yield a problem if no picture could have the number of pixels."""
+        """Yield the problem of bounds that no picture fits."""
         if 0 < self.max_pixels < self.min_pixels:
             yield f"`max_pixels`, {self.max_pixels}, must not be below `min_pixels`, {self.min_pixels}"

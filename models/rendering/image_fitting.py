@@ -63,7 +63,7 @@ def fit_images(processor: Any, model_type: str, settings: ImageSettings) -> None
 
 
 def refuse_other_family(settings: ImageSettings, model_type: str) -> None:
-    """Raise a `UserError` if a model of this type has no such setting."""
+    """Raise a `UserError` if a model of this type lacks this setting."""
     if settings.fit != "processor" and model_type != "llava":
         raise UserError(
             f"`image_fit: {settings.fit}` is for LLaVA-1.5, and this is a {model_type}; leave it at `processor`"
@@ -91,8 +91,8 @@ def images_fingerprint(processor: Any) -> dict[str, Any]:
 def images_in_words(processor: Any) -> str:
     """Describe in a line how pictures are fitted."""
     images = processor.image_processor
-    if _is_llava(processor):
-        fit = "pad" if _pads(processor) else "crop"
+    if type(processor).__name__ == "LlavaProcessor":
+        fit = "pad" if bool(getattr(processor.image_processor, "do_pad", False)) else "crop"
         return f"`image_fit: {fit}`, {_IN_WORDS[fit]}"
     if size := _pixels(processor):
         side = images.patch_size * images.merge_size
@@ -131,14 +131,6 @@ def _bound_qwen(processor: Any, settings: ImageSettings) -> None:
             "either"
         )
     images.size = SizeDict(shortest_edge=low, longest_edge=high)
-
-
-def _is_llava(processor: Any) -> bool:
-    return type(processor).__name__ == "LlavaProcessor"
-
-
-def _pads(processor: Any) -> bool:
-    return bool(getattr(processor.image_processor, "do_pad", False))
 
 
 def _pixels(processor: Any) -> tuple[int, int] | None:

@@ -42,7 +42,7 @@ class PromptScheme(Scheme):
         """user: <image> {question} {prompt}.
 
         Raises:
-            UserError: The scheme has no such prompt.
+            UserError: The scheme lacks this prompt.
         """
         if name == "vqa":
             return answer_turns(self.prompts, style, documents=documents)

@@ -11,7 +11,7 @@ Args:
         `settle`.
 
 Raises:
-    UserError: There is no such model, it is damaged or stored quantized, or a tensor is missing, unknown or of a
+    UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or of a
         different shape.
 """
 
@@ -73,7 +73,7 @@ def load_pretrained(
             the config say `dtype`: what `settle` makes of them.
 
     Raises:
-        UserError: There is no such model, it is broken or stored quantised, or tensors of it are missing, unknown or of
+        UserError: The model is missing, broken or stored quantised, or tensors of it are missing, unknown or of
             another shape.
     """
     try:

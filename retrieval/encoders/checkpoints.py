@@ -55,7 +55,7 @@ def find_checkpoint(name: str) -> Checkpoint:
         name: `miniature/NAME`, `pocket/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
 
     Raises:
-        UserError: There is no such model, or it has no weights that may be loaded.
+        UserError: The model is missing, or has no weights that may be loaded.
     """
     if (shipped := shipped_folder(name)) is not None:
         return _checked(name, shipped, "")

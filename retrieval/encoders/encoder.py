@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
@@ -51,7 +50,7 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
         dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 
     Raises:
-        UserError: There is no such encoder, device or dtype; its files are damaged or unsafe; or it does not encode
+        UserError: The encoder, device or dtype is missing; its files are damaged or unsafe; or it does not encode
             both images and texts.
     """
     place, precision = find_device(device), as_dtype(dtype)
@@ -88,7 +87,7 @@ class _TransformersEncoder(PictureModel):
         self._padding = "max_length" if is_siglip else "longest"
         # SigLIP2's repositories name Gemma's tokenizer, which keeps capitals. Can go once they name Siglip2Tokenizer:
         # https://huggingface.co/google/siglip2-base-patch16-224/discussions/22
-        self._lowers = is_siglip and _keeps_capitals(self._tokenizer)
+        self._lowers = is_siglip and bool(self._tokenizer("A")["input_ids"] != self._tokenizer("a")["input_ids"])
         if self._lowers:
             self.fingerprint = fingerprint([self.fingerprint, "lower case"])
         self.dimensions = self.encode_texts([self.name]).shape[1]
@@ -111,11 +110,6 @@ class _TransformersEncoder(PictureModel):
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
             return unit_rows(_projected(self._model.get_text_features(**inputs.to(self._model.device))), self.name)
-
-
-def _keeps_capitals(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return True if a tokenizer distinguishes capitals."""
-    return bool(tokenizer("A")["input_ids"] != tokenizer("a")["input_ids"])
 
 
 def _projected(output: Any) -> torch.Tensor:

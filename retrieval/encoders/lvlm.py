@@ -110,7 +110,7 @@ class LvlmEncoder:
         precision: Precision of the weights, by name.
 
     Raises:
-        UserError: There is no such model, or it lacks a token of the prompts.
+        UserError: The model is missing, or lacks a token of the prompts.
     """
 
     def __init__(self, name: str, way: str, model: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -151,7 +151,10 @@ class LvlmEncoder:
         return self._encode([self._render(self._way.both, text, image) for image, text in pairs])
 
     def _render(self, chunks: Chunks, text: str, image: Image.Image | None) -> Rendered:
-        named = _with_image_token(chunks, self._renderer.processor.image_token)
+        named = tuple(
+            part if isinstance(part, Slot) else part.replace(IMAGE, self._renderer.processor.image_token)
+            for part in chunks
+        )
         return self._renderer.document(named, {_TEXT.name: text}, None if image is None else to_rgb(image))
 
     @torch.inference_mode()
@@ -165,10 +168,6 @@ class LvlmEncoder:
             parts.append(unit_rows(rows.hidden, self.name))
             start += count
         return np.concatenate(parts)[np.argsort(order)] if parts else no_vectors(self.dimensions)
-
-
-def _with_image_token(chunks: Chunks, token: str) -> Chunks:
-    return tuple(part if isinstance(part, Slot) else part.replace(IMAGE, token) for part in chunks)
 
 
 def _check_tokens(loaded: Loaded, name: str, way: str, prompts: Way) -> None:

@@ -234,7 +234,7 @@ def open_encoder(name: str, index: str | Path, *, device: str) -> ImageTextEncod
         device: Device of the encoder.
 
     Raises:
-        UserError: There is no such index or no such encoder.
+        UserError: The index or the encoder is missing.
     """
     precision = read_manifest(Path(index)).get(PRECISION, "float32")
     return load_encoder(name, device=device, dtype=precision)

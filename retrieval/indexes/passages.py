@@ -36,7 +36,7 @@ class PassageIndexSettings(IndexSettings):
 
     @cross_check
     def size_problems(self) -> Iterator[str]:
-        """Yield a problem if the way of cutting has no size."""
+        """Yield the problem of a missing size of passages."""
         if self.size and self.cut not in DEFAULT_SIZES:
             yield f"`size` means nothing for `cut: {self.cut}`; drop it"
 

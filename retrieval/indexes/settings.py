@@ -32,7 +32,7 @@ class IndexSettings(Settings):
 
     @cross_check
     def knowledge_problems(self) -> Iterator[str]:
-        """Yield a problem if the knowledge base is missing."""
+        """Yield the problem of a missing knowledge base."""
         if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
             inner = Path(self.knowledge, "knowledge")
             advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"

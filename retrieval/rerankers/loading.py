@@ -24,7 +24,7 @@ def load_reranker(
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
 
     Raises:
-        UserError: There is no such model or device, or the model is of a different kind.
+        UserError: The model or device is missing, or the model is of a different kind.
 
     Example:
         >>> reranker = load_reranker("embedding", "miniature/text")

@@ -88,7 +88,7 @@ class JointSearch:
         on_failure: `degrade`: the queries of a failing searcher find nothing there.
 
     Raises:
-        ValueError: There is no searcher, two have one name, or `parallel` has an unknown name or is less than 1.
+        ValueError: No searcher is given, two have one name, or `parallel` has an unknown name or is less than 1.
 
     Example:
         >>> joint = JointSearch([Texts("wikipedia", texts), Summaries("pairs", retriever, knowledge)], merge="concat")
@@ -203,7 +203,7 @@ def split_budget(top: int, parts: int | Sequence[int]) -> list[int]:
         [10, 5, 5]
 
     Raises:
-        ValueError: `top` is negative, or there is no query.
+        ValueError: `top` is negative, or no query is given.
     """
     shares = [1] * parts if isinstance(parts, int) else list(parts)
     if top < 0 or not shares:

@@ -58,7 +58,7 @@ class MilvusStore:
     The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent if it is set.
 
     Raises:
-        UserError: There is no client, no server answers at the address, or the file doesn't exist or is in use.
+        UserError: The client is missing, no server answers at the address, or the file doesn't exist or is in use.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
 import pytest
 
-from reflectune.core.launching import alone, launched, rank, spreading_problem
+from reflectune.core.config import find_problems
+from reflectune.core.launching import alone, launched, rank
+from reflectune.models.names import PlacementKeys
 
 
 @pytest.mark.parametrize(
@@ -20,10 +22,10 @@ def test_a_process_knows_its_number_and_the_launchs_size(environment, expected, 
 
 
 def test_only_a_single_process_spreads_a_model_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert spreading_problem("auto") == ""
+    assert find_problems(PlacementKeys, {"device_map": "auto"}) == []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert spreading_problem(None) == ""
-    assert "this launch has 2" in spreading_problem("auto")
+    assert find_problems(PlacementKeys, {}) == []
+    assert "this launch has 2" in find_problems(PlacementKeys, {"device_map": "auto"})[0]
 
 
 def test_a_command_outside_the_launch_gets_none_of_its_variables() -> None:

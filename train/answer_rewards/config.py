@@ -46,25 +46,25 @@ class AnswerGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
 
     @cross_check
     def scheme_is_plain_problems(self) -> Iterator[str]:
-        """Yield a problem if replies would have tokens of their own."""
+        """Yield the problem of a scheme whose replies have tokens of their own."""
         if self.scheme != "plain":
             yield f"`scheme` is plain: replies have no tokens of their own; found `{self.scheme}`"
 
     @cross_check
     def method_problems(self) -> Iterator[str]:
-        """Yield a problem if TRL can't train the adapters."""
+        """Yield the problem of adapters that TRL can't train."""
         if self.method == "qlora":
             yield "`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full"
 
     @cross_check
     def reward_problems(self) -> Iterator[str]:
-        """Yield a problem if both rewards are 0."""
+        """Yield the problem of rewards that are both 0."""
         if not self.accuracy_reward and not self.format_reward:
             yield "`accuracy_reward` and `format_reward` are both 0: nothing would be learned"
 
     @cross_check
     def prompt_problems(self) -> Iterator[str]:
-        """Yield a problem if the prompts are missing."""
+        """Yield the problem of missing prompts."""
         if self.train_data and not self.source.file.is_file():
             yield f"`train_data`: {self.source.file} does not exist; write it with write_lessons"
 

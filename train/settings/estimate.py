@@ -26,17 +26,17 @@ class EstimateConfig(SftConfig):
     branch_supervised: int = setting(20, "supervised tokens of a branch", gt=0)
 
     def needed_problems(self) -> Iterator[str]:
-        """Yield nothing: data, model and output need not be there."""
+        """Yield nothing: data, model and output may be missing."""
         yield from ()
 
     def data_problems(self) -> list[str]:
-        """Return nothing: data need not be there."""
+        """Return nothing: data may be missing."""
         return []
 
     def eval_problems(self) -> list[str]:
-        """Return nothing: data need not be there."""
+        """Return nothing: data may be missing."""
         return []
 
     def quantization_problems(self) -> Iterator[str]:
-        """Yield nothing: QLoRA's library need not be there."""
+        """Yield nothing: QLoRA's library may be missing."""
         yield from ()

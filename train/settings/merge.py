@@ -77,7 +77,7 @@ class MergeConfig(PartsSettings):
 
     @cross_check
     def occupied_problems(self) -> Iterator[str]:
-        """Yield a problem if the output holds anything but such a checkpoint."""
+        """Yield the problem of an output that holds anything but such a checkpoint."""
         if not self.output or not is_occupied(Path(self.output)):
             return
         from reflectune.models.loading import INFO_FILE  # slow to import

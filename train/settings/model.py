@@ -69,7 +69,7 @@ class AdapterConfig(Settings):
 
     @cross_check
     def target_problems(self) -> Iterator[str]:
-        """Yield a problem if `lora_targets` is not a regular expression."""
+        """Yield the problem of `lora_targets` that is not a regular expression."""
         try:
             re.compile(self.lora_targets)
         except re.error as error:

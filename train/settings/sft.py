@@ -51,7 +51,7 @@ class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
 
     @cross_check
     def weight_problems(self) -> Iterator[str]:
-        """Yield a problem if `answer_weight` has no meaning for the scheme."""
+        """Yield the problem of an `answer_weight` without a meaning for the scheme."""
         if self.answer_weight is not None and self.scheme != "plain":
             yield f"`answer_weight` weighs replies in words, of `scheme: plain`; found `scheme: {self.scheme}`"
 

@@ -74,7 +74,7 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
 
     @cross_check
     def quantization_problems(self) -> Iterator[str]:
-        """Yield a problem if QLoRA's library is missing."""
+        """Yield the problem of QLoRA's missing library."""
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
             yield f"`method`: {missing}"
 
