@@ -160,10 +160,3 @@ def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
     assert len(losses(straight.output_dir)) == 1.5 * (12 + 20) / 4
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     assert losses(straight.output_dir) == losses(resumed.output_dir)
-
-
-def test_another_weight_is_another_run(config, data_folder, other_folder, interrupted) -> None:
-    interrupted(config(train_data={str(data_folder): 1, str(other_folder): 1}), 4)
-
-    with pytest.raises(UserError, match="`data_fingerprint` is"):
-        fine_tune(config(train_data={str(data_folder): 1, str(other_folder): 0.5}))
