@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +21,29 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
+    _sync_entries(Path(path).parent)
+
+
+def sync(folder: Path) -> None:
+    """Write the files in a folder from this machine's cache to the disk, and the folders' lists of files."""
+    folders = [folder]
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            folders.append(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    for inner in folders:
+        _sync_entries(inner)
+
+
+def _sync_entries(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems sync no folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -85,19 +85,18 @@ def _end_launch(status: str | int | None) -> None:
     """Leave the process group of a launch, if there is one.
 
     gloo's threads abort the process if they wait for Python's lock while the interpreter ends
-    (https://github.com/pytorch/pytorch/issues/190489), so a process with them ends here, after its exit functions.
-    Can go once that issue is closed.
+    (https://github.com/pytorch/pytorch/issues/190489). Processes wait for each other over gloo on GPUs too, so each
+    ends here, after its exit functions. Can go once that issue is closed.
     """
     distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
-    if "gloo" in distributed.get_backend_config():
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status if isinstance(status, int) else int(status is not None))
-    if not status:
-        distributed.destroy_process_group()
+    if "gloo" not in distributed.get_backend_config() and not status:
+        distributed.destroy_process_group()  # NCCL warns without it
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _say(message: str, status: int) -> int:

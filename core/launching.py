@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from reflectune.core.secrets import redacted
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -19,6 +24,8 @@ _RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RAN
 
 _PATIENCE: Final = timedelta(days=30)
 """Time that a process waits for the others: the first may finish hours before the last."""
+_FAILURE: Final = "reflectune/failure"
+"""The key in the launch's store that holds the first error of a process."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,85 @@ def launch_state() -> PartialState:
     import torch  # slow to import, as is accelerate
     from accelerate import PartialState
 
-    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
+    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 def launch_processes() -> Processes:
-    """Return the processes of this process's launch."""
+    """Return the processes of this process's launch.
+
+    They wait on a group of their own (gloo, 30 days): accelerate's waits end with the timeout of the group that it
+    joined, or that a trainer joined before it.
+    """
+    from torch import distributed  # slow to import
+
     state = launch_state()
-    return Processes(state.process_index, state.num_processes, state.wait_for_everyone)
+    if state.num_processes == 1:
+        return ALONE
+    return Processes(
+        state.process_index, state.num_processes, lambda: distributed.barrier(_waiting(distributed.group.WORLD))
+    )
+
+
+def any_process(*flags: bool) -> list[bool]:
+    """Return for each flag if it is True in any process of the launch. All processes must call it."""
+    import torch  # slow to import
+
+    if launch_state().num_processes == 1:
+        return list(flags)
+    counts = torch.tensor(flags, dtype=torch.int32)
+    torch.distributed.all_reduce(counts, group=_waiting(torch.distributed.group.WORLD))
+    return [count > 0 for count in counts.tolist()]
+
+
+@functools.cache
+def _waiting(world: Any) -> Any:
+    """Make the group that the processes of a launch wait on."""
+    from torch import distributed  # slow to import
+
+    return distributed.new_group(backend="gloo", timeout=_PATIENCE)
+
+
+@contextmanager
+def ending_together(seconds: float = 1.0) -> Iterator[None]:
+    """End all processes of the launch soon after this block fails in one of them. When it succeeds, wait for all.
+
+    A launcher ends the processes of its own machine. Without this, those of other machines wait for the failed one
+    until a collective operation times out.
+
+    Args:
+        seconds: Time between two looks for failures.
+    """
+    processes = launch_processes()
+    if processes.count == 1:
+        yield
+        return
+    from torch.distributed.distributed_c10d import _get_default_store  # slow to import
+
+    store: Any = _get_default_store()
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(store.clone(), ended, seconds), daemon=True).start()
+    try:
+        yield
+        processes.wait()
+    except Exception as error:
+        ended.set()
+        with suppress(RuntimeError):  # the process with the store has gone
+            store.compare_set(_FAILURE, "", f"process {processes.index} failed: {error}")
+        raise
+    finally:
+        ended.set()
+    processes.wait()  # the store's process goes only when none watches it
+
+
+def _watch(store: Any, ended: threading.Event, seconds: float) -> None:
+    while not ended.wait(seconds):
+        try:
+            failure = store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+        except RuntimeError:
+            failure = "the first process of the launch has gone"
+        if failure and not ended.is_set():
+            print(redacted(f"error: {failure}"), file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def launch_device(device: str) -> str:

@@ -1,3 +1,8 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from reflectune.core.config import find_problems
@@ -32,3 +37,60 @@ def test_a_command_outside_the_launch_gets_none_of_its_variables() -> None:
     kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
     launch = {"RANK": "0", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "TORCHELASTIC_RUN_ID": "none"}
     assert alone({**kept, **launch}) == kept
+
+
+START = """
+import time
+from datetime import timedelta
+
+from accelerate import PartialState
+from reflectune.core.entry_point import entry_point
+from reflectune.core.errors import UserError
+from reflectune.core.launching import any_process, ending_together, launch_processes
+
+rank = PartialState(cpu=True, timeout=timedelta(seconds=1)).process_index
+
+
+@entry_point
+def main():
+"""
+
+
+def start(script: str, start_processes: Callable[..., list[Any]], folder: Path) -> list[Any]:
+    """Start a script's `main` in two processes without a launcher, as on two machines."""
+    (folder / "script.py").write_text(f"{START}{script}\n\nmain()\n")
+    return start_processes(*[[str(folder / "script.py")]] * 2)
+
+
+def test_processes_wait_for_each_other_longer_than_the_group_that_they_joined(
+    start_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """PyTorch ends a wait after 30 minutes, on NVIDIA's GPUs after 10: others may be at work for longer."""
+    script = """
+    time.sleep(3 * rank)
+    launch_processes().wait()
+    print(any_process(rank == 1, rank == 2))
+"""
+    for program in start(script, start_processes, tmp_path):
+        assert (program.wait(timeout=60), program.stdout) == (0, "[True, False]\n"), program.stderr
+
+
+def test_an_error_in_one_process_ends_those_of_other_machines(
+    start_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    script = """
+    try:
+        with ending_together(0.1):
+            if rank == 1:
+                raise UserError("image unreadable: a.png")
+            time.sleep(200)  # as in an operation that waits for the other one
+    finally:
+        time.sleep(200)  # a failed process may take long to end
+"""
+    began = time.monotonic()
+    first, failing = start(script, start_processes, tmp_path)
+
+    assert first.wait(timeout=60) == 1
+    assert "error: process 1 failed: image unreadable: a.png" in first.stderr
+    assert time.monotonic() - began < 60
+    failing.kill()

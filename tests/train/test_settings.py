@@ -16,6 +16,7 @@ COMMON: dict[str, Any] = {
     "adam_beta2": 0.999,
     "cache_mib": 512,
     "dataloader_workers": 0,
+    "ddp_timeout": 1800,
     "device": "auto",
     "double_quantization": True,
     "dry_run": False,

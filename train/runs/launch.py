@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,22 +108,29 @@ def division(environment: Mapping[str, str], processes: int) -> Division:
     return Division(kind, processes, optimizer, weights)
 
 
-def placement(device: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of `TrainingArguments` that choose the device.
+def placement(device: str, environment: Mapping[str, str], timeout: int) -> dict[str, Any]:
+    """Return the arguments of `TrainingArguments` that choose the device, and how its processes work together.
+
+    Under FSDP each batch's gradients are sharded at once: else each process holds whole ones until the step.
+    transformers (5.23) lets processes on CPUs join without `ddp_timeout`, so they join here.
 
     On a machine without an accelerator accelerate (1.15) shards nothing: DeepSpeed fails or finds no back end, and
     under FSDP each process silently trains alone. There the processes meet over gloo, and FSDP takes them for several
     devices. Only tests use that.
     """
-    kind = sharding(environment)
+    kind, patience = sharding(environment), timedelta(seconds=timeout)
     has_accelerator = torch.accelerator.is_available()
+    config: dict[str, Any] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if kind == "fsdp" else {}
     if not kind or has_accelerator:
-        return {"use_cpu": device == "cpu" or not has_accelerator}
+        on_cpu = device == "cpu" or not has_accelerator
+        if on_cpu:
+            PartialState(cpu=True, timeout=patience)
+        return {"use_cpu": on_cpu, **({"accelerator_config": config} if config else {})}
     if not PartialState._shared_state:
-        state = PartialState(backend="gloo")
+        state = PartialState(backend="gloo", timeout=patience)
         if kind == "fsdp":
             state.distributed_type = DistributedType.MULTI_GPU
-    return {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    return {"use_cpu": False, "accelerator_config": {**config, "use_configured_state": True}}
 
 
 def refuse_unshared(output_dir: str, args: TrainingArguments) -> None:

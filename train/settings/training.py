@@ -62,6 +62,12 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
     """Settings that every training has."""
 
     dry_run: bool = setting(False, "print the plan of the training, and stop", hashed=False)
+    ddp_timeout: int = setting(
+        1800,
+        "seconds after which a collective operation fails that some processes don't take part in",
+        ge=1,
+        hashed=False,
+    )
 
     def cache_bytes(self, *, read_again: bool = False) -> int:
         """Return the memory for encoded training examples; 0 if no process reads one again.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accelerate import PartialState
 from transformers import TrainingArguments
 
-from reflectune.core.launching import Processes
+from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.models.features.config import FeatureKeys
 from reflectune.models.features.filling import Picture, fill, open_cache, use_cache
@@ -57,7 +56,7 @@ def cache_features(
         needed,
         device=args.device,
         autocast=autocast,
-        processes=Processes(args.process_index, args.world_size, PartialState().wait_for_everyone),
+        processes=launch_processes(),
         say=lambda line: print(line, flush=True) if is_first else None,
     )
     use_cache(cache, loaded)

@@ -12,7 +12,7 @@ from typing import Any
 from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.launching import launch_state
+from reflectune.core.launching import launch_processes, launch_state
 from reflectune.examples.miniature.tables import mmkb, mr2ag
 from reflectune.examples.miniature.tables.claims import measure
 from reflectune.examples.miniature.tables.config import TablesConfig
@@ -41,13 +41,13 @@ def run(config: TablesConfig) -> dict[str, Any]:
     Returns:
         The content of tables.json.
     """
-    state = launch_state()
+    state, processes = launch_state(), launch_processes()
     find_device(config.device)  # before anything is trained
     plan = PLANS[config.paper](config)
     if state.is_main_process:
         print(describe(config), flush=True)
         build(plan.stages, Path(config.output))
-    state.wait_for_everyone()
+    processes.wait()
     outcomes: dict[str, list[GridOutcomes]] = {}
     for answering in plan.answering:
         outcomes.setdefault(answering.model, []).append(answer(config, answering))
@@ -55,7 +55,7 @@ def run(config: TablesConfig) -> dict[str, Any]:
         record = _record(config, plan, outcomes)
         write_json(Path(config.output, "tables.json"), record)
         write_atomically(Path(config.output, "tables.md"), markdown(record))
-    state.wait_for_everyone()
+    processes.wait()
     tables: dict[str, Any] = read_json(Path(config.output, "tables.json"), "the tables")
     return tables
 

@@ -129,29 +129,3 @@ def test_a_question_that_a_pipeline_cannot_take_is_named_and_left_out(make, root
 def test_a_repeated_id_is_refused(make, root: Path) -> None:
     with pytest.raises(UserError, match="two questions have the id q001"):
         run(root, Counter(), [make.question(1), make.question(1)])
-
-
-WAITING = """
-import torch
-from torch import distributed
-
-from reflectune.core.entry_point import entry_point
-from reflectune.core.launching import launch_processes
-
-
-@entry_point
-def main():
-    launch_processes()
-    print(distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout.days, flush=True)
-
-
-main()
-"""
-
-
-def test_processes_of_a_launch_wait_for_one_another_as_long_as_it_takes(start_processes, tmp_path) -> None:
-    """PyTorch ends a wait after 30 minutes, of NVIDIA's GPUs after 10: others may be at a pipeline for longer."""
-    script = tmp_path / "waiting.py"
-    script.write_text(WAITING)
-    (program,) = start_processes([str(script)])
-    assert (program.wait(timeout=60), program.stdout) == (0, "30\n"), program.stderr

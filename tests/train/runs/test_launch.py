@@ -285,7 +285,32 @@ def test_a_machine_without_an_accelerator_trains_on_the_cpu(
 ) -> None:
     """Said to transformers too, which refuses bfloat16 otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
-    assert placement(device, {}) == {"use_cpu": on_cpu}
+    assert placement(device, {}, 1800) == {"use_cpu": on_cpu}
+
+
+def test_fsdp_shards_the_gradients_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    config = placement("auto", FSDP, 1800)["accelerator_config"]
+
+    assert config == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+
+
+def test_the_timeout_of_collective_operations_is_a_key(
+    start_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nfrom torch import distributed\nfrom transformers import TrainingArguments\n"
+        "from reflectune.train.runs.arguments import common_arguments\n"
+        "from reflectune.train.settings.sft import SftConfig\n"
+        "args = TrainingArguments(**common_arguments(SftConfig(output_dir='out', device='cpu', ddp_timeout=7)))\n"
+        "group = distributed.group.WORLD._get_backend(torch.device('cpu')).options\n"
+        "print(args.ddp_timeout, group._timeout.seconds, flush=True)\n"
+    )
+    (program,) = start_processes([str(script)])
+
+    assert (program.wait(timeout=60), program.stdout) == (0, "7 7\n"), program.stderr
 
 
 @pytest.fixture
