@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
-from reflectune.core.errors import UserError
 from reflectune.train.answer_rewards.prompts import PromptProcessor
 from reflectune.train.answer_rewards.rewards import Reward
 from reflectune.train.data.order import FollowEpochs
@@ -80,17 +79,9 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Return TRL's loss.
-
-        Raises:
-            UserError: It is not finite.
-        """
+        """Return TRL's loss."""
         loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"the loss became {loss.item()} at step {self.state.global_step + 1}; lower `learning_rate`. The last "
-                "checkpoint is kept"
-            )
+        self.step_losses.append((loss.detach(), ()))
         return loss
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

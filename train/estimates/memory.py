@@ -1,7 +1,7 @@
 """Memory of a training run on each device: weights counted, the bytes made of the counts, and their table.
 
 ZeRO (arXiv 1910.02054, figure 1) and FSDP shard weights, gradients and optimiser states. DeepSpeed's (0.19) buffers are
-those of its `estimate_zero2_model_states_mem_needs`, `…zero3…` and the defaults of `DeepSpeedZeroConfig`.
+the defaults of `DeepSpeedZeroConfig`. Gradients are accumulated and sent in float32.
 """
 
 from __future__ import annotations
@@ -152,10 +152,9 @@ def _training(weights: WeightCounts, division: Division, compute: int) -> list[M
     if division.offloads_optimizer:
         return []
     trained, is_zero = weights.trained, division.kind.startswith("zero")
-    size = compute if is_zero else 4
-    parts = [_divided("gradients", size * trained, f"in {_named(size)}", division, _DIVIDE_GRADIENTS)]
-    if is_zero and size < 4:
-        parts.append(_divided("gradients", 4 * trained, "in float32, to step", division, _DIVIDE_STATES))
+    parts = [_divided("gradients", 4 * trained, "in float32", division, _DIVIDE_GRADIENTS)]
+    if division.kind == "zero3" and compute < 4:
+        parts.append(_divided("gradients", 4 * trained, "made flat to step", division, _DIVIDE_STATES))
     if is_zero:
         parts.append(_divided("masters", 4 * trained, "weights in float32", division, _DIVIDE_STATES))
     return [*parts, _divided("moments", 8 * trained, "AdamW's two, in float32", division, _DIVIDE_STATES)]
@@ -163,7 +162,8 @@ def _training(weights: WeightCounts, division: Division, compute: int) -> list[M
 
 def _buffers(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
     everything = weights.trained + weights.frozen
-    sent = MemoryItem("buffers", compute * min(_BUCKET, weights.trained), "gradients on their way")
+    as_sent = compute if compute == 4 else compute + 4  # cast to float32
+    sent = MemoryItem("buffers", as_sent * min(_BUCKET, weights.trained), "gradients on their way")
     if division.kind in ("zero1", "zero2"):
         return [sent]
     if division.kind == "zero3":
@@ -171,7 +171,11 @@ def _buffers(weights: WeightCounts, division: Division, compute: int) -> list[Me
         return [MemoryItem("gathered", compute * whole, "weights that are whole at once, at most"), sent]
     if division.kind == "fsdp":
         whole = compute * (weights.outside + 2 * weights.layer)
-        return [MemoryItem("gathered", whole, "two layers and everything outside of layers, whole")]
+        largest = (compute + 4) * max(weights.outside, weights.layer)
+        return [
+            MemoryItem("gathered", whole, "two layers and everything outside of layers, whole"),
+            MemoryItem("buffers", largest, "gradients of a part of the model on their way, and in float32"),
+        ]
     return [MemoryItem("buffers", 4 * weights.trained if division.processes > 1 else 0, "gradients that DDP averages")]
 
 

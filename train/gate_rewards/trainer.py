@@ -190,5 +190,6 @@ class _Refresh(TrainerCallback):
             self._trainer.take_round(state.global_step // self._steps, kept=state.global_step % self._steps > 0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._steps and state.global_step % self._steps == 0 and state.global_step < state.max_steps:
+        is_due = self._steps and state.global_step % self._steps == 0 and state.global_step < state.max_steps
+        if is_due and not control.should_training_stop:  # a run that stops here measures when it is resumed
             self._trainer.take_round(state.global_step // self._steps)

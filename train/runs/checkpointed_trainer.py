@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import math
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel, set_peft_model_state_dict
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProgressCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from reflectune.core.durable import sync
 from reflectune.core.errors import UserError
+from reflectune.core.launching import any_process, launch_processes
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names, first_few
 from reflectune.models.weights.adapters import check_adapter, read_adapter
+from reflectune.train.runs.failures import not_finite
 from reflectune.train.runs.logs import ProgressWithSpeed
 from reflectune.train.weights.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
-from reflectune.train.weights.parameters import parameter_count
+from reflectune.train.weights.parameters import are_finite, parameter_count
 
 Save = Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
 """Writes model, processor and scheme into a folder, from gathered weights if there are any."""
@@ -51,6 +61,8 @@ class CheckpointedTrainer(Trainer):
 
     patience: int | None = None
     """Validations without a better metric before training stops; None for any number."""
+    _has_sigterm = _ends_early = False
+    """True once this process got SIGTERM; True once all processes agreed to stop for one."""
 
     def keep_checkpoints(self, run: Run) -> None:
         """Take over checkpoints and the progress line from the stock trainer, before training begins."""
@@ -58,8 +70,80 @@ class CheckpointedTrainer(Trainer):
         self._checkpoints_to_keep, self.args.save_total_limit = self.args.save_total_limit or 1, None
         self._bare_model, self._save_to, self.settings = run.model, run.save, run.settings
         self._folder = Path(str(self.args.output_dir))
+        self.processes = launch_processes()
+        self.step_losses: list[tuple[Tensor, Sequence[str]]] = []
         if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
             self.add_callback(ProgressWithSpeed())
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """Train. After the step in which a process gets SIGTERM, save a checkpoint and exit with status 143.
+
+        With transformers' `enable_jit_checkpoint` (5.23) each process saves at a step of its own, and the run seems
+        finished.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()  # Python calls handlers there alone
+        before = signal.signal(signal.SIGTERM, self._note_sigterm) if in_main_thread else None
+        try:
+            output = super().train(*arguments, **named)
+        finally:
+            if in_main_thread:
+                signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        if self._ends_early and self.state.global_step < self.state.max_steps:
+            self.processes.wait()  # the first process has marked the checkpoint
+            if self.processes.index == 0:
+                print(f"stopped by SIGTERM after step {self.state.global_step}; run the same command again to go on")
+            sys.exit(128 + signal.SIGTERM)
+        return output
+
+    def _note_sigterm(self, *_: Any) -> None:
+        self._has_sigterm = True
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Make the stock loader, whose workers leave SIGTERM to this process: a scheduler sends it to all."""
+        loader: Any = super().get_train_dataloader()
+        inner = getattr(loader, "base_dataloader", loader)
+        inner.worker_init_fn = functools.partial(_ignore_sigterm, inner.worker_init_fn)
+        return loader
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Return the norm of a step's gradient; all processes agree here to go on.
+
+        DDP and FSDP have not changed the weights yet. DeepSpeed has, but for a step whose norm is not finite.
+
+        Raises:
+            UserError: The norm, or a loss in any process, is not finite.
+        """
+        norm = super()._get_grad_norm(model, grad_norm)
+        losses = [(loss.item(), examples) for loss, examples in self.step_losses]
+        self.step_losses = []
+        values = [*([] if norm is None else [norm]), *(loss for loss, _ in losses)]
+        is_sound = all(map(math.isfinite, values))
+        is_unsound, self._ends_early = any_process(not is_sound, self._has_sigterm)
+        if is_unsound:
+            raise not_finite(self.state.global_step + 1, float(norm or 0.0), gather_object(losses))
+        if self._ends_early:
+            self.control.should_save = self.control.should_training_stop = True
+        return norm
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the weights. Under ZeRO-1 and ZeRO-2 the first process writes its own tensors.
+
+        The stock trainer (5.23) has each process copy all weights into its memory there.
+
+        Raises:
+            UserError: Some weights are not finite, in any process. Nothing is written.
+        """
+        if any(any_process(not are_finite(self._bare_model))):
+            raise UserError(
+                f"some weights are not finite at step {self.state.global_step}; lower `learning_rate`. The last "
+                "checkpoint is kept"
+            )
+        if self.is_deepspeed_enabled:
+            engine: Any = self.deepspeed
+            is_sharded = engine.zero_optimization_stage() == 3
+            self._save(output_dir, self.accelerator.get_state_dict(engine) if is_sharded else None)
+        else:
+            super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         if self.args.should_save:
@@ -72,10 +156,14 @@ class CheckpointedTrainer(Trainer):
             needed = checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled, fsdp=self.is_fsdp_enabled)
             refuse_full_disk(self._folder, needed)
         super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
+        step = self.state.global_step
+        checkpoint = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        self.processes.wait()
+        if self.args.local_process_index == 0:
+            sync(checkpoint)  # each machine has the files of its own processes in its cache
+        self.processes.wait()
         if self.args.should_save:
-            step = self.state.global_step
-            mark_checkpoint_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
+            mark_checkpoint_whole(checkpoint, self.settings, step)
             keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:
@@ -99,6 +187,12 @@ class CheckpointedTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         else:
             load_weights(self._bare_model, resume_from_checkpoint)
+
+
+def _ignore_sigterm(initialise: Callable[[int], None] | None, worker: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if initialise is not None:
+        initialise(worker)
 
 
 def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None:

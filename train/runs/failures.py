@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +33,27 @@ class FailingBatch:
     @property
     def words(self) -> str:
         """The step and its examples, for a message."""
-        examples = self.inputs["sample_ids"]
-        more = f" and {len(examples) - _SHOWN} more" if len(examples) > _SHOWN else ""
-        tokens = self.inputs["input_ids"].numel()
-        return f"step {self.step}, on the examples {', '.join(examples[:_SHOWN])}{more} ({tokens:,} tokens)"
+        return f"step {self.step}{_on(self.inputs['sample_ids'])} ({self.inputs['input_ids'].numel():,} tokens)"
+
+
+def _on(examples: Sequence[str]) -> str:
+    more = f" and {len(examples) - _SHOWN} more" if len(examples) > _SHOWN else ""
+    return f", on the examples {', '.join(examples[:_SHOWN])}{more}" if examples else ""
+
+
+def not_finite(step: int, norm: float, losses: Sequence[tuple[float, Sequence[str]]]) -> UserError:
+    """Return the error about a step whose loss or gradient is not finite.
+
+    Args:
+        step: The step.
+        norm: The gradient's norm.
+        losses: Losses of the step's batches in all processes, each with its examples.
+    """
+    unsound = [(loss, examples) for loss, examples in losses if not math.isfinite(loss)]
+    found = f"the loss became {unsound[0][0]}" if unsound else f"the gradient's norm became {norm}"
+    examples = [example for _, batch in unsound or losses for example in batch]
+    look = "lower `learning_rate`, or look into these examples" if examples else "lower `learning_rate`"
+    return UserError(f"{found} at step {step}{_on(examples)}; {look}. The last checkpoint is kept")
 
 
 class StepOutOfMemoryError(RuntimeError):

@@ -6,7 +6,7 @@ import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
+from reflectune.core.launching import ending_together
 from reflectune.models.loading import Loaded, save_checkpoint
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.output_head import read_in_float32
@@ -106,6 +107,13 @@ def run(config: TrainingConfig, method: Method) -> None:
     keep_to_one_gpu(args)
     refuse_unshared(config.output_dir, args)
     say(args, idle_gpus(args))
+    with ending_together():
+        _run(config, method, args, kind)
+    if not config.dry_run:
+        publish(config.output_dir, PublishingConfig.of(config), args)
+
+
+def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: str) -> None:
     divided = Sharding(kind, from_file=kind == "fsdp" and not (config.dry_run or method.reads_whole_model))
     loaded, adapted = _load(config, method, args, divided)
     batch = global_batch(args)
@@ -140,7 +148,6 @@ def run(config: TrainingConfig, method: Method) -> None:
             settings=settings,
         )
         train(trainer, card)
-    publish(config.output_dir, PublishingConfig.of(config), args)
 
 
 def _load(
@@ -154,7 +161,7 @@ def _load(
 def is_trained_already(
     config: TrainingConfig, args: TrainingArguments, batch: GlobalBatch, why_fixed: str, settings: Mapping[str, Any]
 ) -> bool:
-    """Return True if `output_dir` holds the final checkpoint of this run, which is then published.
+    """Return True if `output_dir` holds the final checkpoint of this run.
 
     Raises:
         UserError: The folder holds another run, or one with another global batch.
@@ -166,7 +173,6 @@ def is_trained_already(
     if not is_finished(folder, settings):
         return False
     say(args, f"nothing to do: {folder} holds this run's final checkpoint")
-    publish(folder, PublishingConfig.of(config), args)
     return True
 
 
@@ -175,6 +181,7 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
     check_engaged(trainer, os.environ)
+    reduce_in_float32(trainer)
     shard(trainer)
     checkpoint = last_whole_checkpoint(output_dir, settings, discard=args.should_save, say=lambda text: say(args, text))
     if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
@@ -195,8 +202,6 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None
         last = trainer.state.best_global_step if best_metric else None
         write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
         mark_whole(output_dir, settings, trainer.state.global_step)
-    # a process that fails makes the launcher end the others, which must not be writing then
-    trainer.accelerator.wait_for_everyone()
 
 
 def save_model(
@@ -228,6 +233,20 @@ def say(args: TrainingArguments, text: str) -> None:
     """Print a text in the first process, unless it is empty."""
     if text and args.process_index == 0:
         print(text, flush=True)
+
+
+def reduce_in_float32(trainer: Any) -> None:
+    """Let gradients be accumulated and averaged in float32, as under DDP. A launch's own DeepSpeed file wins.
+
+    By default DeepSpeed (0.19) and accelerate's FSDP (1.15) do both in the precision of the forward pass.
+    """
+    state = trainer.accelerator.state
+    if trainer.is_deepspeed_enabled:
+        own = state.deepspeed_plugin.deepspeed_config
+        own.setdefault("communication_data_type", "fp32")
+        own.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    elif trainer.is_fsdp_enabled and (policy := state.fsdp_plugin.mixed_precision_policy):
+        state.fsdp_plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
 
 
 def shard(trainer: Any) -> None:

@@ -12,7 +12,6 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import IGNORE
@@ -128,21 +127,13 @@ class ReflectionTrainer(CheckpointedTrainer):
             inputs: The model's inputs, `labels`, `weights` and `sample_ids`, from the collator.
             return_outputs: Must be False.
             num_items_in_batch: The weight of the supervised tokens of the global batch.
-
-        Raises:
-            UserError: The loss is not finite.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
         sample_ids = inputs.pop("sample_ids")
         summed = self.summed_loss(model, inputs, sample_ids)
         # gradients are averaged over the processes, so that their number cancels
         loss = summed / num_items_in_batch * self.accelerator.num_processes
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"the loss became {loss.item()} at step {self.state.global_step + 1}, on the examples "
-                f"{', '.join(sample_ids)}; lower `learning_rate`, or look into these examples. "
-                "The last checkpoint is kept"
-            )
+        self.step_losses.append((loss.detach(), sample_ids))
         return loss
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
@@ -188,7 +179,7 @@ class ReflectionTrainer(CheckpointedTrainer):
             self.save_model(str(partial), _internal_call=True)
             if self.args.should_save:
                 put_in_place(partial, self._folder, self.settings, step)
-            self.accelerator.wait_for_everyone()
+            self.processes.wait()
         elif name and is_patience_exhausted(
             self.state.log_history, name, self.state.best_global_step or 0, self.patience
         ):

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from reflectune.core.durable import read_json, write_json
+from reflectune.core.durable import read_json, sync, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 
@@ -30,12 +30,14 @@ _READ_WHOLE: Final = 1 << 30
 
 
 def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
-    """Record that a checkpoint's folder is complete, with the run that it belongs to."""
+    """Write a checkpoint's files to the disk, then record that it is complete, with the run that it belongs to."""
+    sync(Path(folder))
     write_json(Path(folder, RECORD), {"step": step, "settings": dict(settings)})
 
 
 def mark_checkpoint_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
     """Record it as `mark_whole` does, with the size of each file, to detect files that are cut or lost later."""
+    sync(Path(folder))
     record = {"step": step, "settings": dict(settings), _FILES: file_sizes(Path(folder))}
     write_json(Path(folder, RECORD), record)
 

@@ -133,11 +133,27 @@ def parameter_count(parameter: nn.Parameter) -> int:
 
 
 def keep_trained_weights_in_fp32(model: nn.Module) -> None:
-    """Cast trained weights to fp32: in bf16 most small updates would be rounded away."""
-    for parameter in model.parameters():
-        # DeepSpeed keeps fp32 masters itself, and sharded weights can't be cast here
-        if parameter.requires_grad and parameter.dtype != torch.float32 and not hasattr(parameter, "ds_numel"):
+    """Cast trained weights to fp32: in bf16 most small updates would be rounded away.
+
+    Those of ZeRO-3 stay: DeepSpeed keeps fp32 masters itself. So does a matrix that grew and is not sharded yet:
+    DeepSpeed needs one dtype.
+    """
+    parameters = list(model.parameters())
+    if any(hasattr(parameter, "ds_numel") for parameter in parameters):
+        return
+    for parameter in parameters:
+        if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
+
+
+def are_finite(model: nn.Module) -> bool:
+    """Return True if all trained weights that this process holds are finite."""
+    for parameter in model.parameters():
+        held: Any = getattr(parameter, "ds_tensor", parameter)  # a shard of ZeRO-3
+        held = held.to_local() if hasattr(held, "to_local") else held  # of FSDP
+        if parameter.requires_grad and not torch.isfinite(held).all():
+            return False
+    return True
 
 
 def adapters_of(model: nn.Module) -> list[Any]:

@@ -1,0 +1,92 @@
+"""Steps that are not finite, SIGTERM, and files on their way to the disk."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from reflectune.core.errors import UserError
+from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.runs.trainer import ReflectionTrainer
+from reflectune.train.weights.checkpoints import RECORD, records_of
+
+
+@pytest.mark.parametrize("spoilt", ["gradient", "weights", "loss"])
+def test_a_step_that_is_not_finite_is_not_saved(
+    spoilt: str, config, assert_equal_weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, original = config("resumed"), ReflectionTrainer.training_step
+
+    def training_step(self: Any, model: Any, *rest: Any) -> torch.Tensor:
+        loss = original(self, model, *rest)
+        if self.state.global_step == 5 and spoilt == "loss":
+            self.step_losses[-1] = (loss * torch.inf, ("k1",))
+        elif self.state.global_step == 5:
+            parameter = next(p for p in model.parameters() if p.grad is not None)
+            (parameter.grad if spoilt == "gradient" else parameter.data).view(-1)[0] = torch.nan
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReflectionTrainer, "training_step", training_step)
+        found = {
+            "gradient": "the gradient's norm became nan at step 6, on the examples [kv]",
+            "weights": "some weights are not finite at step 6",
+            "loss": "the loss became inf at step 6, on the examples k1;",
+        }
+        with pytest.raises(UserError, match=found[spoilt]):
+            fine_tune(run)
+    assert records_of(run.output_dir).keys() == {"checkpoint-3"}
+    fine_tune(run)
+    fine_tune(config("straight"))
+
+    assert_equal_weights(config("straight").output_dir, run.output_dir)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sigterm_saves_a_checkpoint_and_stops(
+    workers: int, config, assert_equal_weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler sends it to all processes of a job, often twice."""
+    run, original = config("resumed", dataloader_workers=workers), ReflectionTrainer.training_step
+
+    def training_step(self: Any, *rest: Any) -> torch.Tensor:
+        if self.state.global_step == 3:
+            for process in [*psutil.Process().children(), psutil.Process()] * 2:
+                process.terminate()
+        return original(self, *rest)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # not to end the tests
+    with monkeypatch.context() as patch:
+        patch.setattr(ReflectionTrainer, "training_step", training_step)
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            fine_tune(run)
+    assert signal.signal(signal.SIGTERM, before) is signal.default_int_handler
+    assert records_of(run.output_dir).keys() == {"checkpoint-4"}
+    fine_tune(run)
+    fine_tune(config("straight"))
+
+    assert_equal_weights(config("straight").output_dir, run.output_dir)
+
+
+def test_a_checkpoint_is_on_the_disk_before_the_one_before_is_deleted(config, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+    deleted, delete = [], shutil.rmtree
+
+    def rmtree(folder: Path, *rest: Any, **named: Any) -> None:
+        if folder.name == "checkpoint-3":
+            deleted.append(folder)
+            files = {str(path) for path in folder.with_name("checkpoint-6").rglob("*") if path.name != RECORD}
+            assert files | {str(folder.with_name("checkpoint-6"))} <= synced
+            assert any(path.endswith("optimizer.pt") for path in files)
+        delete(folder, *rest, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    fine_tune(config(max_steps=6))
+
+    assert deleted
