@@ -2,26 +2,34 @@
 
 accelerate launch … sharded_worker.py RUNS.json
 
-The file lists runs: `notes`, a folder; `last`, the step to be cut off after, or 0; `left`, a file that must be there
-once it is cut off; `port`, where the run's processes meet; `argv`, the command line of `train/sft.py`. Each run is a
-fork of a process that has imported the libraries: they are imported once, and no run sees what another left in memory.
+The file lists runs: `notes`, a folder; `fault`, one of `FAULTS` or ""; `left`, a file that must be there after it;
+`port`, where the run's processes meet; `argv`, the command line of `train/sft.py`. Each run is a fork of a process that
+has imported the libraries: they are imported once, and no run sees what another left in memory.
+
+A GPU's precision, bfloat16, is allowed here on CPUs too.
 """
 
 import importlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from transformers import TrainerCallback, training_args
 
 from reflectune.train import sft
+from reflectune.train.runs import skeleton
 from reflectune.train.runs.supervised import fine_tune  # noqa: F401  imported before the fork
 from reflectune.train.runs.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
+FAULTS = {"cut": (9,), "nan": (1, 2), "sigterm": (143,)}
+"""The statuses that a run ends with: cut off after step 3, a NaN gradient in step 4, SIGTERM in step 3."""
 
 
 def held(parameter: Any) -> int:
@@ -41,17 +49,32 @@ def moments(optimizer: Any) -> int:
 
 
 class Look(TrainerCallback):
-    def __init__(self, notes: Path, last: int) -> None:
-        self.notes, self.last = notes, last
+    def __init__(self, notes: Path, fault: str) -> None:
+        self.notes, self.fault, self.gradients, self.copies = notes, fault, 0, 0
+        original = Accelerator.get_state_dict
+
+        def get_state_dict(*args: Any, **kwargs: Any) -> Any:
+            self.copies += 1
+            return original(*args, **kwargs)
+
+        Accelerator.get_state_dict = get_state_dict  # type: ignore[method-assign]
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.gradients = sum(held(p.grad) for p in kwargs["model"].parameters() if p.grad is not None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.last and state.global_step == self.last:
+        if self.fault == "cut" and state.global_step == 3:
             os._exit(9)
-        parameters = list(kwargs["model"].parameters())
+        parameters, sharded = list(kwargs["model"].parameters()), getattr(kwargs["optimizer"], "optimizer", None)
+        policy = getattr(getattr(AcceleratorState(), "fsdp_plugin", None), "mixed_precision_policy", None)
         note = {
             "weights": sum(map(held, parameters)),
             "moments": moments(kwargs["optimizer"]),
             "all": sum(getattr(p, "ds_numel", p.numel()) for p in parameters),
+            "gradients": self.gradients,
+            "copies": self.copies,
+            "sums": str(getattr(sharded, "gradient_accumulation_dtype", "")),
+            "means": str(getattr(sharded, "communication_data_type", getattr(policy, "reduce_dtype", ""))),
         }
         (self.notes / f"{args.process_index}.json").write_text(json.dumps(note))
 
@@ -61,10 +84,25 @@ def train(settings: dict[str, Any]) -> None:
     original = ReflectionTrainer.train
 
     def watched(self: Any, **kwargs: Any) -> Any:
-        self.add_callback(Look(Path(settings["notes"]), settings["last"]))
+        self.add_callback(Look(Path(settings["notes"]), settings["fault"]))
         return original(self, **kwargs)
 
     ReflectionTrainer.train = watched  # type: ignore[method-assign]
+    compute_loss = ReflectionTrainer.compute_loss
+
+    def faulty(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = compute_loss(self, *args, **kwargs)
+        due = (settings["fault"], self.state.global_step) if self.args.process_index == 1 else None
+        if due == ("sigterm", 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if due == ("nan", 3):
+            loss.register_hook(lambda gradient: gradient * torch.nan)
+        return loss
+
+    ReflectionTrainer.compute_loss = faulty  # type: ignore[method-assign]
+    if "bfloat16" in settings["argv"]:
+        skeleton.refuse_bad_launch = lambda *_: None
+        training_args.is_torch_bf16_gpu_available = lambda *_: True
     # rank 0 opens a port for each run, as without torchrun's agent
     os.environ |= {"MASTER_PORT": str(settings["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     sys.argv[1:] = settings["argv"]
@@ -81,8 +119,8 @@ if __name__ == "__main__":
             os.getppid = lambda: launcher  # the processes of a launch know one another by it
             train(settings)
             sys.exit()
-        failed = os.waitpid(child, 0)[1] != 0
-        if failed != bool(settings["last"]):
-            sys.exit(f"the run {settings['argv']} {'failed' if failed else 'was not cut off'}")
-        if failed and not Path(settings["left"]).is_file():
-            sys.exit(f"the run {settings['argv']} was cut off before it wrote {settings['left']}")
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status not in FAULTS.get(settings["fault"], (0,)):
+            sys.exit(f"the run {settings['argv']} with the fault {settings['fault']!r} ended with {status}")
+        if settings["fault"] and not Path(settings["left"]).is_file():
+            sys.exit(f"the run {settings['argv']} ended before it wrote {settings['left']}")

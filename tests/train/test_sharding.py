@@ -57,12 +57,12 @@ def launch_config(name: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """Four steps of training into a folder; cut off after a step, if there is one."""
+    """Four steps of training into a folder, or up to a fault of `sharded_worker.py`."""
 
     output: Path
     model: Path
     more: tuple[str, ...]
-    cut_after: int = 0
+    fault: str = ""
 
     @property
     def notes(self) -> Path:
@@ -84,9 +84,9 @@ class Run:
             "logging_steps": 1,
         }
         argv = [text for key, value in options.items() for text in (f"--{key}", str(value))]
-        left = str(self.output / "checkpoint-2" / "run.json")
+        left = str(self.output / f"checkpoint-{2 if self.fault == 'cut' else 3}" / "run.json")
         where = {"notes": str(self.notes), "left": left, "port": free_port()}
-        return {**where, "last": self.cut_after, "argv": [*argv, *self.more]}
+        return {**where, "fault": self.fault, "argv": [*argv, *self.more]}
 
 
 def free_port() -> int:
@@ -153,7 +153,7 @@ def measured(output: Path) -> dict[str, list[float]]:
     return {name: [row[name] for row in rows if name in row] for name in names}
 
 
-def notes(output: Path) -> list[dict[str, int]]:
+def notes(output: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(output.with_name(f"{output.name}_notes").glob("*.json"))]
 
 
@@ -171,7 +171,7 @@ def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
     name: str, family: Family, divided: set[str], launch, models, ddp, tmp_path
 ) -> None:
     model, output, expected = models(family), tmp_path / name, ddp[family]
-    launch(name, Run(output, model, BEST, cut_after=3), Run(output, model, BEST))
+    launch(name, Run(output, model, BEST, fault="cut"), Run(output, model, BEST))
 
     actual, requested = measured(output), measured(expected)
     assert actual.keys() == requested.keys()
@@ -205,3 +205,35 @@ def test_adapters_train_under_zero_2_as_under_ddp(launch, models, ddp, tmp_path)
         torch.testing.assert_close(sharded_weights[key], weight, rtol=1e-3, atol=1e-4)
     assert load(str(output)).is_tuned
     assert all(math.isfinite(value) for value in measured(output)["eval_loss"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("zero2", marks=needs_deepspeed),
+        pytest.param("zero3", marks=needs_deepspeed),
+        "fsdp2",
+        "cpu_2_processes",
+    ],
+)
+def test_in_bfloat16_a_run_with_faults_ends_with_the_straight_runs_weights(
+    name: str, launch: Callable[..., None], models: Callable[[Family], Path], tmp_path: Path
+) -> None:
+    """The model's token table has no room for the new tokens."""
+    straight, output, model = tmp_path / "straight", tmp_path / "resumed", models("llava")
+    shorter = ("--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "1")
+    options = ("--dtype", "bfloat16", *shorter, *BEST)
+    faults = [Run(output, model, options, fault) for fault in ("sigterm", "nan", "")]
+    launch(name, Run(straight, model, options), *faults)
+
+    expected, actual = (load_file(folder / "model.safetensors") for folder in (straight, output))
+    assert expected.keys() == actual.keys()
+    assert [key for key in expected if not torch.equal(expected[key], actual[key])] == []
+    assert measured(straight) == measured(output)
+    for note in notes(straight) if name != "cpu_2_processes" else ():
+        assert note["means"] == "torch.float32"
+        if name == "fsdp2":
+            assert 0.45 * note["all"] < note["gradients"] < 0.55 * note["all"]  # float32, as the weights
+        else:
+            assert note["sums"] == "torch.float32"
+            assert bool(note["copies"]) == (name == "zero3")

@@ -45,16 +45,13 @@ def test_one_process_holds_sixteen_bytes_a_weight_and_casts_in_half_precision() 
     assert held(FULL, "", 8, 4)["buffers"] == 28 * BILLION  # DDP's
 
 
-def test_zero_2_and_3_hold_what_deepspeeds_own_estimate_says() -> None:
-    """2 and 18 / N bytes a weight, and 18 / N, in `estimate_zero2_model_states_mem_needs` and its like (0.19.8).
-
-    ZeRO-3's leaves out gradients in half precision, which ZeRO-2's counts.
-    """
+def test_zero_2_and_3_divide_gradients_masters_and_moments_in_float32() -> None:
+    """2 and 16 / N bytes a weight; ZeRO-3 divides the 2 too, and copies gradients into one tensor to step."""
     two, three = held(FULL, "zero2", 8), held(FULL, "zero3", 8)
 
-    assert sum(two.values()) - two["buffers"] == (2 + 18 / 8) * 7 * BILLION
-    assert two["buffers"] == 2 * 5 * 10**8
-    assert sum(three.values()) - three["buffers"] - three["gathered"] == (18 + 2) / 8 * 7 * BILLION
+    assert sum(two.values()) - two["buffers"] == (2 + 16 / 8) * 7 * BILLION
+    assert two["buffers"] == (2 + 4) * 5 * 10**8
+    assert sum(three.values()) - three["buffers"] - three["gathered"] == (18 + 4) / 8 * 7 * BILLION
     assert three["gathered"] == 2 * 1_050_000_000
 
 
@@ -64,6 +61,7 @@ def test_what_zero_1_and_fsdp_divide() -> None:
     assert (one["weights"], one["gradients"], one["moments"]) == (28 * BILLION, 28 * BILLION, 8 * BILLION)
     assert (fsdp["weights"], fsdp["gradients"], fsdp["moments"]) == (4 * BILLION, 4 * BILLION, 8 * BILLION)
     assert fsdp["gathered"] == 2 * (BILLION + 2 * 2 * 10**8)
+    assert fsdp["buffers"] == (2 + 4) * BILLION
 
 
 def test_offloading_leaves_gathered_weights_and_activations() -> None:

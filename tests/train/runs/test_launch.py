@@ -296,9 +296,7 @@ def test_fsdp_shards_the_gradients_of_each_batch(monkeypatch: pytest.MonkeyPatch
     assert config == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 
 
-def test_the_timeout_of_collective_operations_is_a_key(
-    start_processes: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_the_timeout_of_collective_operations_is_a_key(start_processes, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\nfrom torch import distributed\nfrom transformers import TrainingArguments\n"
