@@ -157,13 +157,18 @@ def test_an_index_of_another_knowledge_base_is_refused(config, world, tmp_path) 
         experiment.run(config(**settings, pipelines=["mr2ag"]))
 
 
-def test_a_data_set_that_says_little_runs_to_the_report(make, config, encoder, tmp_path) -> None:
-    Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png")
+def test_a_data_set_that_says_little_and_has_its_pictures_elsewhere_runs(make, config, encoder, tmp_path) -> None:
+    folder = tmp_path / "data"
+    for path in (folder / "a.png", tmp_path / "asked.png"):
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64), "red").save(path)
     entry = Entry(id="e0", title="Title", images=("a.png",), sections=(Section("", "A red thing."),))
-    make.data_set(tmp_path, [entry], [make.question(0, image="a.png", requires_retrieval=None)], encoder)
-    where = {"dataset": str(tmp_path), "index": str(tmp_path / "index"), "output": str(tmp_path / "out")}
+    question = make.question(0, image=str(tmp_path / "asked.png"), requires_retrieval=None)
+    make.data_set(folder, [entry], [question], encoder, image_root=str(tmp_path))
+    where = {"dataset": str(folder), "index": str(folder / "index"), "output": str(tmp_path / "out")}
     metrics = experiment.run(config(**where, splits=["val_unseen_entity"]))
     assert metrics["relevance"] == {"within_article": None, "look_alikes": None, "by_attribute": {}}
+    assert metrics["pipelines"]["mr2ag"]["unseen_entity"]["n"] == 1
     report = (tmp_path / "out/report.html").read_text()
     assert "not expected to be right" in re.sub(r"\s+", " ", report)
     assert "no evidence" in report
