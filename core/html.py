@@ -81,9 +81,5 @@ class Table:
 @functools.cache
 def _environment() -> Environment:
     return Environment(
-        loader=FileSystemLoader(ROOT),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

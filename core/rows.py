@@ -14,12 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 Value = TypeVar("Value")
 
-_COLUMNS: Mapping[type, pa.DataType] = {
-    str: pa.string(),
-    bool: pa.bool_(),
-    int: pa.int32(),
-    float: pa.float64(),
-}
+_COLUMNS: Mapping[type, pa.DataType] = {str: pa.string(), bool: pa.bool_(), int: pa.int32(), float: pa.float64()}
 
 
 @functools.cache

@@ -16,9 +16,7 @@ class CompareConfig(Settings):
 
     evaluations: list[str] = setting([], "folders that `evaluate` wrote", needed="folders that `evaluate` wrote")
     output: Annotated[str, output_of()] = setting(
-        "",
-        "folder for compare.md, compare.svg and compare.json",
-        needed="a folder for compare.md and compare.svg",
+        "", "folder for compare.md, compare.svg and compare.json", needed="a folder for compare.md and compare.svg"
     )
     cost: Annotated[str, one_of(*COSTS)] = setting("read", "the horizontal axis of the plot")
     dry_run: bool = setting(False, "say what would be done, and stop")

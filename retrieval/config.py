@@ -15,10 +15,7 @@ class SummarySettings(Settings):
     """Weight of summaries in an entry's score."""
 
     summary_share: float = setting(
-        0.0,
-        "share of the title's weight that an entry's summary gets; needs `build_index --summaries`",
-        ge=0,
-        le=1,
+        0.0, "share of the title's weight that an entry's summary gets; needs `build_index --summaries`", ge=0, le=1
     )
 
 

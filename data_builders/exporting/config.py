@@ -25,8 +25,7 @@ class ExportConfig(Settings):
         "absolute", "name images by absolute path, or copy them into `output`"
     )
     space: bool = setting(
-        True,
-        "write a space between mR²AG's tokens and answers; false if the chat template puts none before a reply",
+        True, "write a space between mR²AG's tokens and answers; false if the chat template puts none before a reply"
     )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a bad row: write nothing, or leave it out and list it in rejected.jsonl"

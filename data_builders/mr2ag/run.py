@@ -27,13 +27,7 @@ from reflectune.data_builders.mr2ag.cost import estimate
 from reflectune.data_builders.mr2ag.report import STATISTICS, page_article, statistics, summary
 from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roots, select_questions
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.reflection_data import (
-    MANIFEST,
-    Manifest,
-    read_manifest,
-    write_examples,
-    write_manifest,
-)
+from reflectune.formats.reflection_data import MANIFEST, Manifest, read_manifest, write_examples, write_manifest
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever

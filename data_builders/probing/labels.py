@@ -12,13 +12,7 @@ from typing import Literal
 from reflectune.core.config import Settings, setting
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
-from reflectune.data_builders.probing.records import (
-    DocumentProbe,
-    Probe,
-    ProbedAnswer,
-    drawn_rate,
-    greedy_correctness,
-)
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, drawn_rate, greedy_correctness
 
 RuleName = Literal["paper", "outcome", "rate", "margin"]
 

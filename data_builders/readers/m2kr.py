@@ -140,8 +140,5 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
         title, content = title or titled["title"], titled["content"]
     image = images.find_for(row, "passage_id", passage_id)
     return Entry(
-        id=passage_id,
-        title=title or passage_id,
-        images=(image,) if image else (),
-        sections=(Section("", content),),
+        id=passage_id, title=title or passage_id, images=(image,) if image else (), sections=(Section("", content),)
     )

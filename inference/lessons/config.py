@@ -67,8 +67,7 @@ class LessonSettings(ReagLessonKeys, SplitKey, DatasetSettings):
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     query_forms: list[str] = setting(
-        list(FORMS),
-        "forms of the teacher's query, and of MI-RAG's second one: texts with {title} and {heading}",
+        list(FORMS), "forms of the teacher's query, and of MI-RAG's second one: texts with {title} and {heading}"
     )
     limit: int | None = setting(None, "questions, drawn by seed; all if unset", ge=1)
     renamed: int = setting(

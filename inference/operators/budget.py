@@ -107,11 +107,7 @@ class Budget:
             counts: Counts of a trajectory, with `read` and `generated` among them.
             spent: The used part of the run's budget.
         """
-        used = {
-            "question_tokens": counts["read"] + counts["generated"],
-            "run_tokens": spent[0],
-            "run_cost": spent[1],
-        }
+        used = {"question_tokens": counts["read"] + counts["generated"], "run_tokens": spent[0], "run_cost": spent[1]}
         return next((Limit(key, value) for key, value in self.limits.items() if used[key] >= value), None)
 
 

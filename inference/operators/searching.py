@@ -141,12 +141,7 @@ def knowledge_bases(
 
 
 def _pairs(
-    entries: QueryRetriever,
-    knowledge: KnowledgeBase,
-    text: PairText,
-    weights: Weights | None,
-    top_n: int,
-    lead: Lead,
+    entries: QueryRetriever, knowledge: KnowledgeBase, text: PairText, weights: Weights | None, top_n: int, lead: Lead
 ) -> Searcher:
     """Build the base `pairs`: entries with a passage, their summary, or all of their passages."""
     if text == "summary":

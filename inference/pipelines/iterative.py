@@ -18,14 +18,7 @@ from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
 from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
-from reflectune.inference.pipelines.requirements import (
-    BUDGET,
-    ENTRY_INDEX,
-    REMOTE,
-    SERVER,
-    Requirement,
-    RoleSettings,
-)
+from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.joint import OnFailure, split_budget

@@ -190,12 +190,7 @@ def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str
         used=trace.used[:read],
         mct=mct,
         fallback="closed_book" if trace.retrieved and not read else trace.fallback,
-        tokens={
-            **trace.tokens,
-            **usage,
-            "passages_read": read,
-            "passages_not_read": given - read,
-        },
+        tokens={**trace.tokens, **usage, "passages_read": read, "passages_not_read": given - read},
     )
 
 

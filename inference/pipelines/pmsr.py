@@ -160,11 +160,7 @@ class Pmsr(PmsrFixed):
 
 
 _recipe = partial(
-    iterative_recipe,
-    requires=(ANY_INDEX, OPTIONAL_TEXTS),
-    pair_text="summary",
-    takes_texts=True,
-    has_own_depth=True,
+    iterative_recipe, requires=(ANY_INDEX, OPTIONAL_TEXTS), pair_text="summary", takes_texts=True, has_own_depth=True
 )
 RECIPES = {
     **_recipe("pmsr", PmsrSettings, lambda settings, parts: Pmsr(settings, settings.budgets(parts))),

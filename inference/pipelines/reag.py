@@ -93,10 +93,7 @@ class ReagSettings(CandidateSettings, DepthSettings, TrajectorySettings):
         0.1, "ReAG: keep a passage if P(Yes) in the full softmax is above this; 0.1 in the paper", ge=0, le=1
     )
     crop: float = setting(
-        0.0,
-        "ReAG: also search with the picture's centre, this share of its width and height; 0: don't",
-        ge=0,
-        le=1,
+        0.0, "ReAG: also search with the picture's centre, this share of its width and height; 0: don't", ge=0, le=1
     )
     box_field: str = setting(
         "", "ReAG: field of a question's `meta` with a box to search with: left, top, right, bottom as shares of 1"

@@ -74,13 +74,7 @@ def _make(name: str, settings: TextRagSettings, parts: PipelineParts) -> TextRAG
 
 
 _RECIPE = Recipe(
-    _make,
-    TextRagSettings,
-    "base_model",
-    knowledge_based,
-    requires=(TEXTS,),
-    form="text_rag",
-    has_own_depth=True,
+    _make, TextRagSettings, "base_model", knowledge_based, requires=(TEXTS,), form="text_rag", has_own_depth=True
 )
 RECIPES = {
     "text_rag": _RECIPE,

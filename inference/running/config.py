@@ -119,8 +119,7 @@ class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
         [0.0, 0.25, 0.5, 0.75, 1.0], "weights of titles in an entry's score; eq. 3: 0.5", needed=""
     )
     text_weights: list[Share] = setting(
-        [],
-        "also search with the question's text, weighted so against titles, the rest image against image",
+        [], "also search with the question's text, weighted so against titles, the rest image against image"
     )
     fusion: Fusion = setting(
         "scores", "text_weights: add up scores, or search one vector: their sum, or the encoder's own (features)"

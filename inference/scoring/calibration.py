@@ -38,15 +38,13 @@ def calibration(
         - `ece_scaled`: the error after scaling, on questions that the temperature was not fitted on. Questions are
         halved by
           a hash of their first entity (of their id if they name none), so that questions about one entity are in one
-          half;
-          each half is scaled by the temperature of the other;
+          half; each half is scaled by the temperature of the other;
         - `reduction`: the first minus the second, paired by question;
         - `temperature`: fitted on all questions, for use on others;
         - `n`: number of questions.
 
         Intervals resample questions with all their passages, at fixed temperatures. A gate is left out if all outcomes
-        of a
-        half are equal.
+        of a half are equal.
     """
     predictions = gate_predictions(questions, traces, measure)
     measured = {name: _calibrated(by_question, seed) for name, by_question in predictions.items()}

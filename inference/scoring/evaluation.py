@@ -48,8 +48,7 @@ def evaluate(
 
     Returns:
         The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
-        "n"}`,
-        with its 95 % interval, a fraction of 1; None if the data have no such questions.
+        "n"}`, with its 95 % interval, a fraction of 1; None if the data have no such questions.
     """
     official = measure.official(questions)
     measure.read(questions, traces.values())

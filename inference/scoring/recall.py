@@ -133,8 +133,7 @@ def measure_passages(
 
     Returns:
         By split `questions`, `without_evidence`, `without_answers`, and under `scores` `passage_recall@k`, `prr@k` and,
-        with
-        `exact`, `overlap@k`, each a score; None if it is over no question.
+        with `exact`, `overlap@k`, each a score; None if it is over no question.
     """
     rows: list[_Found] = []
     with progress_bar(total=len(questions), unit=" questions", desc="searching", disable=not progress) as bar:

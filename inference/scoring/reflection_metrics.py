@@ -36,18 +36,13 @@ def reflection(
 
     Returns:
         `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
-        against
-        "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the gate
-        decides
-        on. For the first two an answer worth less than half a point is wrong, as for RET's labels. `ret_knowledge` is
-        the
-        same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share of questions with a
-        stating
-        document among their documents, and of these the share where the first one is stating, by SRT (`stating_first`)
-        and
-        in the retriever's order (`stating_first_retriever`). `retrieved`: the share of the pipeline's questions that
-        were
-        looked up. `mct`: the number of replies, and by problem the number of malformed ones.
+        against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the
+        gate decides on. For the first two an answer worth less than half a point is wrong, as for RET's labels.
+        `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share
+        of questions with a stating document among their documents, and of these the share where the first one is
+        stating, by SRT (`stating_first`) and in the retriever's order (`stating_first_retriever`). `retrieved`: the
+        share of the pipeline's questions that were looked up. `mct`: the number of replies, and by problem the number
+        of malformed ones.
     """
     answers = traces_of_reflecting(traces, "reflection")
     if not answers and "reflection" not in traces:

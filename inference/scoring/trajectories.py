@@ -58,13 +58,11 @@ def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) ->
     Returns:
         By pipeline: `iterations` (mean, the first one included), `ended` (count by reason), `by_iteration` (a list:
         cumulative `article_recall`, over all knowledge bases and by base, and `record`: the share of records that state
-        an
-        accepted answer, the last record up to that iteration), `gained` (the last iteration minus the first, paired by
-        question: `article_recall` and `record`; and `bases`, the last recall of all knowledge bases minus the best
+        an accepted answer, the last record up to that iteration), `gained` (the last iteration minus the first, paired
+        by question: `article_recall` and `record`; and `bases`, the last recall of all knowledge bases minus the best
             single
         one's; None if undefined), `asked` (of the searches after a trajectory's first, the share with a query that the
-        model
-        wrote; None without any) and `courses` (share of each `Course`).
+        model wrote; None without any) and `courses` (share of each `Course`).
     """
     return {
         name: _of_pipeline([q for q in questions if q.id in by_id and not by_id[q.id].error], by_id, seed)

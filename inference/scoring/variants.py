@@ -35,12 +35,10 @@ def stop_rule(
 
     Returns:
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
-        share
-        of iterations, with its interval over questions), `lost` (the score without the stop minus the score with it,
-        paired
-        by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop minus that
-        of
-        `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED` and `verdict` on both targets.
+        share of iterations, with its interval over questions), `lost` (the score without the stop minus the score with
+        it, paired by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop
+        minus that of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED` and `verdict` on both
+        targets.
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]

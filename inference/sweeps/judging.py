@@ -66,18 +66,12 @@ RELIABILITY_CHECKS: Mapping[str, ReliabilityCheck] = {
     "mr2ag": ReliabilityCheck(
         (Point(REFLECTION, {"pipeline": "mr2ag", "gamma": 0.0}),),
         _judge_mr2ag,
-        {
-            "gate": ("Gate", "share that is knowledge-based"),
-            "relevance": ("S_rel", "share that states the answer"),
-        },
+        {"gate": ("Gate", "share that is knowledge-based"), "relevance": ("S_rel", "share that states the answer")},
     ),
     "mmkb_rag": ReliabilityCheck(
         (Point(REFLECTION, {"pipeline": "reflection"}), Point(CLOSED_BOOK, {"pipeline": "closed_book"})),
         _judge_mmkb,
-        {
-            "gate": ("RET", "share that the base model gets wrong"),
-            "relevance": ("SRT", "share that states the answer"),
-        },
+        {"gate": ("RET", "share that the base model gets wrong"), "relevance": ("SRT", "share that states the answer")},
     ),
 }
 """Checks by pipeline."""

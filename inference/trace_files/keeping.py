@@ -87,13 +87,7 @@ class TraceStore:
             starts = range(0, len(questions), batch_questions)
             batches = [questions[start : start + batch_questions] for start in starts]
             run_batches(
-                batches,
-                answer,
-                self._logs,
-                done,
-                merge=lambda: self._merge(ids),
-                processes=processes,
-                desc=self.name,
+                batches, answer, self._logs, done, merge=lambda: self._merge(ids), processes=processes, desc=self.name
             )
         return self.read(ids)
 

@@ -113,11 +113,7 @@ class Bem:
             segments[row, : len(piece_ids)] = torch.tensor(parts)
         mask = (ids != 0).long() if self._mask_padding else torch.ones_like(ids)
         device = self._model.device
-        return {
-            "input_ids": ids.to(device),
-            "token_type_ids": segments.to(device),
-            "attention_mask": mask.to(device),
-        }
+        return {"input_ids": ids.to(device), "token_type_ids": segments.to(device), "attention_mask": mask.to(device)}
 
 
 def load_bem(name: str, *, device: str = "cpu") -> Bem:

@@ -96,11 +96,7 @@ class Protocol:
 
     def messages(self, answer: Answer) -> list[dict[str, Any]]:
         """The conversation that asks about an answer. Braces in an answer are left as they are."""
-        fields = {
-            "question": answer.question,
-            "references": repr(list(answer.references)),
-            "response": answer.response,
-        }
+        fields = {"question": answer.question, "references": repr(list(answer.references)), "response": answer.response}
         parts = re.split(r"\{(question|references|response)\}", self.template)
         text = "".join(fields[part] if place % 2 else part for place, part in enumerate(parts))
         return [{"role": "user", "content": text}]
@@ -211,10 +207,7 @@ def label_verdict(reply: str) -> Verdict:
 
 PROTOCOLS = {
     protocol.name: protocol
-    for protocol in (
-        Protocol("pmsr", JUDGE_PMSR, tagged_verdict),
-        Protocol("mrag", JUDGE_MRAG, label_verdict),
-    )
+    for protocol in (Protocol("pmsr", JUDGE_PMSR, tagged_verdict), Protocol("mrag", JUDGE_MRAG, label_verdict))
 }
 """`pmsr`: GPT-4o in the paper; reads the question, gives its reasons first. `mrag`: GPT-4.1 and InternVL3-14B; does
 not.

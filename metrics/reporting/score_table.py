@@ -47,10 +47,8 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
 
     Returns:
         `of` (`overall`, or InfoSeek's only half), `value`, `low`, `high` (bootstrap by question), `p` (permutation
-        test,
-        two-sided), `n`, and the numbers of questions on which the first is `better` and `worse`; all None or 0 without
-        a
-        common question.
+        test, two-sided), `n`, and the numbers of questions on which the first is `better` and `worse`; all None or 0
+        without a common question.
     """
     values = [_first_values(scored) for scored in (first, second)]
     common = [key for key in values[0] if key in values[1]]

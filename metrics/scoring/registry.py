@@ -39,8 +39,7 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
 
     Returns:
         A function that raises ValueError or UserError for a question that lacks the metric's references, or whose
-        answer is
-        free-form: only `rouge_l` compares sentences.
+        answer is free-form: only `rouge_l` compares sentences.
 
     Raises:
         UserError: The metric is `evqa`, and `bem` is missing.

@@ -218,11 +218,7 @@ def _nothing(question: Question) -> dict[str, Any]:
 
 def _arguments(question: Question) -> dict[str, Any]:
     """Return the arguments of E-VQA's `evaluate_example` next to the candidate."""
-    return {
-        "question": question.text,
-        "reference_list": list(question.answers),
-        "question_type": evqa_type(question),
-    }
+    return {"question": question.text, "reference_list": list(question.answers), "question_type": evqa_type(question)}
 
 
 _FORMS: Mapping[Layout, _Form] = {

@@ -23,8 +23,7 @@ _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 FEW_KEYS = 512
 """Most keys for which plain matrix products are the faster backward pass in half precision on a CPU: up to twice as
-fast
-for trees of 200 to 500 tokens.
+fast for trees of 200 to 500 tokens.
 """
 
 
@@ -187,9 +186,8 @@ Kernel = Callable[..., tuple[Tensor, Tensor]]
 def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
     """Return the fastest kernel of a device type that passes a small trial, `attend_plainly` if none does.
 
-    Prints the choice on an accelerator. Most of PyTorch's kernels that return denominators have no public
-    interface: one
-    that has changed, or doesn't run here, is skipped with a warning.
+    Prints the choice on an accelerator. Most of PyTorch's kernels that return denominators have no public interface:
+    one that has changed, or doesn't run here, is skipped with a warning.
     """
     for name, kernel in kernels_of(device, dtype):
         try:

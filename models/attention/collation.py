@@ -20,24 +20,19 @@ class TreeCollator:
     """Pack trees into a batch for one model.
 
     A tree is laid out as `prefix[:-1]`, then for each branch `prefix[-1:] + branch`: forking one token early gives
-    every
-    branch's first token a position that predicts it, so that the ordinary shift of labels applies (position i predicts
-    label i + 1). Position ids of a branch continue those of the prefix, M-RoPE included.
+    every branch's first token a position that predicts it, so that the ordinary shift of labels applies (position i
+    predicts label i + 1). Position ids of a branch continue those of the prefix, M-RoPE included.
 
     Visible tokens for a prefix of 3 tokens and branches of 2 and 1 (`o` is visible, rows are queries):
 
-        p0        o
-        p1        o o
-        p2 a0 a1  o o | o
-                  o o | o o
-                  o o | o o o
+        p0        o p1        o o p2 a0 a1  o o | o
+                  o o | o o o o | o o o
         p2 b0     o o | . . . | o
                   o o | . . . | o o
 
     Args:
-        model: The model, possibly wrapped. Its attention is replaced by one that computes the same and can read
-            trees, and
-            its vision tower reads a picture of several trees once.
+        model: The model, possibly wrapped. Its attention is replaced by one that computes the same and can read trees,
+            and its vision tower reads a picture of several trees once.
 
     Raises:
         UserError: The model's attention can't read a tree.
@@ -53,9 +48,8 @@ class TreeCollator:
 
         Returns:
             `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segment ids of
-            `tree_attention`; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids` (1, L);
-            and the
-            trees' vision tensors, concatenated.
+            `tree_attention`; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids` (1, L); and
+            the trees' vision tensors, concatenated.
         """
         rows = [self._row(tree) for tree in trees]
         for number, row in enumerate(rows):
@@ -100,9 +94,8 @@ def collate(trees: Sequence[Tree], model: nn.Module) -> dict[str, Tensor]:
 def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
 
-    Their quotient, each summed over the global batch, is the loss of equations 8 and 9 of mR²AG. Only the hidden
-    states that
-    predict a supervised token are projected onto the vocabulary.
+    Their quotient, each summed over the global batch, is the loss of equations 8 and 9 of mR²AG. Only the hidden states
+    that predict a supervised token are projected onto the vocabulary.
 
     Args:
         model: The model, possibly wrapped.
@@ -134,9 +127,7 @@ def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _forked(last: np.ndarray, branch: Segment, *, first: bool) -> np.ndarray:
-    """Return the prefix's last token and a branch, of shape (2, n + 1); only the first branch keeps that token's
-    label.
-    """
+    """Return the prefix's last token and a branch, of shape (2, n + 1); only the first branch keeps its label."""
     head = last if first else np.array([last[0], [IGNORE]])
     return np.concatenate([head, np.array([branch.ids, branch.labels])], 1)
 

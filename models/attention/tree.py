@@ -29,9 +29,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Tree:
-    """Prefix with its image, and branches that continue it independently; without branches the prefix is the
-    whole row.
-    """
+    """Prefix with its image, and branches that continue it independently; without them the prefix is the whole row."""
 
     prefix: Segment
     branches: tuple[Segment, ...]

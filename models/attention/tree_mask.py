@@ -83,8 +83,7 @@ class TreeLayout:
         """Return masks of the trees with branches, 0 or -inf, to be added to scores: (N, 1, L, L).
 
         All layers share this tensor for their backward passes. With a bool mask each layer would keep a copy in the
-        scores'
-        dtype, and again one whose rows begin at multiples of eight, as kernels need.
+        scores' dtype, and again one whose rows begin at multiples of eight, as kernels need.
         """
         if dtype not in self.masks:
             seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
@@ -133,16 +132,14 @@ def tree_attention(
     """Compute attention over a batch of trees.
 
     On a CPU the kernels accept and return softmax denominators: prefixes and branches are computed separately and
-    merged.
-    Elsewhere each tree has a dense mask.
+    merged. Elsewhere each tree has a dense mask.
 
     Args:
         query: Shape (B, heads, L, size).
         keys: Shape (B, key heads, L, size).
         values: Shape of `keys`.
-        segments: Segment ids of shape (B, 1, 1, L): t · STRIDE for the prefix of tree t, t · STRIDE + k for its
-            branch k,
-            -1 for padding. Tokens of a tree are contiguous, and so are those of a branch.
+        segments: Segment ids of shape (B, 1, 1, L): t · STRIDE for the prefix of tree t, t · STRIDE + k for its branch
+            k, -1 for padding. Tokens of a tree are contiguous, and so are those of a branch.
         scale: Factor of the scores.
         dropout: Dropout of the attention weights. Above 0 the dense mask is used on every device.
 

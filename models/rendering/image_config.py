@@ -44,9 +44,7 @@ class ImageKeys(Settings):
         "out; processor: as the model's own. A checkpoint keeps the settings of its training",
     )
     min_pixels: int = setting(
-        0,
-        "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor",
-        ge=0,
+        0, "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor", ge=0
     )
     max_pixels: int = setting(
         0,

@@ -1,9 +1,7 @@
 """Schemes that reflect turn by turn: whether to retrieve, and after each passage whether it is evidence.
 
-user:      <image> {question}
-assistant: [No Retrieval] {answer}          or     [Retrieval], followed, once per passage, by
-user:      {passage} {how to answer}
-assistant: [Relevant] {answer}              or     [Irrelevant]
+user:      <image> {question} assistant: [No Retrieval] {answer}          or     [Retrieval], followed, once per
+passage, by user:      {passage} {how to answer} assistant: [Relevant] {answer}              or     [Irrelevant]
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class PassageScheme(Scheme):
     long_question = 6
     gap: ClassVar[Gap | str] = GAP
     """Separator between a token and an answer. A base model has learned to answer with the tokens that follow the
-    assistant's
-    cue: after a space that the cue lacks, a word is tokenized differently, and a small model misspells it.
+    assistant's cue: after a space that the cue lacks, a word is tokenized differently, and a small model misspells it.
     """
 
     # Turns.

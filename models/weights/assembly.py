@@ -122,10 +122,7 @@ def shrink_pictures(vision: PreTrainedModel, image_size: int) -> None:
 
 
 def join(
-    language: Any,
-    vision: PreTrainedModel,
-    projector: Mapping[str, Tensor],
-    tokenizer: PreTrainedTokenizerBase,
+    language: Any, vision: PreTrainedModel, projector: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase
 ) -> LlavaForConditionalGeneration:
     """Return one model of the three parts; it shares their weights."""
     image_token: Any = tokenizer.convert_tokens_to_ids(IMAGE)

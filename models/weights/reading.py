@@ -24,11 +24,7 @@ _PROBES: Final = (
     "def f(x):\n    return x_0 != 'a' and {\"b\": [1, 2]}  # http://example.org/?q=1&r=2",
 )
 """Texts whose ids tell tokenizers with equal vocabularies apart: case, accents, spaces, digits, scripts."""
-_FILES: Final = {
-    "vocabulary": "tokenizer.json",
-    "texts": "tokenizer.json",
-    "chat_template": "chat_template.jinja",
-}
+_FILES: Final = {"vocabulary": "tokenizer.json", "texts": "tokenizer.json", "chat_template": "chat_template.jinja"}
 
 
 def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:

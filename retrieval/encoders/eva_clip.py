@@ -27,14 +27,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
-from reflectune.retrieval.encoders.base import (
-    PictureModel,
-    Prepared,
-    Vectors,
-    no_vectors,
-    unit_rows,
-    with_dtype,
-)
+from reflectune.retrieval.encoders.base import PictureModel, Prepared, Vectors, no_vectors, unit_rows, with_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, weight_files
 
 ARCHITECTURE: Final = "EvaCLIPModel"

@@ -114,8 +114,7 @@ def find_near_duplicates(
 
     Returns:
         The near-duplicates, and the numbers of `pictures` of the knowledge base, of `unreadable` ones among them, and
-        of
-        `test_pictures`.
+        of `test_pictures`.
 
     Raises:
         UserError: A test picture is bad, there is none, or the library is not installed.

@@ -16,14 +16,7 @@ from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
-from reflectune.retrieval.indexes.entry_index import (
-    ENTRIES,
-    MANIFEST,
-    OWNERS,
-    PICTURELESS,
-    collection_of,
-    files_of,
-)
+from reflectune.retrieval.indexes.entry_index import ENTRIES, MANIFEST, OWNERS, PICTURELESS, collection_of, files_of
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore

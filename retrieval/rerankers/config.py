@@ -23,8 +23,7 @@ class RerankerConfig(Settings):
         "reranker of passages: words (BM25), embedding (a text retriever), cross_encoder, or q_former (EchoSight)",
     )
     reranker_model: EncoderName = setting(
-        "",
-        "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]; q_former: a folder",
+        "", "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]; q_former: a folder"
     )
     reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its model card says")
     reranker_similarity: Literal["auto", "cosine", "dot"] = setting(

@@ -19,21 +19,8 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
-from reflectune.retrieval.retrievers.fusion import (
-    FUSED_FIELDS,
-    check_fusion,
-    encode_pairs,
-    fused_weights,
-    weighted_sum,
-)
-from reflectune.retrieval.retrievers.queries import (
-    PART_FIELDS,
-    Fusion,
-    Query,
-    Weights,
-    equation_3,
-    usual_weights,
-)
+from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
+from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.stores.base import inner
 from reflectune.retrieval.stores.opening import exact_store

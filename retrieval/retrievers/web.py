@@ -49,9 +49,7 @@ class WebConfig(Settings):
     """Settings of the web search tool."""
 
     web_url: SearchAddress = setting(
-        "",
-        "pmsr_web: search server to POST to; default: the text index, no network",
-        secret=True,
+        "", "pmsr_web: search server to POST to; default: the text index, no network", secret=True
     )
     web_key_variable: str = setting(
         "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", secret=True

@@ -11,16 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reflectune.core.errors import UserError
-from reflectune.retrieval.stores.base import (
-    Fields,
-    Found,
-    Rows,
-    Vectors,
-    best,
-    checked_query,
-    checked_rows,
-    rescored,
-)
+from reflectune.retrieval.stores.base import Fields, Found, Rows, Vectors, best, checked_query, checked_rows, rescored
 
 Precision = Literal["float32", "float16"]
 SUFFIXES: Final[Mapping[Precision, str]] = {"float32": "f32", "float16": "f16"}

@@ -114,11 +114,7 @@ class PromptProcessor(ProcessorMixin):
 def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:
     """Return the rows of TRL's data set. A picture is given by its path, and the processor loads it."""
     return [
-        {
-            "prompt": [{"role": "user", "content": example.id}],
-            "image": example.image,
-            "question_id": example.id,
-        }
+        {"prompt": [{"role": "user", "content": example.id}], "image": example.image, "question_id": example.id}
         for example in examples
     ]
 

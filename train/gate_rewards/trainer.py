@@ -16,12 +16,7 @@ from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.gate_rewards.config import PolicyLoss
-from reflectune.train.gate_rewards.policy import (
-    divergence,
-    expected_rewards,
-    gate_losses,
-    outcome_probabilities,
-)
+from reflectune.train.gate_rewards.policy import divergence, expected_rewards, gate_losses, outcome_probabilities
 from reflectune.train.gate_rewards.trees import Costs, GateExamples, Rewards, rewards_of
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.trainer import ReflectionTrainer

@@ -16,10 +16,7 @@ class SavingConfig(Settings):
     """Settings of checkpoints and logs. None of them determines the weights."""
 
     output_dir: Annotated[str, output_of("scheme.json", "config.json", "adapter_config.json", "log.jsonl")] = setting(
-        "",
-        "folder for the checkpoint",
-        needed="a folder for the checkpoint",
-        hashed=False,
+        "", "folder for the checkpoint", needed="a folder for the checkpoint", hashed=False
     )
     resume: bool = setting(True, "resume from the last checkpoint in output_dir", hashed=False)
     save_steps: int = setting(500, "steps between checkpoints", ge=1, hashed=False)
