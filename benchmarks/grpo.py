@@ -17,7 +17,7 @@ from typing import Any
 from results import Benchmark, table
 
 from reflectune.examples.miniature import quickstart
-from reflectune.examples.staging import flags, launch, module, run_stages
+from reflectune.examples.staging import MMKB, flags, launch, module, run_stages
 
 RECIPES = "examples/miniature"
 GAMMAS = [round(0.1 * step, 1) for step in range(11)]
@@ -49,7 +49,7 @@ def stages(run: Path, seed: int, traffic: int, cost: float, variants: Sequence[s
             *("--dataset", world, "--probes", probes, "--output", labels),
         ],
         "train": [
-            *(*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(quickstart.MMKB)),
+            *(*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(MMKB)),
             *("--train_data", labels, "--output_dir", tuned, "--seed", str(seed)),
         ],
         "sweep sft": sweep("sft"),

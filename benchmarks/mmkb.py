@@ -16,7 +16,7 @@ from results import Benchmark, table
 
 from reflectune.examples.miniature import quickstart
 from reflectune.examples.scores import at, in_per_cent
-from reflectune.examples.staging import flags, launch, module, run_stages
+from reflectune.examples.staging import MMKB, flags, launch, module, run_stages
 
 RECIPES = "examples/miniature"
 FAMILIES = {"llava": "LLaVA", "qwen2_vl": "Qwen2-VL"}
@@ -50,7 +50,7 @@ def stages(run: Path, family: str, seed: int) -> dict[str, list[str]]:
         **{f"labels, {name}": derive(str(run / _folder(name)), *options) for name, options in RULES.items()},
         "labels": derive(labels),
         "train": [
-            *(*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(quickstart.MMKB)),
+            *(*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(MMKB)),
             *("--train_data", labels, "--output_dir", tuned, "--model", model, *seeded),
         ],
         "evaluate": [

@@ -16,8 +16,7 @@ from typing import Any
 
 from results import Benchmark, table
 
-from reflectune.examples.miniature import quickstart
-from reflectune.examples.staging import flags, launch, module, program, run_stages
+from reflectune.examples.staging import PLAIN, flags, launch, module, program, run_stages
 
 RECIPES = "examples/miniature"
 SPLITS = ("two_hop_val", "two_hop_test")
@@ -30,7 +29,7 @@ TEXT_ENCODER = "pocket/text"
 READING = {"text_passages": "4", "pair_passages": "3", "text_weight": "0.3", "saturation": "0.999"}
 LONGER = ("--iterations", "2", "--renamed", "1", "--limit", str(LONGER_QUESTIONS), "--seed", "1")
 LESSONS = {
-    **quickstart.PLAIN,  # each lesson comes several times, under other names
+    **PLAIN,  # each lesson comes several times, under other names
     "train_split": "two_hop_train",
     "learning_rate": 8e-4,
     "per_device_train_batch_size": 4,  # a row of many long ones costs their square

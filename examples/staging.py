@@ -24,6 +24,15 @@ from reflectune.core.launching import alone
 
 CONFIGS: Final = Path(str(importlib.resources.files("reflectune.configs")))
 """Folder of the recipes, wherever the package is installed."""
+METHODS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "full": {},
+    "lora": {"method": "lora", "learning_rate": 2e-3},
+    "qlora": {"method": "qlora", "learning_rate": 2e-3},
+}
+"""Keys that differ from the miniature's `sft.yaml`, by method."""
+PLAIN: Final = {"scheme": "plain", "epochs": 1}
+MMKB: Final = {"scheme": "mmkb_rag", "epochs": 4}
+"""Keys that differ from `sft.yaml` in the baselines' training and in MMKB-RAG's."""
 RECORD: Final = "stages.json"
 """File of a run's folder with the command and the minutes of each stage."""
 WAIT: Final = 0.2

@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.examples.scores import equal_depth
-from reflectune.examples.staging import cores, flags, launch, module, program, run_stages
+from reflectune.examples.staging import METHODS, PLAIN, cores, flags, launch, module, program, run_stages
 
 RECIPES = "examples/miniature"
 BATCH = 8
 """Questions a step, over all processes."""
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "full": {},
-    "lora": {"method": "lora", "learning_rate": 2e-3},
-    "qlora": {"method": "qlora", "learning_rate": 2e-3},
-}
-"""Keys that differ from `sft.yaml`, by method."""
-PLAIN, MMKB = {"scheme": "plain", "epochs": 1}, {"scheme": "mmkb_rag", "epochs": 4}
-"""Keys that differ from `sft.yaml` in the baselines' training and in MMKB-RAG's."""
 EQUAL_DEPTH_CAPTION = (
     "InfoSeek score of mR²AG and of baselines at equal depth without reflection, in per cent: the same retrieval and\n"
     "instruction; tuned on the same questions, with as many tokens."

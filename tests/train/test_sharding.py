@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("sharded_worker.py")
 BEST = ("--best_metric", "loss")
 LORA = ("--method", "lora", "--learning_rate", "1e-2")
+OFFLOAD = ("--offload_optimizer_device", "cpu", "--offload_param_device", "cpu")
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None or not (shutil.which("c++") or shutil.which("g++")),
     reason="needs reflectune[deepspeed], and a C++ compiler for its extensions",
@@ -42,8 +43,6 @@ needs_deepspeed = pytest.mark.skipif(
 def launch_config(name: str, folder: Path) -> Path:
     """A shipped launch config for two processes; ZeRO-3 of weights so small that by default each process keeps all."""
     content = yaml.safe_load((ROOT / f"configs/accelerate/{name.removesuffix('_offload')}.yaml").read_text())
-    if name == "zero3_offload":
-        content["deepspeed_config"] |= {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     if name == "zero3":
         zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
         auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -108,7 +107,8 @@ def launch(tmp_path: Path, data_folder: Path, start_launch) -> Callable[..., Non
         for run in runs:
             run.notes.mkdir(exist_ok=True)
         (tmp_path / "runs.json").write_text(json.dumps([run.settings(data_folder) for run in runs]))
-        program = start_launch(WORKER, [str(tmp_path / "runs.json")], launch_config(name, tmp_path))
+        flags = OFFLOAD if name == "zero3_offload" else ()
+        program = start_launch(WORKER, [str(tmp_path / "runs.json")], launch_config(name, tmp_path), flags)
         assert program.wait() == 0, program.stderr[-9000:]
 
     return start

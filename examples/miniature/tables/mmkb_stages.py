@@ -9,10 +9,9 @@ from typing import Any
 import yaml
 
 from reflectune.core.durable import read_json
-from reflectune.examples.miniature.quickstart import METHODS, MMKB
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.stages import BuildStage
-from reflectune.examples.staging import CONFIGS
+from reflectune.examples.staging import CONFIGS, METHODS, MMKB
 
 MODEL = "all three tasks"
 STRING = "string labels"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectune.core.durable import read_json
-from reflectune.examples.miniature.quickstart import METHODS, PLAIN
 from reflectune.examples.miniature.tables.claims import Claim, MeasuredCell, PaperTable, TableRow, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.stages import Answering, BuildStage, TablesPlan
+from reflectune.examples.staging import METHODS, PLAIN
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.sweeps.points import START, Point
 from reflectune.retrieval.rerankers.config import RerankerConfig

@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
@@ -264,15 +263,6 @@ def test_accelerate_reads_every_launch_config_and_knows_its_keys(path: Path) -> 
     stage = written.get("deepspeed_config", {}).get("zero_stage")
     assert stage == {"zero2": 2, "zero3": 3}.get(path.stem)
     assert str(loaded.mixed_precision) == "no"  # `dtype` in the training config decides
-
-
-def test_flags_of_a_launch_offload_zero_3() -> None:
-    """As the head of zero3.yaml says: they override the file, and its other keys stay."""
-    flags = ["--offload_optimizer_device", "cpu", "--offload_param_device", "cpu"]
-    (file,) = (str(path) for path in LAUNCH_CONFIGS if path.stem == "zero3")
-    launch = _validate_launch_command(launch_command_parser().parse_args(["--config_file", file, *flags, "x.py"]))[0]
-    assert (launch.offload_optimizer_device, launch.offload_param_device) == ("cpu", "cpu")
-    assert (launch.zero_stage, launch.zero3_save_16bit_model) == (3, True)
 
 
 @pytest.mark.parametrize(
