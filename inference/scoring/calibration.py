@@ -38,7 +38,8 @@ def calibration(
         - `ece_scaled`: the error after scaling, on questions that the temperature was not fitted on. Questions are
         halved by
           a hash of their first entity (of their id if they name none), so that questions about one entity are in one
-          half; each half is scaled by the temperature of the other;
+          half;
+          each half is scaled by the temperature of the other;
         - `reduction`: the first minus the second, paired by question;
         - `temperature`: fitted on all questions, for use on others;
         - `n`: number of questions.

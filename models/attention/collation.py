@@ -25,8 +25,11 @@ class TreeCollator:
 
     Visible tokens for a prefix of 3 tokens and branches of 2 and 1 (`o` is visible, rows are queries):
 
-        p0        o p1        o o p2 a0 a1  o o | o
-                  o o | o o o o | o o o
+        p0        o
+        p1        o o
+        p2 a0 a1  o o | o
+                  o o | o o
+                  o o | o o o
         p2 b0     o o | . . . | o
                   o o | . . . | o o
 

@@ -1,7 +1,9 @@
 """Schemes that reflect turn by turn: whether to retrieve, and after each passage whether it is evidence.
 
-user:      <image> {question} assistant: [No Retrieval] {answer}          or     [Retrieval], followed, once per
-passage, by user:      {passage} {how to answer} assistant: [Relevant] {answer}              or     [Irrelevant]
+user:      <image> {question}
+assistant: [No Retrieval] {answer}          or     [Retrieval], followed, once per passage, by
+user:      {passage} {how to answer}
+assistant: [Relevant] {answer}              or     [Irrelevant]
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Schemes that ask prompt by prompt: every prompt goes on from the same image and question, in one user's turn.
 
-user:      <image> {question} {prompt} assistant: a reflection token, or words
+user:      <image> {question} {prompt}
+assistant: a reflection token, or words
 """
 
 from __future__ import annotations

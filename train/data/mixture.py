@@ -67,7 +67,8 @@ class Mixture(dict[str, Any]):
     In YAML one data set is `train_data: FOLDER`, and several are
 
         train_data:
-          runs/data/infoseek/reflection: 1 runs/data/nq/reflection: {weight: 0.5, split: all, image_root: nq/images}
+          runs/data/infoseek/reflection: 1
+          runs/data/nq/reflection: {weight: 0.5, split: all, image_root: nq/images}
 
     On the command line several are given as JSON.
     """
