@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from reflectune.core.tokens import MONTHS, NUMBER, UNSPACED, canonical_number, grouped_numbers, tokenize
 from reflectune.core.types import Question
-from reflectune.data_builders.annotators.tokens import MONTHS, NUMBER, THOUSANDS, canonical_number, tokenize
-from reflectune.metrics.judging.cover import UNSPACED
 
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_MAGNITUDES |= dict.fromkeys("\u4e07\u842c\ub9cc", 10**4) | dict.fromkeys("\u5104\u4ebf\uc5b5", 10**8)  # East Asian
 _BETWEEN = frozenset({"to", "and", "or", "by", "x"})
 """Words between the ends of a range, whose unit follows the second."""
 
@@ -114,7 +114,7 @@ def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
     """Return the first number of a text within the limits and with the unit, in digits, or "".
 
     `2 million` is also read and returned as 2000000, since the official score doesn't know magnitudes. Without a unit,
-    parts of dates and years (`1000` to `2100` without a comma) don't count.
+    parts of dates and years (`1000` to `2100` without groups of digits) don't count.
 
     Args:
         text: Any text.
@@ -123,7 +123,7 @@ def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
     """
     low, high = limits
     tokens = tokenize(text)
-    with_comma = {number.replace(",", "") for number in THOUSANDS.findall(text)}
+    grouped = grouped_numbers(text)
     for position, token in enumerate(tokens):
         if not NUMBER.fullmatch(token):
             continue
@@ -131,7 +131,7 @@ def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
             if unit.key:
                 counts = unit.key in _units_behind(tokens, following)
             else:
-                counts = token in with_comma or not _is_date(tokens, position)
+                counts = token in grouped or not _is_date(tokens, position)
             if counts and low <= float(digits) <= high:
                 return f"{digits} {unit.written}".strip()
     return ""

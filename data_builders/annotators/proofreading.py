@@ -16,8 +16,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.html import read_asset, render
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
+from reflectune.core.tokens import UNSPACED, VOWEL_SIGNS
 from reflectune.core.types import Passage
-from reflectune.metrics.judging.cover import UNSPACED, VOWEL_SIGNS
 
 Item = TypeVar("Item")
 

@@ -15,11 +15,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from reflectune.core.tokens import NUMBER, UNSPACED, tokenize
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Annotation, Case
-from reflectune.data_builders.annotators.tokens import NUMBER, tokenize
-from reflectune.metrics.judging.cover import UNSPACED
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.official.vqa import DIGITS
 

@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Collection, Iterator
 
 from reflectune.core.errors import UserError
+from reflectune.core.tokens import tokenize
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset, stream_questions
 
@@ -60,13 +61,13 @@ def select_questions(
 def facts(question: Question) -> set[tuple[str, str]]:
     """Return the facts that a question asks, regardless of words and image: pairs of entity and accepted answer.
 
-    A range is an answer too. Letter case and spacing are ignored. A question without entities is about its image. A
-    visual-dependent question asks no fact. Relations don't count: most data sets have none, and a model that has
-    memorised an answer gives it to any question about the entity.
+    A range is an answer too. Answers are compared by their tokens (`tokenize`). A question without entities is about
+    its image. A visual-dependent question asks no fact. Relations don't count: most data sets have none, and a model
+    that has memorised an answer gives it to any question about the entity.
     """
     if question.is_knowledge_based is False:
         return set()
-    answers = {" ".join(answer.casefold().split()) for answer in question.answers}
+    answers = {" ".join(tokenize(answer)) or answer for answer in question.answers}
     if question.range is not None:
         answers.add("{} to {}".format(*question.range))
     return {(subject, answer) for subject in question.entity_ids or (question.image,) for answer in answers}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.rejected import Reject, stop
+from reflectune.core.tokens import plain_numbers
 from reflectune.core.types import AnswerType, Evidence, Question
 from reflectune.data_builders.readers import evqa
 from reflectune.data_builders.readers.files import files_by_role, read_csv
@@ -141,7 +142,9 @@ def stated_range(answer: str) -> tuple[float, float] | None:
         >>> stated_range("20,000 people")
         (18000.0, 22000.0)
     """
-    number = infoseek.parse_numerical(" ".join(DIGITS.get(word, word) for word in answer.lower().split()))
+    number = infoseek.parse_numerical(
+        " ".join(DIGITS.get(word, word) for word in plain_numbers(answer).lower().split())
+    )
     if number == [0, 0]:
         return None
     if isinstance(number, list):

@@ -1,8 +1,7 @@
 """A user's folder as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, its picture `NAME.jpg`.
 
 An article's id is its path without the extension, in composed letters (NFC). Its title is a first line `# Title`, else
-the file's name. Lines `## Heading` begin sections. Extensions are read in any case. Hidden files are no articles, and
-neither is anything in a hidden folder.
+the file's name. Lines `## Heading` begin sections. Extensions are read in any case. Hidden files and folders are not.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
         raise UserError(f"no *.md or *.txt in {source}; put one file per article there")
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix()
-        row = SourceRow({"id": unicodedata.normalize("NFC", name)}, file, 1)
+        row = SourceRow({"id": unicodedata.normalize("NFC", name), "path": name}, file, 1)
         try:
             row["text"] = resolve_below(file.absolute(), source).read_text(encoding="utf-8-sig")
         except OutsideRoot as error:
@@ -58,6 +57,6 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     sections += [Section(marked[i].strip(), marked[i + 1].strip()) for i in range(0, len(marked), 2)]
     if not sections:
         raise row.bad("", "has a title and no text", "write the article below its title")
-    image = images.of_article(row, name)
+    image = images.of_article(row, text(row, "path"))
     summary = sections[0].text.split("\n\n")[0]
     return Entry(name, title, summary=summary, images=(image,) if image else (), sections=tuple(sections))

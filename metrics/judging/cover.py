@@ -8,32 +8,16 @@ Self-RAG's lenient test, in which case counts.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Literal
 
 from reflectune.core.errors import UserError
+from reflectune.core.tokens import plain_numbers, tokenize
 from reflectune.core.types import Question
 from reflectune.metrics.official import infoseek, pmsr
 
 Mode = Literal["official", "strict"]
 
-UNSPACED = (
-    r"\u0e01-\u0e3a\u0e40-\u0e4e"  # Thai
-    r"\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # kana and iteration marks
-    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
-)
-"""Letters of scripts that put no spaces between words, as ranges of a regular expression's set: each is a token."""
-
-VOWEL_SIGNS = "".join(
-    chr(code)
-    for first, last in ((0x0900, 0x109F), (0x1780, 0x17D3))
-    for code in range(first, last + 1)
-    if unicodedata.category(chr(code)) in ("Mn", "Mc") and not re.match(f"[{UNSPACED}]", chr(code))
-)
-"""Marks of the scripts from Devanagari to Khmer that spell a word as letters do; no `\\w` of a regular expression."""
-
-_TOKEN = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{VOWEL_SIGNS}])+")
 _NUMBER = re.compile(r"[-+]?\d*\.\d+|[-+]?\d+")
 _ARTICLES = frozenset({"a", "an", "the"})
 
@@ -44,10 +28,9 @@ def cover_match(prediction: str, answers: Iterable[str], mode: Mode = "strict") 
     Args:
         prediction: The reply, of any length.
         answers: Accepted answers.
-        mode: `strict` looks for the answer's tokens (letters and digits, caseless, without articles) side by side among
-            the prediction's; Chinese, Japanese and Thai put no spaces between words, so there each letter is a token.
-            An answer without a token is never covered. `official` looks for the lower-cased answer
-            anywhere in the lower-cased prediction, as PMSR's program does.
+        mode: `strict` looks for the answer's tokens (`tokenize`, without articles) side by side among the prediction's.
+            An answer without a token is never covered. `official` looks for the lower-cased answer anywhere in the
+            lower-cased prediction, as PMSR's program does.
     """
     if mode == "official":
         lowered = prediction.lower()
@@ -61,7 +44,8 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
 
     A list joined by `&&` is covered if more than half of its parts are. A numerical question is right in `official`
     mode if any number of the prediction lies in the range; in `strict` mode by InfoSeek's own rule, which reads the
-    first number or range, since a range can't stand in a text.
+    first number or range, since a range can't stand in a text. There numbers are read in any notation
+    (`plain_numbers`).
 
     Raises:
         UserError: The question has no answers, or is numerical and has no range.
@@ -70,7 +54,7 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
         if question.range is None:
             raise UserError(f"question {question.id} is numerical but has no range; its data set must give one")
         if mode == "strict":
-            return float(infoseek.numerical(prediction, question.range))
+            return float(infoseek.numerical(plain_numbers(prediction), question.range))
         low, high = question.range
         return float(any(low <= float(number) <= high for number in _NUMBER.findall(prediction)))
     if not question.answers:
@@ -79,9 +63,8 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
 
 
 def spaced_tokens(text: str) -> str:
-    """The text's tokens, caseless, composed (NFKC) and without articles, each between spaces: " tower of london "."""
-    tokens = _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(["", *(token for token in tokens if token not in _ARTICLES), ""])
+    """Return the text's tokens (`tokenize`) without articles, each between spaces: " tower of london "."""
+    return " ".join(["", *(token for token in tokenize(text) if token not in _ARTICLES), ""])
 
 
 def _covers(prediction: str, answer: str, mode: Mode) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core.errors import UserError
+from reflectune.core.tokens import plain_numbers
 from reflectune.core.types import METRICS, Metric, Question
 from reflectune.metrics.judging.bem import RECORD, TooLongError
 from reflectune.metrics.judging.cover import cover_one
@@ -128,14 +129,15 @@ NEEDS_BEM = (
 def exact_match(answer: str, question: Question) -> float:
     """1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
-    A number must lie in the question's range, where it has one; a list (`multi_answer`) must have the same items,
-    parted at `&&` if it has one, else as E-VQA's code parts lists, or as a list of one.
+    A number, in any notation (`plain_numbers`), must lie in the question's range, where it has one. A list
+    (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts lists, or as a
+    list of one.
 
     Raises:
         UserError: The question has no answers, and no range.
     """
     if question.answer_type == "numerical" and question.range is not None:
-        return float(infoseek.numerical(answer, question.range))
+        return float(infoseek.numerical(plain_numbers(answer), question.range))
     if question.answer_type == "multi_answer":
         readings = [_normalized(items) for items in evqa.answer_readings(answer)]
         return float(any(_normalized(reference.split("&&")) in readings for reference in references(question)))

@@ -6,9 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
+from reflectune.core.tokens import UNSPACED, tokenize
 from reflectune.core.types import Passage
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+
+_LETTERS = re.compile(f"[{UNSPACED}]{{2}}")
+_KOREAN = re.compile(r"[\uac00-\ud7a3]{3,}")
 
 
 class WordReranker:
@@ -53,4 +58,11 @@ def _rarity(holding: int, documents: int) -> float:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    """Return a text's tokens; then pairs of letters of scripts without spaces, and of syllables in Korean words.
+
+    A pair is mostly a word, or a word without its particle.
+    """
+    tokens = tokenize(text)
+    pairs = [first + second for first, second in pairwise(tokens) if _LETTERS.fullmatch(first + second)]
+    syllables = [word[at : at + 2] for word in tokens if _KOREAN.fullmatch(word) for at in range(len(word) - 1)]
+    return [*tokens, *pairs, *syllables]
