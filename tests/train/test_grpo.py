@@ -600,28 +600,25 @@ def test_all_problems_of_a_config_are_reported_at_once(tmp_path: Path) -> None:
         assert f"`{name}` is needed" in message, name
 
 
-def test_a_scheme_that_cannot_answer_from_each_passage_refines_its_retrieval_gate_alone(tmp_path: Path) -> None:
+GATE_KEYS = "`gamma` and `ret` mean nothing here: rewards are of both outcomes"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "scheme: reflectiva\ngates: [retrieve, relevance]",
+            "`gates`: reflectiva can't answer from each passage alone",
+        ),
+        *((f"{key}: 1", f"unknown key `{key}`") for key in ("train_data", "eval_data", "tree", "device_map")),
+        ("gamma: 0.4", GATE_KEYS),
+        ("ret: false", GATE_KEYS),
+    ],
+)
+def test_settings_that_have_no_meaning_here_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "grpo.yaml"
-    path.write_text("scheme: reflectiva\ngates: [retrieve, relevance]\n")
-    with pytest.raises(UserError, match="`gates`: reflectiva can't answer from each passage alone"):
-        parse_config(GrpoConfig, argv=["--config", str(path)])
-
-
-@pytest.mark.parametrize("key", ["train_data", "eval_data", "tree", "device_map"])
-def test_keys_that_have_no_meaning_here_are_unknown(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "grpo.yaml"
-    path.write_text(f"{key}: 1\n")
-
-    with pytest.raises(UserError, match=f"unknown key `{key}`"):
-        parse_config(GrpoConfig, argv=["--config", str(path)])
-
-
-@pytest.mark.parametrize(("key", "value"), [("gamma", "0.4"), ("ret", "false")])
-def test_keys_of_the_gate_are_refused(tmp_path: Path, key: str, value: str) -> None:
-    path = tmp_path / "grpo.yaml"
-    path.write_text(f"{key}: {value}\n")
-
-    with pytest.raises(UserError, match="`gamma` and `ret` mean nothing here: rewards are of both outcomes"):
+    path.write_text(f"{text}\n")
+    with pytest.raises(UserError, match=message):
         parse_config(GrpoConfig, argv=["--config", str(path)])
 
 

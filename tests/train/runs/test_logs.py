@@ -44,6 +44,7 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(config, data_folder, int
 
     log = rows(resumed.output_dir)
     assert log == history(resumed.output_dir)
+    assert not Path(resumed.output_dir, "tracked_run").exists()  # no tracker, no identifier
     assert [row["step"] for row in log if "loss" in row] == list(range(1, 9))
     assert [row["step"] for row in log if "eval_loss" in row] == [4, 8]
     assert all({"learning_rate", "tokens_per_second", "grad_norm"} <= set(row) for row in log if "loss" in row)
@@ -85,9 +86,8 @@ def test_the_progress_line_shows_eta_and_tokens_per_second(config, interrupted, 
 
 def logged(folder: str) -> dict[int, dict[str, float]]:
     """By step, what trackers should have: the losses and learning rates."""
-    return {
-        row["step"]: {name: row[name] for name in ("loss", "learning_rate")} for row in rows(folder) if "loss" in row
-    }
+    names = ("loss", "learning_rate")
+    return {row["step"]: {name: row[name] for name in names} for row in rows(folder) if "loss" in row}
 
 
 @pytest.mark.slow
@@ -137,13 +137,6 @@ def test_offline_runs_of_wandb_are_read_back(config, interrupted, monkeypatch, t
     assert row_by_step == logged(run.output_dir)
     assert identifiers == {Path(run.output_dir, "tracked_run").read_text()}
     assert names == {f"{Path(run.output_dir).name}-{next(iter(identifiers))}"}
-
-
-def test_a_run_that_is_not_tracked_has_no_identifier(finish, config) -> None:
-    run = config(max_steps=1)
-    finish(run)
-
-    assert not Path(run.output_dir, "tracked_run").exists()
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:

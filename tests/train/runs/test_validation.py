@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,7 @@ def validations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reader(loaded: Any, examples: Any, root: Path, *, batch_size: int = 3, share_prefix: bool = True) -> GateReader:
     data = EncodedExamples(examples, loaded.renderer, root, share_prefix=share_prefix, max_tokens=4096)
-    renderer = loaded.renderer
-    collator = Collator(loaded.model)
-    return GateReader(data, collator, renderer, batch_size)
+    return GateReader(data, Collator(loaded.model), loaded.renderer, batch_size)
 
 
 def read(made: GateReader, model: Any, rank: int = 0, processes: int = 1) -> tuple[list[GateReading], WeightedLoss]:
@@ -74,16 +73,9 @@ def test_a_gate_is_what_the_engine_reads_at_inference(family: Family, base_model
         gate = prefixes.probabilities(ids[:2])[0]
         retrieve.append((float(gate[0] / gate.sum()), example.retrieve))
         if example.branches:
-            read_passages = engine.branch(
-                prefixes,
-                [
-                    [
-                        PassageScheme.of(loaded.renderer).passage_branch(loaded.renderer, b.passage)
-                        for b in example.branches
-                    ]
-                ],
-            )
-            pairs = read_passages.probabilities(ids[2:])[0]
+            scheme = PassageScheme.of(loaded.renderer)
+            branches = [scheme.passage_branch(loaded.renderer, b.passage) for b in example.branches]
+            pairs = engine.branch(prefixes, [branches]).probabilities(ids[2:])[0]
             relevant += [(float(p[0] / p.sum()), b.relevant) for p, b in zip(pairs, example.branches, strict=True)]
 
     for name, expected in (("retrieve", retrieve), ("relevance", relevant)):
@@ -199,12 +191,9 @@ def test_validation_changes_nothing_and_is_resumed_exactly(
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     validated = validations(history(straight.output_dir))
     assert [row["step"] for row in validated] == [2, 4, 6, 8]
-    assert validations(history(straight.output_dir)) == validations(history(resumed.output_dir))
-    assert all(math.isfinite(row["eval_relevance_auroc"]) for row in validations(history(straight.output_dir)))
-    assert (
-        validations(history(straight.output_dir))[-1]["eval_loss"]
-        < validations(history(straight.output_dir))[0]["eval_loss"]
-    )
+    assert validated == validations(history(resumed.output_dir))
+    assert all(math.isfinite(row["eval_relevance_auroc"]) for row in validated)
+    assert validated[-1]["eval_loss"] < validated[0]["eval_loss"]
 
 
 @pytest.mark.slow
@@ -226,10 +215,8 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     for again in resumed:
         assert_equal_weights(straight.output_dir, again.output_dir)
     loaded = load(straight.output_dir)
-    root = Path(straight.eval_data, "images")
-    metrics = gate_metrics(
-        *read(reader(loaded, read_examples(straight.eval_source().file, ReflectionExample), root), loaded.model)
-    )
+    validated = read_examples(straight.eval_source().file, ReflectionExample)
+    metrics = gate_metrics(*read(reader(loaded, validated, Path(straight.eval_data, "images")), loaded.model))
     assert metrics["relevance_accuracy"] == pytest.approx(best["eval_relevance_accuracy"])
     assert metrics["loss"] == pytest.approx(best["eval_loss"], abs=1e-5)
 
@@ -238,15 +225,8 @@ def test_training_stops_when_patience_is_out_and_stays_stopped(
     config, monkeypatch, assert_equal_weights, history
 ) -> None:
     """A rate that wrecks the model: the first validation stays the best one."""
-    changes: dict[str, Any] = {
-        "best_metric": "loss",
-        "early_stopping_patience": 2,
-        "eval_steps": 2,
-        "save_steps": 2,
-        "learning_rate": 1.0,
-        "warmup": 0.0,
-        "max_steps": 40,
-    }
+    changes: dict[str, Any] = {"best_metric": "loss", "early_stopping_patience": 2, "eval_steps": 2, "save_steps": 2}
+    changes |= {"learning_rate": 1.0, "warmup": 0.0, "max_steps": 40}
     straight, killed = config("straight", **changes), config("killed", **changes)
     fine_tune(straight)
     steps = [row["step"] for row in validations(history(straight.output_dir))]
@@ -297,7 +277,6 @@ def test_prompted_examples_are_checked_too(prompted_folder: Path) -> None:
     bare = [
         PromptedExample(e.id, e.image, e.question, tuple(b for b in e.branches if b.prompt == "ret")) for e in examples
     ]
-    write_examples(prompted_folder / "val.parquet", bare)
 
     with pytest.raises(UserError, match="has no label for the gate `srt`"):
         check_metric("srt_accuracy", bare, MMKB_RAG, Path("x"))
@@ -311,10 +290,11 @@ def test_prompted_examples_are_checked_too(prompted_folder: Path) -> None:
         ({"eval_data": "", "best_metric": "loss"}, "`best_metric` needs `eval_data`"),
         ({"early_stopping_patience": 2}, "`early_stopping_patience` needs a `best_metric`"),
         ({"eval_steps": 0}, "`eval_steps` must be at least 1"),
+        ({"eval_data": "", "eval_answers": 5}, "`eval_answers` needs `eval_data`"),
+        ({"best_metric": "answer_exact_match"}, "`best_metric: answer_exact_match` needs `eval_answers`"),
+        ({"eval_answers": -1}, "`eval_answers` must be at least 0"),
     ],
 )
 def test_settings_that_do_not_go_together_are_problems(config, changes: dict[str, Any], says: str) -> None:
-    import re
-
     assert any(re.search(says, problem) for problem in find_problems(SftConfig, {**config().model_dump(), **changes}))
     assert config().problems() == []

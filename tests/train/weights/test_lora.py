@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ def tiny(family: Family, tie: bool) -> PreTrainedModel:
     return build_model(family, tokenizer, size="test", vocab_size=320, tie_word_embeddings=tie)
 
 
-def adapted(model: PreTrainedModel) -> PeftModel:
-    return add_adapters(model, NEW, rank=4, alpha=8, dropout=0.0, targets=TARGETS)
+def adapted(model: PreTrainedModel, new: Sequence[int] = NEW, targets: str = TARGETS) -> PeftModel:
+    return add_adapters(model, new, rank=4, alpha=8, dropout=0.0, targets=targets)
 
 
 def step(model: torch.nn.Module) -> None:
@@ -38,10 +39,8 @@ def step(model: torch.nn.Module) -> None:
 def rows(model: PeftModel) -> dict[str, torch.Tensor]:
     """Both matrices as the merged model has them."""
     merged = model.merge_and_unload()
-    return {
-        "input": merged.get_input_embeddings().weight.detach().clone(),
-        "output": merged.get_output_embeddings().weight.detach().clone(),
-    }
+    matrices = {"input": merged.get_input_embeddings(), "output": merged.get_output_embeddings()}
+    return {name: matrix.weight.detach().clone() for name, matrix in matrices.items()}
 
 
 @pytest.mark.parametrize(("family", "tie"), CASES)
@@ -95,9 +94,18 @@ def test_adapter_reloaded_and_merged_compute_the_same(family: Family, tie: bool,
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_targets_beyond_the_language_model_are_refused() -> None:
-    with pytest.raises(UserError, match=r"outside of the language model, e\.g\. model\.vision_tower"):
-        add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*\.(q|v)_proj")
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (r".*\.(q|v)_proj", r"outside of the language model, e\.g\. model\.vision_tower"),
+        (r".*language_model.*", r"modules without a matrix, e\.g\. model\.language_model, .*; narrow it"),
+        ("nothing", r"'nothing' matches no linear module; there are e\.g\. model\."),
+    ],
+)
+def test_targets_that_are_no_matrices_of_the_language_model_are_refused(targets: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        adapted(tiny("llava", False), targets=targets)
+    assert len(adapters_of(adapted(tiny("llava", False), targets=r".*language_model.*_proj"))) == 14  # 7 a layer
 
 
 @pytest.mark.parametrize(
@@ -111,24 +119,10 @@ def test_targets_beyond_the_language_model_are_refused() -> None:
 def test_matrices_whose_new_rows_train_are_refused(targets: str, named: str) -> None:
     """PEFT fails over them with a TypeError. Without new tokens they may have adapters."""
     with pytest.raises(UserError, match=rf"also matches {named}, whose rows of new tokens train by themselves"):
-        add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=targets)
+        adapted(tiny("llava", False), targets=targets)
 
-    layers = adapters_of(add_adapters(tiny("llava", False), (), rank=4, alpha=8, dropout=0.0, targets=targets))
+    layers = adapters_of(adapted(tiny("llava", False), (), targets))
     assert len(layers) == 14 + len(named.split(" and "))
-
-
-def test_targets_that_are_no_matrices_are_refused() -> None:
-    with pytest.raises(UserError, match=r"modules without a matrix, e\.g\. model\.language_model, .*; narrow it"):
-        add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*language_model.*")
-    adapted_model = add_adapters(
-        tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*language_model.*_proj"
-    )
-    assert len(adapters_of(adapted_model)) == 14  # seven in each of two layers
-
-
-def test_targets_that_match_nothing_are_refused_with_examples() -> None:
-    with pytest.raises(UserError, match=r"'nothing' matches no linear module; there are e\.g\. model\."):
-        add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets="nothing")
 
 
 @pytest.mark.parametrize(("family", "tie"), CASES)
