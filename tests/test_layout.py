@@ -107,6 +107,20 @@ def test_editors_and_installs_find_every_folder_by_a_link() -> None:
     assert "$MYPY_CONFIG_FILE_DIR/src" in tools["mypy"]["mypy_path"].split(":")
 
 
+def test_a_wheel_has_every_data_file() -> None:
+    """All but logs of pre-training, and files that `examples/lmms_eval/run.sh` reads in a clone."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {
+        path.relative_to(ROOT).as_posix()
+        for package, globs in patterns.items()
+        for pattern in globs
+        for path in (ROOT / Path(*package.split(".")[1:])).glob(pattern)
+    }
+    tracked = subprocess.check_output(["git", "ls-files", *FLOORS, "configs"], cwd=ROOT, text=True).split()
+    data = {name for name in tracked if not name.endswith((".py", ".log"))}
+    assert {name for name in data - packed if not name.startswith("examples/lmms_eval/")} == set()
+
+
 def test_a_type_checker_follows_an_import_to_the_tree(tmp_path: Path) -> None:
     options = ["--follow-imports=silent", "--verbose", "--cache-dir", tmp_path, "-c", "import reflectune.core.errors"]
     command = [sys.executable, "-m", "mypy", *options]
