@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
         full = Path(path) if root is None else resolve_below(path, root)
     except OutsideRoot as error:
         raise UserError(f"image refused{asker}: {error}") from error
-    if not full.is_file():
+    if not os.path.isfile(full):  # False for a name that is too long, too
         raise BadImage(f"image not found: {full}{asker}", "check the path, or re-create the data set", is_missing=True)
     image = open_image(full, asker=asker)
     setattr(image, _ORIGIN, f"{full}{asker}")

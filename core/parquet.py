@@ -107,6 +107,8 @@ def _missing(expected: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType,
             yield from _missing(kind, held_kind, f"{name}.")
         elif pa.types.is_list(kind) and pa.types.is_struct(held_kind):
             yield f"no list in `{name}`"
+        elif pa.types.is_map(kind) and not pa.types.is_map(held_kind):
+            yield f"no map in `{name}`"
         elif pa.types.is_string(kind) and _is_bytes(held_kind):
             yield f"no text in `{name}`"
 

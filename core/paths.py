@@ -51,7 +51,10 @@ def resolve_below(path: str | Path, roots: Roots) -> Path:
     folders = [Path(roots)] if isinstance(roots, str | Path) else [Path(root) for root in roots]
     shown = " or ".join(map(str, folders))
     named = os.path.abspath(folders[0] / path)
-    resolved = os.path.realpath(folders[0] / path)
+    try:
+        resolved = os.path.realpath(folders[0] / path)
+    except ValueError as error:  # a null byte, or half of a surrogate pair
+        raise OutsideRoot(f"{str(path)!r:.200} is not the name of a file ({error}); correct it") from error
     allowed = [below for folder in folders for below in _allowed_folders(os.path.abspath(folder))]
     if any(_is_below(resolved, folder) for folder in allowed):
         return Path(resolved)

@@ -157,6 +157,11 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     for split, kinds in manifest.get("counts", {}).items():
         if not isinstance(kinds, dict) or not all(isinstance(count, int) for count in kinds.values()):
             raise UserError(f"{Path(folder) / MANIFEST}: `counts` of {split} are not numbers; build the data set again")
+    for split, parts in manifest.get("parts", {}).items():
+        if not isinstance(parts, list) or not all(
+            isinstance(part, dict) and {"file", "rows"} <= {*part} for part in parts
+        ):
+            raise UserError(f"{Path(folder) / MANIFEST}: `parts` of {split} are not files; build the data set again")
     return manifest
 
 

@@ -88,7 +88,14 @@ def read_predictions(path: str | Path) -> PredictionFile:
         raise UserError(f"{path} holds no predictions")
     layout = _layout(*rows[0])
     read = _LAYOUTS[layout][1]
-    return PredictionFile(path, layout, tuple(read(where, row) for where, row in rows))
+    return PredictionFile(path, layout, tuple(_read(read, where, row) for where, row in rows))
+
+
+def _read(read: Callable[[str, Row], Prediction], where: str, row: Row) -> Prediction:
+    try:
+        return read(where, row)
+    except KeyError as error:
+        raise UserError(f"{where}: field {error} is missing, which the first row has; each row needs one") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -115,7 +122,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read as a prediction file: {error}") from error
     start = text.lstrip()[:1]
-    whole = _whole(path, text) if start == "[" or (start == "{" and _is_one_object(text)) else None
+    whole = _whole(path, text) if start == "[" else _one_object(path, text) if start == "{" else None
     if whole is None:
         for number, line in enumerate(text.split("\n"), start=1):
             where = f"{path}:{number}"
@@ -136,14 +143,17 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
             yield f"{path}:{number}", row
 
 
-def _is_one_object(text: str) -> bool:
-    """Return True if a text that begins with a brace is one object over several lines, or an object of objects."""
+def _one_object(path: Path, text: str) -> Any:
+    """Return the object that is the whole text: of objects, or over lines, or one row. None for a row a line."""
     first = text.lstrip().split("\n", 1)[0]
+    is_begun = len(first.strip()) < 2 or re.fullmatch(r'\{\s*"[^"]*"\s*:\s*\{\s*', first) is not None
     try:
-        row = json.loads(first)
+        whole = json.loads(text)
     except json.JSONDecodeError:
-        return len(first.strip()) < 2 or re.fullmatch(r'\{\s*"[^"]*"\s*:\s*\{\s*', first) is not None
-    return bool(row) and all(isinstance(value, dict) and "retrieved_entries" in value for value in row.values())
+        return _whole(path, text) if is_begun else None
+    if any(all(key in whole for key in fields) for fields, _ in _LAYOUTS.values()):
+        return [whole]  # a file of one row
+    return whole if "\n" in text.strip() or (whole and all(isinstance(row, dict) for row in whole.values())) else None
 
 
 def _whole(path: Path, text: str) -> Any:

@@ -25,7 +25,12 @@ def test_a_bad_image_names_the_file_and_who_needs_it(tmp_path: Path, monkeypatch
     truncated = tmp_path / "truncated.jpg"
     truncated.write_bytes(whole.read_bytes()[:400])
     (tmp_path / "text.jpg").write_text("no image")
-    for name, problem in (("none.jpg", "not found"), ("truncated.jpg", "unreadable"), ("text.jpg", "unreadable")):
+    for name, problem in (
+        ("none.jpg", "not found"),
+        ("x" * 3000, "not found"),
+        ("truncated.jpg", "unreadable"),
+        ("text.jpg", "unreadable"),
+    ):
         with pytest.raises(UserError, match=rf"{problem}: .*{name} \(needed by question 7\)"):
             load_image(tmp_path / name, needed_by="question 7")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)

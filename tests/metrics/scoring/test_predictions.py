@@ -83,6 +83,23 @@ def test_echosights_retrieval_results(tmp_path: Path, indent: int | None) -> Non
     ]
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_object_of_predictions_is_read_on_one_line_or_several(
+    tmp_path: Path, indent: int | None, count: int
+) -> None:
+    path = whole(tmp_path / "p.json", {f"q{n}": {"prediction": "Italy"} for n in range(count)}, indent)
+    assert [(row.ids, row.answer) for row in read_predictions(path).rows] == [
+        ((f"q{n}",), "Italy") for n in range(count)
+    ]
+    path.write_text('{"q0": {"prediction": "Italy"},\n "q1": {"prediction": "Rome"}}\n')
+    assert [row.answer for row in read_predictions(path).rows] == ["Italy", "Rome"]
+    (row,) = read_predictions(whole(path, ROWS[0], indent)).rows
+    assert row.answer == "Italy"
+    with pytest.raises(UserError, match=r"p.json:2: field 'retrieved_entries' is missing, which the first"):
+        read_predictions(whole(path, [{"data_id": "q", "retrieved_entries": ["e"]}, {"data_id": "r"}], indent))
+
+
 def test_reflectivas_folder_of_splits(tmp_path: Path) -> None:
     whole(tmp_path / "split_0.json", ROWS[:1])
     whole(tmp_path / "split_1.json", ROWS[1:])
