@@ -27,49 +27,23 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         parse_config(SftConfig, argv=argv)
 
-    for part in (
-        "`output_dir` is needed",
-        "nowhere does not exist",
-        "`warmup`",
-        "`lora_r`",
-        "not a regular expression",
-    ):
+    needed = ("`output_dir` is needed", "nowhere does not exist", "`warmup`", "`lora_r`", "not a regular expression")
+    for part in needed:
         assert part in str(caught.value)
-
-
-def test_a_misspelt_key_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
-    (tmp_path / "sft.yaml").write_text("learning_rates: 1e-4\n")
-
-    with pytest.raises(UserError, match=r"unknown key `learning_rates`; did you mean `learning_rate`\?"):
-        parse_config(SftConfig, argv=["--config", str(tmp_path / "sft.yaml")])
 
 
 def test_data_without_a_manifest_needs_an_image_root(tmp_path: Path) -> None:
     data = tmp_path / "some.parquet"
     data.touch()
 
-    assert any(
-        "`image_root` is needed" in issue
-        for issue in find_problems(SftConfig, {"train_data": str(data), "output_dir": "o"})
-    )
-    assert find_problems(SftConfig, {"train_data": str(data), "output_dir": "o", "image_root": str(tmp_path)}) == []
-
-
-def test_what_a_run_may_change_is_not_among_what_determines_the_weights() -> None:
-    one = SftConfig(train_data="a", output_dir="b", save_steps=5)
-    other = SftConfig(model="elsewhere", train_data="c", output_dir="d", save_steps=7, resume=False, cache_mib=1)
-
-    assert one.hashed() == other.hashed()
-    assert one.hashed() != SftConfig(learning_rate=1.0).hashed()
+    given = {"train_data": str(data), "output_dir": "o"}
+    assert any("`image_root` is needed" in issue for issue in find_problems(SftConfig, given))
+    assert find_problems(SftConfig, {**given, "image_root": str(tmp_path)}) == []
 
 
 def test_a_wrong_config_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "from reflectune.train.sft import sft\n"
-        "try: sft.main()\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
-    )
+    code = "import sys\nfrom reflectune.train.sft import sft\n"
+    code += "try: sft.main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
     ended = subprocess.run([sys.executable, "-c", code, "--warmup", "-1"], capture_output=True, text=True, cwd=tmp_path)
 
     assert ended.returncode

@@ -1,6 +1,7 @@
 """A finished checkpoint's card, and its upload to a server that speaks the Hub's protocol on this machine."""
 
 import base64
+import functools
 import json
 import re
 import threading
@@ -82,21 +83,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftConfig]:
-    def build(**changes: Any) -> SftConfig:
-        values: dict[str, Any] = {
-            "model": str(base_model("llava")),
-            "train_data": str(data_folder),
-            "output_dir": str(tmp_path / "out"),
-            "device": "cpu",
-            "per_device_train_batch_size": 4,
-            "max_steps": 2,
-            "save_steps": 1,
-            "licence": "apache-2.0",
-        }
-        return SftConfig(**{**values, **changes})
-
-    return build
+def config(config) -> Callable[..., SftConfig]:
+    return functools.partial(config, max_steps=2, save_steps=1, lora_dropout=0.0, licence="apache-2.0")
 
 
 @pytest.mark.parametrize(
@@ -139,9 +127,8 @@ def test_a_failed_upload_names_a_command_and_the_same_training_uploads(hub, conf
 
 def test_what_an_upload_needs_is_asked_for_before_training(config, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert config(push_to_hub="owner/name").problems() == [
-        "`push_to_hub` needs the Hub, and $HF_HUB_OFFLINE is set; unset it"
-    ]
+    (problem,) = config(push_to_hub="owner/name").problems()
+    assert problem == "`push_to_hub` needs the Hub, and $HF_HUB_OFFLINE is set; unset it"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -177,12 +164,8 @@ def test_a_hub_model_is_named_as_the_base() -> None:
 
 
 def test_the_cards_metrics_are_those_of_the_weights_step() -> None:
-    history = [
-        {"step": 1, "loss": 3.0},
-        {"step": 1, "eval_loss": 2.0},
-        {"step": 2, "eval_loss": 4.0},
-        {"step": 2, "loss": 1.0},
-    ]
+    values = ((1, "loss", 3.0), (1, "eval_loss", 2.0), (2, "eval_loss", 4.0), (2, "loss", 1.0))
+    history = [{"step": step, name: value} for step, name, value in values]
 
     assert validation_metrics(history, 1) == {"loss": 2.0}
     assert validation_metrics(history, 2) == {"loss": 4.0}
