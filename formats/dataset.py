@@ -50,7 +50,7 @@ class DatasetKey(Settings):
 
 
 class SplitKey(DatasetKey):
-    """One split of a data set."""
+    """A split of a data set."""
 
     split: SplitName = setting("train", "split of the questions", needed="")
 

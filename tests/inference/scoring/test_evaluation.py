@@ -142,7 +142,7 @@ def test_where_nothing_is_ranked_all_rankings_agree(make) -> None:
 
 
 def compared(make, **right: int):
-    """Measure pipelines that answer so many of four questions, in order."""
+    """Measure pipelines that answer the first of four questions, in order."""
     answers = {name: ["oak"] * count + ["fir"] * (4 - count) for name, count in right.items()}
     traces = {name: [make.trace(i, name, said) for i, said in enumerate(each)] for name, each in answers.items()}
     return run([make.question(i) for i in range(4)], traces)
