@@ -7,8 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from reflectune.core.errors import UserError
 from reflectune.core.locking import take
@@ -113,7 +112,21 @@ class InUse(UserError):
     """Another run writes the file."""
 
 
-class RowLog:
+class Closing:
+    """A context manager that is closed at the end of its block."""
+
+    def close(self) -> None:
+        """Release everything that it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RowLog(Closing):
     """Rows appended to a JSONL file as they are finished. A row cut off by a crash is dropped when it is reopened.
 
     The first line is a header with the fingerprint of everything that determines the rows. Opening a log with a
@@ -175,14 +188,6 @@ class RowLog:
         """Close the file, and release it for other runs."""
         self._file.close()
         self._lock.release()
-
-    def __enter__(self) -> RowLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -207,9 +206,7 @@ class _Lines:
     def __enter__(self) -> _Lines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:
             if kind is None:
                 self._file.write((self._open if self._is_empty else "") + ("" if self._is_jsonl_empty else self._close))
@@ -240,9 +237,7 @@ class _Parquet:
     def __enter__(self) -> _Parquet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._writer:
             if kind is None and self._rows:
                 self._flush()

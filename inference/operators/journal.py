@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from reflectune.core import rows
-from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.durable import Closing, RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.inference.operators.budget import Spent
@@ -28,7 +27,7 @@ _KINDS: Mapping[str, type[Any]] = {
 }
 
 
-class Journal:
+class Journal(Closing):
     """Replies on disk, one line for each round of a batch of questions.
 
     A round's line is written atomically before the next round begins. A resumed batch gets the same replies, and its
@@ -94,12 +93,8 @@ class Journal:
         }
         self._log.append(key, row)
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._log.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image
 
@@ -15,7 +15,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import split_passages
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.settings import EntrySettings, GateSettings
-from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
+from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import PassageTrace, Trace
@@ -47,63 +47,75 @@ class Gated:
     traces: list[Trace]
 
 
-def gate_and_judge(
-    name: str,
-    settings: GatedSettings,
-    questions: Sequence[Question],
-    images: Sequence[Image.Image],
-    *,
-    clock: Clock,
-    reader: PassageReader,
-    retriever: Retriever,
-    knowledge: KnowledgeBase,
-    s_ret_temperature: float = 0.0,
-) -> Gated:
-    """Read the gates, and judge every passage of the top entries of the questions whose gate opens.
+class GatedPipeline:
+    """Base of pipelines that reflect turn by turn.
 
     Args:
-        name: Name of the traces.
-        settings: Number of entries, threshold of the gate, and form of passages.
-        questions: The questions.
-        images: Their images.
-        clock: Counts the steps `gate`, `retrieve` and `judge`.
         reader: The fine-tuned model, with its scheme.
         retriever: Finds entries for an image; equation 3 of mR²AG.
         knowledge: The entries.
-        s_ret_temperature: Temperature of S_ret as a share of a softmax; 0: the similarity.
+        settings: The settings. Of `fallback` the paper of mR²AG says nothing: `best_product` answers from the passage
+            with the highest product (ReflectiVA: the likeliest one), `random` from one drawn by the question's id,
+            `closed_book` from the image alone, `abstain` not at all. ReflectiVA's released one is `random`.
     """
-    with clock.step("gate"):
-        opened = reader.open(questions, images)
-        gates = reader.gates(opened)
-    rows = [i for i, gate in enumerate(gates) if reader.scheme.retrieves(gate, settings.gamma)]
-    with clock.step("retrieve"):
-        ranked = retriever.search([images[i] for i in rows], settings.top_n) if rows else []
-        hits = dict(zip(rows, ranked, strict=True))
-    with clock.step("judge"):
-        passages = [
-            [p for hit in hits.get(i, ()) for p in split_passages(knowledge.get(hit.entry_id), lead=settings.lead)]
-            for i in range(len(questions))
-        ]
-        judged = reader.judge(opened, passages)
-    traces = []
-    for i, question in enumerate(questions):
-        s_ret = entry_scores(hits.get(i, ()), s_ret_temperature)
-        read = tuple(
-            PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=relevance[0], s_irr=relevance[1])
-            for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)
-        )
-        traces.append(
-            Trace(
-                question_id=question.id,
-                pipeline=name,
-                gate=gates[i],
-                retrieved=i in hits,
-                hits=tuple(hits.get(i, ())),
-                passages=read,
-                tokens={"passages_read": len(read), "passages_left_out": len(passages[i]) - len(read)},
+
+    name = ""
+
+    def __init__(self, reader: Any, retriever: Retriever, knowledge: KnowledgeBase, settings: Any) -> None:
+        self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
+
+    def _gate_and_judge(
+        self,
+        questions: Sequence[Question],
+        images: Sequence[Image.Image],
+        clock: Clock,
+        s_ret_temperature: float = 0.0,
+    ) -> Gated:
+        """Read the gates, and judge every passage of the top entries of the questions whose gate opens.
+
+        Args:
+            questions: The questions.
+            images: Their images.
+            clock: Counts the steps `gate`, `retrieve` and `judge`.
+            s_ret_temperature: Temperature of S_ret as a share of a softmax; 0: the similarity.
+        """
+        settings, reader = self._settings, self._reader
+        with clock.step("gate"):
+            opened = reader.open(questions, images)
+            gates = reader.gates(opened)
+        rows = [i for i, gate in enumerate(gates) if reader.scheme.retrieves(gate, settings.gamma)]
+        with clock.step("retrieve"):
+            ranked = self._retriever.search([images[i] for i in rows], settings.top_n) if rows else []
+            hits = dict(zip(rows, ranked, strict=True))
+        with clock.step("judge"):
+            passages = [
+                [
+                    passage
+                    for hit in hits.get(i, ())
+                    for passage in split_passages(self._knowledge.get(hit.entry_id), lead=settings.lead)
+                ]
+                for i in range(len(questions))
+            ]
+            judged = reader.judge(opened, passages)
+        traces = []
+        for i, question in enumerate(questions):
+            s_ret = entry_scores(hits.get(i, ()), s_ret_temperature)
+            read = tuple(
+                PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=relevance[0], s_irr=relevance[1])
+                for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)
             )
-        )
-    return Gated(opened, judged, traces)
+            traces.append(
+                Trace(
+                    question_id=question.id,
+                    pipeline=self.name,
+                    gate=gates[i],
+                    retrieved=i in hits,
+                    hits=tuple(hits.get(i, ())),
+                    passages=read,
+                    tokens={"passages_read": len(read), "passages_left_out": len(passages[i]) - len(read)},
+                )
+            )
+        return Gated(opened, judged, traces)
 
 
 def fallback_of(trace: Trace, fallback: Fallback) -> Fallback | None:

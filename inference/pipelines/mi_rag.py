@@ -62,14 +62,16 @@ REASON_TEXTS = REASON.replace("image, description and knowledge", "knowledge").r
 ANSWER_TEXTS = ANSWER.replace("information and image", "information")
 """The same for a question without a picture."""
 FOLLOW_UPS = 2
+REPEATS = "queries repeat"
+"""End of a trajectory whose queries repeat (PMSR)."""
 
 
 @dataclass(frozen=True)
-class MiRag:
-    """MI-RAG's trajectory of one question.
+class RecordTrajectory:
+    """A trajectory of one question that searches, writes records, and answers from them.
 
     Attributes:
-        settings: The settings; `iterations` is N, 4 in the paper.
+        settings: The settings; `iterations` is N, 4 in the papers.
         budgets: The most passages of an iteration, by knowledge base.
     """
 
@@ -80,13 +82,27 @@ class MiRag:
         """Generate the steps."""
         records: list[str] = []
         passages: dict[str, Passage] = {}
+        repeats = False
         with contextlib.suppress(BudgetSpent):
-            yield from self._search(question, records, passages)
+            repeats = yield from self._search(question, records, passages)
         answer = yield from answered(question, records, passages, self.settings)
-        ended = f"after {self.settings.iterations} iterations"
+        ended = REPEATS if repeats else f"after {self.settings.iterations} iterations"
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
-    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
+    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
+        """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early.
+
+        Returns:
+            True if it ended because queries repeat.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MiRag(RecordTrajectory):
+    """MI-RAG's trajectory of one question."""
+
+    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
         """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early."""
         slots, budgets = {"question": question.text}, searched(question, self.budgets)
         max_tokens = self.settings.max_record_tokens
@@ -103,6 +119,7 @@ class MiRag:
             passages |= {passage.id: passage for passage in retrieved}
             documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
             records.append((yield from recorded(iteration, question, documents, max_tokens)))
+        return False
 
 
 def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.gated import Fallback, GatedSettings, drawn_place, fallback_of, gate_and_judge
+from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, drawn_place, fallback_of
 from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings
 from reflectune.inference.pipelines.stages import passage_reader
-from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
+from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import best
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
@@ -30,7 +29,7 @@ class Mr2agSettings(EntryShareSettings, GatedSettings):
     """Settings of mR²AG. As in the paper: `top_n: 5`, and `s_ret_temperature: 0`, the similarity of equation 3."""
 
 
-class MR2AG:
+class MR2AG(GatedPipeline):
     """The gated loop: retrieve or not, judge every passage of the top entries, answer from the relevant ones.
 
     All passages of a question share its vision pass and its prefix; gate and relevance are probabilities read at one
@@ -39,35 +38,10 @@ class MR2AG:
 
     name = "mr2ag"
 
-    def __init__(
-        self, reader: PassageReader, retriever: Retriever, knowledge: KnowledgeBase, settings: Mr2agSettings
-    ) -> None:
-        """Bind the parts.
-
-        Args:
-            reader: The fine-tuned model, with its scheme.
-            retriever: Finds entries for an image; equation 3.
-            knowledge: The entries.
-            settings: The settings. Of `fallback` the paper says nothing: `best_product` answers from the passage with
-                the highest product, `random` from one drawn by the question's id, `closed_book` from the image alone,
-                `abstain` not at all.
-        """
-        self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
-
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
         clock = Clock()
-        gated = gate_and_judge(
-            self.name,
-            self._settings,
-            questions,
-            images,
-            clock=clock,
-            reader=self._reader,
-            retriever=self._retriever,
-            knowledge=self._knowledge,
-            s_ret_temperature=self._settings.s_ret_temperature,
-        )
+        gated = self._gate_and_judge(questions, images, clock, self._settings.s_ret_temperature)
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
         fallbacks = {i: used for i, trace in enumerate(traces) if (used := fallback_of(trace, self._settings.fallback))}
         with clock.step("answer"):

@@ -9,7 +9,6 @@ without earlier records (equation 8). The trajectory ends when the similarity of
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -17,18 +16,9 @@ from typing import Final, Literal
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import (
-    Budgets,
-    RecordSettings,
-    expanded,
-    iterative_recipe,
-    searched,
-    split,
-)
-from reflectune.inference.pipelines.mi_rag import answered, opening, recorded
+from reflectune.inference.pipelines.iterative import RecordSettings, expanded, iterative_recipe, searched, split
+from reflectune.inference.pipelines.mi_rag import RecordTrajectory, opening, recorded
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 
 TRAJECTORY: Final = """\
@@ -46,8 +36,6 @@ What the knowledge lacks to answer the question.
 Question: the question.
 """
 """The trajectory's query. The paper's figure A2 is a picture; these words follow its description in A.2."""
-
-REPEATS = "queries repeat"
 
 
 class PmsrFixedSettings(RecordSettings):
@@ -68,34 +56,13 @@ class PmsrSettings(PmsrFixedSettings):
 
 
 @dataclass(frozen=True)
-class PmsrFixed:
-    """PMSR's trajectory of one question that always runs all iterations, to measure the savings of the stop.
-
-    Attributes:
-        settings: The settings.
-        budgets: The most passages of an iteration, by knowledge base.
-    """
+class PmsrFixed(RecordTrajectory):
+    """PMSR's trajectory of one question that always runs all iterations, to measure the savings of the stop."""
 
     settings: PmsrFixedSettings
-    budgets: Budgets
-
-    def __call__(self, question: Question) -> Steps[TrajectoryResult]:
-        """Generate the steps."""
-        records: list[str] = []
-        passages: dict[str, Passage] = {}
-        repeats = False
-        with contextlib.suppress(BudgetSpent):
-            repeats = yield from self._search(question, records, passages)
-        answer = yield from answered(question, records, passages, self.settings)
-        ended = REPEATS if repeats else f"after {self.settings.iterations} iterations"
-        return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early.
-
-        Returns:
-            True if it ended because queries repeat.
-        """
+        """See `RecordTrajectory._search`."""
         budgets = searched(question, self.budgets)
         first, description = yield from opening(question, self.settings.max_record_tokens)
         queries = [first]

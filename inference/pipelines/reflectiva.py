@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.gated import GatedSettings, drawn_place, fallback_of, gate_and_judge
+from reflectune.inference.pipelines.gated import GatedPipeline, GatedSettings, drawn_place, fallback_of
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.reading.passage_reader import PassageReader
@@ -22,7 +21,6 @@ from reflectune.models.schemes.reflectiva import Reflectiva
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.engine import PrefixEngine
-    from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class ReflectivaReader(PassageReader):
@@ -59,7 +57,7 @@ class ReflectivaReader(PassageReader):
         )
 
 
-class ReflectiVA:
+class ReflectiVA(GatedPipeline):
     """Two stages, the gate and the relevance of every passage of the top entries, then one answer.
 
     The released procedure takes the first token of each reply, with one `generate` call a passage. Here both are
@@ -68,34 +66,10 @@ class ReflectiVA:
 
     name = "reflectiva"
 
-    def __init__(
-        self, reader: ReflectivaReader, retriever: Retriever, knowledge: KnowledgeBase, settings: GatedSettings
-    ) -> None:
-        """Bind the parts.
-
-        Args:
-            reader: The fine-tuned model, with its scheme.
-            retriever: Finds entries for an image.
-            knowledge: The entries.
-            settings: The settings; `top_n: 5` in the paper. The released `fallback` is `random`, here drawn by the
-                question's id; `best_product` answers from the likeliest passage, `closed_book` from the image alone,
-                `abstain` not at all.
-        """
-        self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
-
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
         clock = Clock()
-        gated = gate_and_judge(
-            self.name,
-            self._settings,
-            questions,
-            images,
-            clock=clock,
-            reader=self._reader,
-            retriever=self._retriever,
-            knowledge=self._knowledge,
-        )
+        gated = self._gate_and_judge(questions, images, clock)
         traces = [self._chosen(question, trace) for question, trace in zip(questions, gated.traces, strict=True)]
         with clock.step("answer"):
             answers = self._answer(gated.opened, traces)

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from reflectune.core.durable import Closing
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.progress import progress_bar
@@ -56,7 +56,7 @@ class RemoteReply:
     refused: str = ""
 
 
-class RemoteModel:
+class RemoteModel(Closing):
     """A model on a server.
 
     Every reply is on the disk before its thread sends the next request, under a hash of the URL and the whole request.
@@ -167,14 +167,6 @@ class RemoteModel:
     def close(self) -> None:
         """Close the file of replies."""
         self._replies.close()
-
-    def __enter__(self) -> RemoteModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send_all(self, bodies: Mapping[str, dict[str, Any]], desc: str) -> dict[str, RemoteReply]:
         """Send requests, keep the replies and return the refusals."""

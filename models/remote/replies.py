@@ -6,16 +6,15 @@ import json
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from reflectune.core.durable import InUse, RowLog
+from reflectune.core.durable import Closing, InUse, RowLog
 from reflectune.core.errors import UserError
 
 _LAYOUT = "remote replies 1"
 
 
-class ReplyFile:
+class ReplyFile(Closing):
     """Replies by key in a JSONL file; memory holds a position per reply. Threads may share one.
 
     Args:
@@ -64,14 +63,6 @@ class ReplyFile:
         """Close the file, and release it for other runs."""
         self._log.close()
         self._file.close()
-
-    def __enter__(self) -> ReplyFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _scan(self) -> None:
         with self.path.open("rb") as file:

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.durable import Closing
 from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import is_url, shown_url
 from reflectune.core.types import Passage
@@ -180,7 +180,7 @@ def _passage(page: Page) -> Passage:
     return Passage(page.id, 0, 0, page.title, "", "", page.text)
 
 
-class ServedPages:
+class ServedPages(Closing):
     """Client of a search server: posts `{"query": …, "max_results": k}`, reads `{"results": [{"title", "url",
     "content"}]}`.
 
@@ -218,14 +218,6 @@ class ServedPages:
     def close(self) -> None:
         """Close the file of replies."""
         self._replies.close()
-
-    def __enter__(self) -> ServedPages:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send(self, bodies: Mapping[str, dict[str, Any]]) -> set[str]:
         """Send the missing queries; return the keys of those that the server refuses."""

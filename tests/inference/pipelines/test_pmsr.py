@@ -8,7 +8,8 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
-from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr, PmsrSettings
+from reflectune.inference.pipelines.mi_rag import REPEATS
+from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 

@@ -10,7 +10,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.pmsr import REPEATS
+from reflectune.inference.pipelines.mi_rag import REPEATS
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb, PmsrWebSettings, pieces
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.trajectories import trajectories
