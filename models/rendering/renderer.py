@@ -16,7 +16,6 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, has_system_turn
-from reflectune.models.rendering.image_fitting import call_processor
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -302,6 +301,8 @@ class Renderer:
         return expansion, self.features.swapped(vision) if self.features else vision
 
     def _process(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
+        from reflectune.models.rendering.image_fitting import call_processor  # imports torch
+
         made = call_processor(self.processor, image, text=[self.processor.image_token], add_special_tokens=False)
         expansion = made.pop("input_ids")[0].tolist()
         vision = {name: value for name, value in made.items() if name not in _NOT_VISION}
