@@ -22,7 +22,8 @@ from reflectune.retrieval.encoders.base import (
     with_dtype,
 )
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, find_checkpoint, load_config, load_weights
-from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
+from reflectune.retrieval.encoders.modules import declared_pooling
+from reflectune.retrieval.encoders.texts import TextModel
 
 
 class MappedEncoder:

@@ -26,6 +26,7 @@ from reflectune.retrieval.encoders.catalogue import CATALOGUE
 
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
+_PICKLED_LAYERS = ("*_Dense/pytorch_model.bin",)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -73,7 +74,7 @@ def find_checkpoint(name: str) -> Checkpoint:
             f"{name}: `{revision}` is not a commit of 40 hexadecimal digits; branches and tags can move, so take the "
             f"commit's hash from https://huggingface.co/{repository}/commits/main"
         )
-    folder = _download(name, repository, revision, _FILES)
+    folder = _download(name, repository, revision, (*_FILES, *(_PICKLED_LAYERS if pinned else ())))
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
     if not _has(folder, ("*.safetensors",)):
         if not pinned:

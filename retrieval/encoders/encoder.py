@@ -34,6 +34,7 @@ from reflectune.retrieval.encoders.checkpoints import (
 )
 from reflectune.retrieval.encoders.eva_clip import EvaClipEncoder, is_eva_clip
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
+from reflectune.retrieval.encoders.texts import most_positions
 
 _SIGLIP = ("siglip", "siglip2")
 """Model types that were trained on texts in lower case, padded to full length, and read them differently otherwise."""
@@ -82,7 +83,8 @@ class _TransformersEncoder(PictureModel):
         self._model: Any = load_weights(checkpoint, AutoModel, dtype=dtype, device=device)
         self._tokenizer = load_tokenizer(checkpoint)
         super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
-        self._longest = min(self._tokenizer.model_max_length, config.text_config.max_position_embeddings)
+        positions = most_positions(self._model, config.text_config)
+        self._longest = min(self._tokenizer.model_max_length, positions or self._tokenizer.model_max_length)
         is_siglip = config.model_type in _SIGLIP
         self._padding = "max_length" if is_siglip else "longest"
         # SigLIP2's repositories name Gemma's tokenizer, which keeps capitals. Can go once they name Siglip2Tokenizer:

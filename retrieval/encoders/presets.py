@@ -86,22 +86,22 @@ def text_settings(
     name: str,
     *,
     pooling: Pooling = "auto",
-    similarity: Similarity | Literal["auto"] = "auto",
+    similarity: Similarity = "auto",
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
     max_length: int | None = None,
     token_budget: int = TextSettings.token_budget,
     dtype: str = TextSettings.dtype,
 ) -> TextSettings:
-    """Return an encoder's settings: arguments first, then its preset, then the defaults.
+    """Return an encoder's settings: arguments first, then its preset; the rest is unset (`TextSettings.completed`).
 
     Args:
         name: Name of the encoder.
-        pooling: `auto` is unset; without a preset the repository declares it.
-        similarity: `auto` is unset; `cosine` by default.
-        query_prefix: None is unset; empty by default.
-        passage_prefix: None is unset; empty by default.
-        max_length: None is unset; 512 by default.
+        pooling: `auto` is unset.
+        similarity: `auto` is unset.
+        query_prefix: None is unset.
+        passage_prefix: None is unset.
+        max_length: None is unset.
         token_budget: Most tokens of a forward pass.
         dtype: Precision of the weights.
     """
@@ -120,6 +120,7 @@ def text_settings(
 
 def in_words(settings: TextSettings) -> str:
     """Describe an encoder's settings in a line."""
+    settings = settings.completed()
     parts = [f"pooling {settings.pooling}", f"similarity {settings.similarity}", f"{settings.max_length:,} tokens"]
     prefixes = {"question": settings.query_prefix, "passage": settings.passage_prefix}
     parts += [f"{prefix!r} before each {what}" for what, prefix in prefixes.items() if prefix]

@@ -13,8 +13,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint
-from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
+from reflectune.retrieval.encoders.modules import Modules, declared_pooling
+from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
+from reflectune.retrieval.encoders.texts import TextModel
 
 Vectors = npt.NDArray[np.float32]
 
@@ -31,7 +32,7 @@ class TextEncoder:
     Attributes:
         name: Name as given by the user.
         revision: Commit on the hub; "" for a folder.
-        settings: Settings with the pooling in use.
+        settings: Settings in use, those that the repository declares included.
         dimensions: Length of a vector.
         longest: Tokens after which a text is truncated: the setting, or the model's limit if that is less.
         fingerprint: Hash of its files and of the settings that determine its vectors.
@@ -39,19 +40,22 @@ class TextEncoder:
 
     def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device, remedy: str) -> None:
         self.name, self.revision = checkpoint.name, checkpoint.revision
+        modules = Modules.of(checkpoint)
         pooling = settings.pooling if settings.pooling != "auto" else declared_pooling(checkpoint, remedy)
-        self.settings = dataclasses.replace(settings, pooling=pooling)
+        self.settings = dataclasses.replace(modules.complete(settings), pooling=pooling)
+        self._prefixes = self.settings.query_prefix or "", self.settings.passage_prefix or ""
+        self._scales = self.settings.similarity == "cosine" or modules.scales
         self._model = TextModel(
             checkpoint,
             device,
             pooling=pooling,
-            max_length=settings.max_length,
+            max_length=self.settings.max_length or USUAL_LENGTH,
             token_budget=settings.token_budget,
             dtype=as_dtype(settings.dtype),
         )
         self.dimensions, self.longest = self._model.dimensions, self._model.longest
         decisive = dataclasses.replace(self.settings, token_budget=0)
-        self.fingerprint = fingerprint(["embedding", checkpoint.fingerprint, decisive])
+        self.fingerprint = fingerprint(["embedding", checkpoint.fingerprint, decisive, *modules.fingerprints])
 
     @property
     def cut(self) -> int:
@@ -60,11 +64,11 @@ class TextEncoder:
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Vectors of questions, shape (n, dimensions), of length 1 if the similarity is the cosine."""
-        return self._encode([self.settings.query_prefix + text for text in texts])
+        return self._encode([self._prefixes[0] + text for text in texts])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """Vectors of passages, shape (n, dimensions), of length 1 if the similarity is the cosine."""
-        return self._encode([self.settings.passage_prefix + text for text in texts])
+        return self._encode([self._prefixes[1] + text for text in texts])
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         if not texts:
@@ -72,6 +76,6 @@ class TextEncoder:
         vectors = self._model.encode(texts)
         if not bool(vectors.isfinite().all()):
             raise UserError(f"the encoder {self.name} computes vectors with NaN: its weights are damaged")
-        if self.settings.similarity == "cosine":
+        if self._scales:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         return vectors.numpy()

@@ -5,24 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModel, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from reflectune.core.durable import read_json
-from reflectune.core.errors import UserError
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, load_weights
-
-PoolingMode = Literal["mean", "last", "cls"]
-
-_POOLING_FILE = "1_Pooling/config.json"
-_POOLING_KEYS: dict[str, PoolingMode] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_cls_token": "cls",
-}
+from reflectune.retrieval.encoders.modules import Modules, PoolingMode
 
 
 class TextModel:
@@ -60,17 +50,22 @@ class TextModel:
         if self._tokenizer.pad_token is None:  # decoders often have none; what is padded is masked
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self.longest = longest_input(self._model, self._tokenizer, max_length)
-        self.dimensions = int(self._model.config.hidden_size)
+        modules = Modules.of(checkpoint)
+        self._lowers, self._dense = modules.lowers, [layer.load(checkpoint).to(device) for layer in modules.dense]
+        self.dimensions = modules.dense[-1].size if modules.dense else int(self._model.config.hidden_size)
         self.cut = 0
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Vectors of one text or more, of shape (n, dimensions), in fp32, not scaled."""
-        encoded = self._tokenized(texts)
+        encoded = self._tokenized([text.lower() for text in texts] if self._lowers else texts)
         parts = []
         for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._token_budget):
             hidden = self._model(**inputs).last_hidden_state.float()  # (batch, tokens, d)
-            parts.append((batch, _pool(hidden, inputs["attention_mask"], self._pooling).cpu()))
+            vectors = _pool(hidden, inputs["attention_mask"], self._pooling)
+            for dense in self._dense:
+                vectors = dense(vectors)
+            parts.append((batch, vectors.cpu()))
         return scatter(parts, len(texts))
 
     def _tokenized(self, texts: Sequence[str]) -> BatchEncoding:
@@ -85,29 +80,6 @@ class TextModel:
         self.cut += sum(count > 1 for count in counts.values())
         first = [0, *itertools.accumulate(counts.values())][: len(texts)]
         return BatchEncoding({name: [values[place] for place in first] for name, values in pieces.items()})
-
-
-def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
-    """Return the pooling that a repository declares in the file of sentence-transformers.
-
-    Args:
-        checkpoint: The model's files.
-        remedy: Advice in an error, e.g. "set `reranker_pooling` to mean, last or cls".
-
-    Raises:
-        UserError: It declares none, or none of mean, last and cls.
-    """
-    path = checkpoint.folder / _POOLING_FILE
-    if not path.is_file():
-        raise UserError(
-            f"{checkpoint.name} doesn't say how its vectors are pooled (there is no {_POOLING_FILE}); look it up in "
-            f"its model card and {remedy}"
-        )
-    declared = read_json(path, "the retriever's pooling")
-    modes = [key for key, value in declared.items() if key.startswith("pooling_mode_") and value is True]
-    if len(modes) != 1 or modes[0] not in _POOLING_KEYS:
-        raise UserError(f"{path} asks for {', '.join(modes) or 'no pooling'}; mean, last and cls are known; {remedy}")
-    return _POOLING_KEYS[modes[0]]
 
 
 def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
@@ -128,8 +100,22 @@ def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
     """Return the tokens after which a text is truncated: `max_length`, or the model's limit if that is less."""
-    readable = getattr(model.config, "max_position_embeddings", None) or max_length
-    return min(max_length, tokenizer.model_max_length, readable)
+    return min(max_length, tokenizer.model_max_length, most_positions(model, model.config) or max_length)
+
+
+def most_positions(model: nn.Module, config: Any) -> int | None:
+    """Return the number of positions that a model has for tokens; None if any.
+
+    RoBERTa and its like (XLM-R, MPNet) begin to count behind the padding's index, so that the table's first rows are
+    not for tokens.
+    """
+    declared = getattr(config, "max_position_embeddings", None)
+    tables = [
+        table.num_embeddings - table.padding_idx - 1
+        for name, table in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding) and table.padding_idx is not None
+    ]
+    return min([*tables, *([declared] if declared and declared > 0 else [])], default=None)
 
 
 def token_batches(

@@ -192,17 +192,17 @@ def read_text_manifest(folder: Path) -> dict[str, Any]:
         and known["store"] in ("exact", "faiss", "milvus")
         and known.get("precision") in SUFFIXES
         and type(known.get("rows")) is int
-        and _fits(known.get("cutting"), Cutting)
-        and _fits(known.get("settings"), TextSettings)
+        and _fits(known.get("cutting"), Cutting())
+        and _fits(known.get("settings"), TextSettings().completed())
     )
     if not fitting:
         raise UserError(f"{folder / MANIFEST} is not a manifest of an index of passages; {AGAIN}")
     return known
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Return True if a JSON object has the fields of a dataclass, with their types."""
-    defaults = dataclasses.asdict(kind())
+def _fits(value: Any, usual: Any) -> bool:
+    """Return True if a JSON object has the fields of a dataclass' object, with their types."""
+    defaults = dataclasses.asdict(usual)
     return isinstance(value, dict) and {name: type(each) for name, each in value.items()} == {
         name: type(each) for name, each in defaults.items()
     }

@@ -29,8 +29,8 @@ class RerankerConfig(Settings):
     reranker_similarity: Literal["auto", "cosine", "dot"] = setting(
         "auto", "embedding: cosine or dot; auto: as its model card says"
     )
-    reranker_query_prefix: str = setting("", "prefix of each question; unset: the model card's")
-    reranker_passage_prefix: str = setting("", "prefix of each passage; unset: the model card's")
+    reranker_query_prefix: str | None = setting(None, "prefix of each question; unset: the model card's")
+    reranker_passage_prefix: str | None = setting(None, "prefix of each passage; unset: the model card's")
     reranker_max_length: int | None = setting(
         None, "tokens beyond which a passage is cut for scoring; unset: the model card's", ge=1
     )
@@ -38,13 +38,13 @@ class RerankerConfig(Settings):
     reranker_dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
 
     def reranker_settings(self) -> TextSettings:
-        """Return the encoder's settings. Unset values are those of the model's preset, or the defaults."""
+        """Return the encoder's settings. Unset values are those of the model's preset, if it has one."""
         return text_settings(
             self.reranker_model,
             pooling=self.reranker_pooling,
             similarity=self.reranker_similarity,
-            query_prefix=self.reranker_query_prefix or None,
-            passage_prefix=self.reranker_passage_prefix or None,
+            query_prefix=self.reranker_query_prefix,
+            passage_prefix=self.reranker_passage_prefix,
             max_length=self.reranker_max_length,
             token_budget=self.reranker_token_budget,
             dtype=self.reranker_dtype,
@@ -52,7 +52,7 @@ class RerankerConfig(Settings):
 
     def as_used(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by key for a run's hash, with the similarity and length in use for unset ones."""
-        used = self.reranker_settings()
+        used = self.reranker_settings().completed()
         known = {"reranker_similarity": used.similarity, "reranker_max_length": used.max_length}
         return {name: known.get(name, value) for name, value in settings.items()}
 

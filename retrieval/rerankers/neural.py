@@ -16,7 +16,8 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.weights.output_head import read_in_float32
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
-from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.modules import Modules
+from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.encoders.texts import longest_input, scatter, token_batches
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
@@ -71,7 +72,14 @@ class CrossEncoderReranker:
 
     def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device) -> None:
         self.name = f"cross_encoder {checkpoint.name}"
-        self._settings = settings
+        modules = Modules.of(checkpoint)
+        if modules.dense:
+            raise UserError(
+                f"{checkpoint.name} has the module Dense, which a cross-encoder doesn't apply; take another"
+            )
+        settings = modules.complete(settings)
+        self._prefixes = settings.query_prefix or "", settings.passage_prefix or ""
+        self._budget = settings.token_budget
         labels = load_config(checkpoint).num_labels
         if labels != 1:
             raise UserError(
@@ -84,7 +92,7 @@ class CrossEncoderReranker:
         for layer in scores[-1:]:
             read_in_float32(layer, [0])
         self._tokenizer = load_tokenizer(checkpoint)
-        self._longest = longest_input(self._model, self._tokenizer, settings.max_length)
+        self._longest = longest_input(self._model, self._tokenizer, settings.max_length or USUAL_LENGTH)
         decisive = dataclasses.replace(settings, token_budget=0)
         self.fingerprint = fingerprint(["cross_encoder", checkpoint.fingerprint, decisive])
 
@@ -94,7 +102,7 @@ class CrossEncoderReranker:
         """The `top_k` best passages of each question; see `Reranker.rank`."""
         check_request(questions, passages, top_k)
         pairs = [
-            (self._settings.query_prefix + question, self._settings.passage_prefix + passage_text(passage))
+            (self._prefixes[0] + question, self._prefixes[1] + passage_text(passage))
             for question, choice in zip(questions, passages, strict=True)
             for passage in choice
         ]
@@ -109,6 +117,6 @@ class CrossEncoderReranker:
         first, second = [one for one, _ in pairs], [other for _, other in pairs]
         encoded = self._tokenizer(first, second, truncation="longest_first", max_length=self._longest)
         parts = []
-        for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._settings.token_budget):
+        for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._budget):
             parts.append((batch, self._model(**inputs).logits[:, 0].float().cpu()))
         return scatter(parts, len(pairs)).tolist()
