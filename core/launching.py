@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from reflectune.core.errors import UserError
 from reflectune.core.secrets import redacted
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def launch_state() -> PartialState:
     import torch  # slow to import, as is accelerate
     from accelerate import PartialState
 
-    return PartialState(cpu=not torch.accelerator.is_available())
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    if state.num_processes > 1:
+        _waiting(torch.distributed.group.WORLD)  # while no process has failed: later it would be waited for
+    return state
 
 
 def launch_processes() -> Processes:
@@ -108,6 +112,9 @@ def ending_together(seconds: float = 1.0) -> Iterator[None]:
 
     Args:
         seconds: Time between two looks for failures.
+
+    Raises:
+        UserError: The block failed because of an error in another process, which is named.
     """
     processes = launch_processes()
     if processes.count == 1:
@@ -123,9 +130,12 @@ def ending_together(seconds: float = 1.0) -> Iterator[None]:
         processes.wait()
     except Exception as error:
         ended.set()
+        first = own = f"process {processes.index} failed: {error}"
         with suppress(RuntimeError):  # the process with the store has gone
-            store.compare_set(_FAILURE, "", f"process {processes.index} failed: {error}")
-        raise
+            first = store.compare_set(_FAILURE, "", own).decode()
+        if first == own or isinstance(error, UserError):
+            raise
+        raise UserError(first) from error  # the connection to the failed process closed
     finally:
         ended.set()
     processes.wait()  # the store's process goes only when none watches it

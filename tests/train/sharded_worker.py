@@ -28,8 +28,8 @@ from reflectune.train.runs.supervised import fine_tune  # noqa: F401  imported b
 from reflectune.train.runs.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
-FAULTS = {"cut": (9,), "nan": (1, 2), "sigterm": (143,)}
-"""The statuses that a run ends with: cut off after step 3, a NaN gradient in step 4, SIGTERM in step 3."""
+FAULTS = {"cut": (9, 1), "nan": (1, 2), "sigterm": (143,)}
+"""The statuses that a run ends with: cut off while it saves step 4, a NaN gradient in step 4, SIGTERM in step 3."""
 
 
 def held(parameter: Any) -> int:
@@ -49,8 +49,8 @@ def moments(optimizer: Any) -> int:
 
 
 class Look(TrainerCallback):
-    def __init__(self, notes: Path, fault: str) -> None:
-        self.notes, self.fault, self.gradients, self.copies = notes, fault, 0, 0
+    def __init__(self, notes: Path) -> None:
+        self.notes, self.gradients, self.copies = notes, 0, 0
         original = Accelerator.get_state_dict
 
         def get_state_dict(*args: Any, **kwargs: Any) -> Any:
@@ -63,8 +63,6 @@ class Look(TrainerCallback):
         self.gradients = sum(held(p.grad) for p in kwargs["model"].parameters() if p.grad is not None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.fault == "cut" and state.global_step == 3:
-            os._exit(9)
         parameters, sharded = list(kwargs["model"].parameters()), getattr(kwargs["optimizer"], "optimizer", None)
         policy = getattr(getattr(AcceleratorState(), "fsdp_plugin", None), "mixed_precision_policy", None)
         note = {
@@ -84,11 +82,16 @@ def train(settings: dict[str, Any]) -> None:
     original = ReflectionTrainer.train
 
     def watched(self: Any, **kwargs: Any) -> Any:
-        self.add_callback(Look(Path(settings["notes"]), settings["fault"]))
+        self.add_callback(Look(Path(settings["notes"])))
         return original(self, **kwargs)
 
     ReflectionTrainer.train = watched  # type: ignore[method-assign]
-    compute_loss = ReflectionTrainer.compute_loss
+    compute_loss, save = ReflectionTrainer.compute_loss, torch.save
+
+    def cut_off(content: Any, path: Any, *rest: Any, **named: Any) -> None:
+        if settings["fault"] == "cut" and "checkpoint-4" in str(path):
+            os._exit(9)
+        save(content, path, *rest, **named)
 
     def faulty(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = compute_loss(self, *args, **kwargs)
@@ -99,7 +102,7 @@ def train(settings: dict[str, Any]) -> None:
             loss.register_hook(lambda gradient: gradient * torch.nan)
         return loss
 
-    ReflectionTrainer.compute_loss = faulty  # type: ignore[method-assign]
+    ReflectionTrainer.compute_loss, torch.save = faulty, cut_off  # type: ignore[method-assign]
     if "bfloat16" in settings["argv"]:
         skeleton.refuse_bad_launch = lambda *_: None
         training_args.is_torch_bf16_gpu_available = lambda *_: True
