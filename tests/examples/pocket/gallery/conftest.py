@@ -118,8 +118,12 @@ def pack_resources(files: Mapping[str, bytes]) -> bytes:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Collection:
-    """Small sources of every kind but fonts."""
-    folders = {name: tmp_path / "cache" / name for name in (
+    return write_sources(tmp_path / "cache")
+
+
+def write_sources(root: Path) -> Collection:
+    """Write small sources of every kind but fonts."""
+    folders = {name: root / name for name in (
         "wikipedia", "wordnet", "emoji_names", "factbook", "fluent", "tuxpaint", "plain_flags", "glossy_flags",
     )}  # fmt: skip
     rows = {
@@ -137,20 +141,14 @@ def sources(tmp_path: Path) -> Collection:
     write(folders["emoji_names"] / emoji_and_flags.NAMES, json.dumps(known))
     for (_, code, _), colour in zip(emojis, ("orange", "brown", "grey", "yellow", "red"), strict=True):
         draw(folders["fluent"] / emoji_and_flags.RENDERED / f"{code.lower()}.webp", colour, "ellipse")
-    stamped = {"animals/lion": "A lion.", "food/fruit/banana": "A banana.", "hobbies/music/violin": "A violin."}
-    for number, (place, caption) in enumerate(stamped.items()):
-        draw(folders["tuxpaint"] / stamps.FOLDER / f"{place}.png", ("orange", "olive", "red")[number], "rectangle")
-        write(folders["tuxpaint"] / stamps.FOLDER / f"{place}.txt", caption)
-    draw(folders["tuxpaint"] / stamps.FOLDER / "household/tools/hammer.png", "grey", "rectangle")
-    write(folders["tuxpaint"] / stamps.FOLDER / "household/tools/hammer.txt", "A hammer.")
+    stamped = {"animals/lion": "orange", "food/fruit/banana": "olive", "hobbies/music/violin": "red"}
+    for place, colour in {**stamped, "household/tools/hammer": "grey"}.items():
+        draw(folders["tuxpaint"] / stamps.FOLDER / f"{place}.png", colour, "rectangle")
+        write(folders["tuxpaint"] / stamps.FOLDER / f"{place}.txt", f"A {Path(place).name}.")
     stripes = {"fr": ("blue", "white", "red"), "es": ("red", "yellow", "red")}
     for letters, colours in stripes.items():
-        draw_flag(folders["plain_flags"] / emoji_and_flags.FLAG_FOLDERS["plain_flags"] / f"{letters}.png", colours)
-        draw_flag(
-            folders["glossy_flags"] / emoji_and_flags.FLAG_FOLDERS["glossy_flags"] / f"{letters}.png",
-            colours,
-            (160, 99),
-        )
+        for name, size in (("plain_flags", (120, 90)), ("glossy_flags", (160, 99))):
+            draw_flag(folders[name] / emoji_and_flags.FLAG_FOLDERS[name] / f"{letters}.png", colours, size)
     pages = {
         "europe/fr": country_page("France", ".fr", "Paris", "Spain 600 km; Italy 500 km", "euros (EUR) per"),
         "europe/sp": country_page("Spain", ".es", "Madrid", "France 600 km; Portugal 500 km", "pesetas (ESP) per"),

@@ -19,7 +19,7 @@ from reflectune.examples.pocket.gallery.relations import RELATIONS, SUBJECTS
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.passages import split_passages
 
-from .conftest import write
+from .conftest import ARTICLES, write, write_sources
 
 MANY = GallerySettings(seed=3, amounts=Amounts(facts=99, repeats=2, visual=2, two_hop=9))
 
@@ -35,6 +35,15 @@ def build(folder: Path, sources: Collection, settings: GallerySettings = MANY) -
     return Dataset(folder)
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    """A gallery that tests only read."""
+    root = tmp_path_factory.mktemp("gallery")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entities, "SHARES", {"val": 0.5})
+        return build(root / "out", write_sources(root / "cache"))
+
+
 def every(dataset: Dataset) -> list[Question]:
     return [question for split in SPLITS for question in dataset.questions(split)]
 
@@ -43,16 +52,15 @@ def knowledge(dataset: Dataset) -> list[Question]:
     return [question for question in every(dataset) if question.requires_retrieval]
 
 
-def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(tmp_path, sources) -> None:
-    dataset = build(tmp_path / "out", sources)
-    assert {entry.title for entry in dataset.knowledge} == set(sources.articles)
+def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(dataset) -> None:
+    assert {entry.title for entry in dataset.knowledge} == set(ARTICLES)
     shown = {image for entry in dataset.knowledge for image in entry.images}
     asked = {question.image for question in every(dataset)}
     assert len(shown) == 6  # the turkey is a country's article, and is refused; the hammer and five more have two
     assert not shown & asked
     for image in shown | asked:
-        assert (tmp_path / "out" / image).is_file()
-    rows = [json.loads(line) for line in (tmp_path / "out" / PICTURES).read_text().splitlines()]
+        assert (dataset.root / image).is_file()
+    rows = [json.loads(line) for line in (dataset.root / PICTURES).read_text().splitlines()]
     hands: dict[str, dict[str, set[str]]] = {}
     for row in rows:
         hands.setdefault(row["entity"], {}).setdefault(row["use"], set()).add(row["hand"])
@@ -61,8 +69,7 @@ def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(
         assert not own & set().union(*uses.values())
 
 
-def test_an_answer_is_stated_where_the_question_says(tmp_path: Path, sources: Collection) -> None:
-    dataset = build(tmp_path / "out", sources)
+def test_an_answer_is_stated_where_the_question_says(dataset) -> None:
     questions = knowledge(dataset)
     assert len(questions) > 20
     for question in questions:
@@ -72,8 +79,7 @@ def test_an_answer_is_stated_where_the_question_says(tmp_path: Path, sources: Co
         assert {evidence.entry_id for evidence in question.evidence} == set(question.entity_ids)
 
 
-def test_two_hops_lead_to_a_second_article(tmp_path: Path, sources: Collection) -> None:
-    dataset = build(tmp_path / "out", sources)
+def test_two_hops_lead_to_a_second_article(dataset) -> None:
     hops = [question for question in every(dataset) if question.meta.get("two_hop")]
     assert hops
     for question in hops:
@@ -85,8 +91,7 @@ def test_two_hops_lead_to_a_second_article(tmp_path: Path, sources: Collection) 
     assert all(question.entity_ids == ("en:France", "en:Paris") for question in rivers)
 
 
-def test_an_unseen_entity_shares_no_picture_with_training(tmp_path: Path, sources: Collection) -> None:
-    dataset = build(tmp_path / "out", sources)
+def test_an_unseen_entity_shares_no_picture_with_training(dataset) -> None:
     train, unseen = dataset.questions("train"), dataset.questions("val_unseen_entity")
     assert train
     assert unseen
@@ -94,8 +99,7 @@ def test_an_unseen_entity_shares_no_picture_with_training(tmp_path: Path, source
     assert not {question.entity_ids[0] for question in train} & {question.entity_ids[0] for question in unseen}
 
 
-def test_unseen_questions_ask_known_entities_for_other_facts(tmp_path: Path, sources: Collection) -> None:
-    dataset = build(tmp_path / "out", sources)
+def test_unseen_questions_ask_known_entities_for_other_facts(dataset) -> None:
     asked = {(question.entity_ids, question.meta.get("relation")) for question in dataset.questions("train")}
     kept = [q for name in ("val", "test") for q in dataset.questions(f"{name}_unseen_question") if q.requires_retrieval]
     assert kept
@@ -105,15 +109,15 @@ def test_unseen_questions_ask_known_entities_for_other_facts(tmp_path: Path, sou
         assert question.meta["phrasing"] == "held_out"
 
 
-def test_training_never_has_held_out_phrasings(tmp_path: Path, sources: Collection) -> None:
+def test_training_never_has_held_out_phrasings(dataset) -> None:
     held_out = [subject for both in SUBJECTS.values() for subject in both[1]]
-    for question in build(tmp_path / "out", sources).questions("train"):
+    for question in dataset.questions("train"):
         assert question.meta["phrasing"] == "seen"
         assert not any(subject.replace("{c}", "") in question.text for subject in held_out if "{c}" not in subject)
 
 
-def test_what_looking_answers_needs_no_retrieval(tmp_path: Path, sources: Collection) -> None:
-    looked = [question for question in every(build(tmp_path / "out", sources)) if "attribute" in question.meta]
+def test_what_looking_answers_needs_no_retrieval(dataset) -> None:
+    looked = [question for question in every(dataset) if "attribute" in question.meta]
     assert {question.meta["attribute"] for question in looked} >= {"name", "kind"}
     for question in looked:
         assert question.requires_retrieval is False
@@ -122,10 +126,9 @@ def test_what_looking_answers_needs_no_retrieval(tmp_path: Path, sources: Collec
             assert question.answers == ({"en:France": "blue", "en:Spain": "red"}[question.entity_ids[0]],)
 
 
-def test_the_same_seed_gives_the_same_gallery(tmp_path: Path, sources: Collection) -> None:
-    one, other = build(tmp_path / "one", sources), build(tmp_path / "other", sources)
-    assert one.fingerprint == other.fingerprint
-    assert one.fingerprint != build(tmp_path / "third", sources, GallerySettings(4, MANY.amounts)).fingerprint
+def test_the_same_seed_gives_the_same_gallery(dataset, tmp_path: Path, sources: Collection) -> None:
+    assert build(tmp_path / "other", sources).fingerprint == dataset.fingerprint
+    assert build(tmp_path / "third", sources, GallerySettings(4, MANY.amounts)).fingerprint != dataset.fingerprint
 
 
 def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -> None:
@@ -140,21 +143,19 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -
     assert pictures[0].is_file()
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path, sources: Collection) -> None:
-    build(tmp_path / "out", sources)
+def test_a_folder_of_other_settings_is_refused(dataset, sources: Collection) -> None:
     with pytest.raises(UserError, match="holds another data set"):
-        build(tmp_path / "out", sources, GallerySettings(4))
+        build(dataset.root, sources, GallerySettings(4))
 
 
-def test_the_folder_is_described(tmp_path: Path, sources: Collection) -> None:
-    build(tmp_path / "out", sources)
-    card = (tmp_path / "out" / CARD).read_text()
+def test_the_folder_is_described(dataset) -> None:
+    card = (dataset.root / CARD).read_text()
     assert "CC-BY-SA-4.0" in card
     assert "GPL-2.0-only" in card
-    page = (tmp_path / "out" / LINK_PAGE).read_text()
+    page = (dataset.root / LINK_PAGE).read_text()
     assert "The lion is a large cat of the genus Panthera." in page
     assert page.count("data:image/webp") == 12
-    assert (tmp_path / "out" / CONTACT_SHEET).is_file()
+    assert (dataset.root / CONTACT_SHEET).is_file()
 
 
 def test_a_bad_picture_stops_the_build(tmp_path: Path, sources: Collection) -> None:

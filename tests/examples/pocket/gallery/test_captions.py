@@ -16,7 +16,7 @@ from reflectune.examples.pocket.gallery.questions import SPLITS
 from reflectune.examples.pocket.gallery.sources import stamps
 from reflectune.formats.dataset import Dataset
 
-from .conftest import draw, write
+from .conftest import draw, write, write_sources
 
 SETTINGS = GallerySettings(seed=3)
 MORE = {"spade": "A garden spade, for digging.", "axe": "An axe.", "saw": "A saw", "pliers": "Pliers."}
@@ -31,7 +31,21 @@ def few_things(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def more(sources: Collection) -> Collection:
-    """With stamps that no article tells of, one of them a copy of a picture that an article has."""
+    return with_stamps(sources)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Dataset, Dataset]:
+    """A gallery and its captions, which tests only read."""
+    root = tmp_path_factory.mktemp("captions")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entities, "SHARES", {"val": 0.5})
+        patch.setattr(caption_set, "HELD_OUT", 0.4)
+        return build(root, with_stamps(write_sources(root / "cache")))
+
+
+def with_stamps(sources: Collection) -> Collection:
+    """Add stamps that no article tells of, one of them a copy of a picture that an article has."""
     folder = sources.folders["tuxpaint"] / stamps.FOLDER / "household/tools"
     for number, (name, caption) in enumerate(MORE.items()):
         draw(folder / f"{name}.png", ("navy", "teal", "pink", "lime")[number], "rectangle")
@@ -58,9 +72,7 @@ def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, m
     gallery, captions = build(tmp_path, more, GallerySettings(seed=seed))
     tested = contents(gallery, *(split for split in SPLITS if split not in TRAINED))
     learned, held_out = contents(captions, "train", "visual"), contents(captions, "val")
-    assert tested
-    assert learned
-    assert held_out
+    assert all((tested, learned, held_out))
     assert not learned & tested
     assert not learned & held_out
     assert not held_out & tested
@@ -70,8 +82,8 @@ def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, m
     assert not unseen & shown  # the picture in the knowledge base is not learned from either
 
 
-def test_held_out_captions_are_never_seen(tmp_path: Path, more: Collection) -> None:
-    _, captions = build(tmp_path, more)
+def test_held_out_captions_are_never_seen(built) -> None:
+    _, captions = built
     learned = [question for split in ("train", "visual") for question in captions.questions(split)]
     held_out = captions.questions("val")
     assert not {q.meta["thing"] for q in learned} & {q.meta["thing"] for q in held_out}
@@ -79,8 +91,8 @@ def test_held_out_captions_are_never_seen(tmp_path: Path, more: Collection) -> N
     assert not said & {q.answers[0].lower() for q in captions.questions("train")}
 
 
-def test_each_picture_is_captioned_in_a_sentence_and_in_a_word(tmp_path: Path, more: Collection) -> None:
-    _, captions = build(tmp_path, more)
+def test_each_picture_is_captioned_in_a_sentence_and_in_a_word(built) -> None:
+    _, captions = built
     both = [*captions.questions("train"), *captions.questions("val")]
     assert all(question.requires_retrieval is False for question in both)
     sentences = {q.image: q.answers[0] for q in both if q.answer_style == "free"}
@@ -94,8 +106,8 @@ def test_each_picture_is_captioned_in_a_sentence_and_in_a_word(tmp_path: Path, m
         assert load_image(image, root=captions.image_roots).size
 
 
-def test_a_flag_is_captioned_by_its_country(tmp_path: Path, sources: Collection) -> None:
-    _, captions = build(tmp_path, sources)
+def test_a_flag_is_captioned_by_its_country(built) -> None:
+    _, captions = built
     every = [question for split in ("train", "val") for question in captions.questions(split)]
     flags = [question for question in every if question.meta["kind"] == "flag"]
     assert flags
@@ -104,15 +116,15 @@ def test_a_flag_is_captioned_by_its_country(tmp_path: Path, sources: Collection)
         assert question.answers == ((f"The flag of {country}.",) if question.answer_style == "free" else (country,))
 
 
-def test_visual_questions_are_of_the_captioned_pictures(tmp_path: Path, more: Collection) -> None:
-    _, captions = build(tmp_path, more)
+def test_visual_questions_are_of_the_captioned_pictures(built) -> None:
+    _, captions = built
     visual, captioned = captions.questions("visual"), {q.image for q in captions.questions("train")}
     assert {question.meta["attribute"] for question in visual} >= {"kind", "colour"}
     assert {question.image for question in visual if question.meta["attribute"] != "count"} <= captioned
 
 
-def test_what_a_picture_answers_is_asked_in_several_wordings(tmp_path: Path, more: Collection) -> None:
-    _, captions = build(tmp_path, more)
+def test_what_a_picture_answers_is_asked_in_several_wordings(built) -> None:
+    _, captions = built
     asked: dict[tuple[str, str], list[str]] = {}
     for question in captions.questions("visual"):
         asked.setdefault((question.image, question.meta["attribute"]), []).append(question.text)
@@ -130,14 +142,13 @@ def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:
     assert visual_questions.FURTHER.keys() == visual_questions.ASKED.keys() == caption_set.WORDINGS.keys()
 
 
-def test_the_same_seed_gives_the_same_captions(tmp_path: Path, more: Collection) -> None:
-    one, other = build(tmp_path / "one", more)[1], build(tmp_path / "other", more)[1]
-    assert one.fingerprint == other.fingerprint
-    assert one.fingerprint != build(tmp_path / "third", more, GallerySettings(seed=4))[1].fingerprint
+def test_the_same_seed_gives_the_same_captions(built, tmp_path: Path, more: Collection) -> None:
+    assert build(tmp_path / "other", more)[1].fingerprint == built[1].fingerprint
+    assert build(tmp_path / "third", more, GallerySettings(seed=4))[1].fingerprint != built[1].fingerprint
 
 
-def test_captions_of_a_different_gallery_are_refused(tmp_path: Path, more: Collection) -> None:
-    gallery, captions = build(tmp_path, more)
+def test_captions_of_a_different_gallery_are_refused(built, tmp_path: Path, more: Collection) -> None:
+    gallery, captions = built
     before = captions.fingerprint
     assert build_captions(captions.root, gallery.root, more, SETTINGS, quiet=True)["fingerprint"] == before
     build_gallery(tmp_path / "other", more, GallerySettings(seed=4), quiet=True)

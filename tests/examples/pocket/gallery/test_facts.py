@@ -25,10 +25,10 @@ def article(text: str, title: str = "Thing") -> Article:
     [
         ("It is native to Central Asia.", "animal", "native_to", ("Central Asia",)),
         (
-            "It is native to the forests of Australia and New Guinea.",
+            "It is native to the forests of Asia and Africa.",
             "animal",
             "native_to",
-            ("Australia and New Guinea", "Australia", "New Guinea"),
+            ("Asia and Africa", "Asia", "Africa"),
         ),
         ("There are no such animals native to Australia.", "tool", "native_to", None),
         ("It is a fruit of the family Rutaceae.", "fruit", "family", ("Rutaceae",)),
@@ -80,13 +80,8 @@ def test_a_countrys_facts_are_stated_by_its_entry(sources: Collection) -> None:
     assert known["elevation"].answers == ("4,810 metres",)
     for fact in facts:
         assert evidence_of(fact, entry), fact.relation
-    assert [section.title for section in entry.sections] == [
-        "Summary",
-        "Facts: geography",
-        "Facts: people",
-        "Facts: state",
-        "Facts: economy",
-    ]
+    titles = ["Summary", *(f"Facts: {part}" for part in ("geography", "people", "state", "economy"))]
+    assert [section.title for section in entry.sections] == titles
 
 
 @pytest.mark.parametrize(
@@ -128,12 +123,8 @@ def test_ranks_are_facts_unless_the_summary_contradicts(sources: Collection) -> 
         facts = taxonomy_facts(article(text, "Lion"), ("lion",), category, sources.wordnet)
         return {fact.relation: fact.answers[0] for fact in facts}
 
-    assert ranks("It is large.") == {
-        "genus": "Panthera",
-        "family": "Felidae",
-        "order": "Carnivora",
-        "class": "Mammalia",
-    }
+    lions = {"genus": "Panthera", "family": "Felidae", "order": "Carnivora", "class": "Mammalia"}
+    assert ranks("It is large.") == lions
     assert "family" not in ranks("It is of the family Canidae.")
     assert "family" in ranks("It is of the family Felidae.")
     assert ranks("It is large.", "food") == {}
@@ -141,9 +132,8 @@ def test_ranks_are_facts_unless_the_summary_contradicts(sources: Collection) -> 
 
 def test_only_some_things_have_a_fact_of_their_kind(sources: Collection) -> None:
     violin = sources.articles["Violin"]
-    assert [fact.answers for fact in kind_fact(violin, "violin", "instrument", sources.wordnet)] == [
-        ("bowed stringed instrument",)
-    ]
+    (fact,) = kind_fact(violin, "violin", "instrument", sources.wordnet)
+    assert fact.answers == ("bowed stringed instrument",)
     assert list(kind_fact(violin, "violin", "animal", sources.wordnet)) == []
 
 

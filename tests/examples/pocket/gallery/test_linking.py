@@ -41,9 +41,8 @@ def test_a_different_name_is_not_matched(sources: Collection, name: str) -> None
 def test_an_article_of_a_different_sense_is_refused(sources: Collection) -> None:
     links = link(sources, "turkey", "bird")
     assert links.made == []
-    assert [(title, why) for _, title, why in links.refused] == [
-        ("Turkey", "the article's subject is a country, not a bird")
-    ]
+    ((_, title, why),) = links.refused
+    assert (title, why) == ("Turkey", "the article's subject is a country, not a bird")
 
 
 def test_a_name_that_is_no_such_thing_is_refused(sources: Collection) -> None:

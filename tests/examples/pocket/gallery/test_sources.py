@@ -100,22 +100,17 @@ def test_a_flags_white_stripe_stays(tmp_path: Path) -> None:
     assert [monaco.getpixel((middle, y)) for y in (middle - 20, middle + 20)] == [(255, 0, 0), (255, 255, 255)]
 
 
-def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "a.png", "no picture")
+def test_a_picture_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    write(file, "no picture")
     with pytest.raises(UserError, match=r"picture source/name is not a readable image: .*a\.png"):
-        read_picture(picture(tmp_path / "a.png"))
-
-
-def test_an_empty_picture_is_named(tmp_path: Path) -> None:
-    Image.new("RGBA", (100, 100), "white").save(tmp_path / "a.png")
+        read_picture(picture(file))
+    Image.new("RGBA", (100, 100), "white").save(file)
     with pytest.raises(UserError, match="shows nothing"):
-        read_picture(picture(tmp_path / "a.png"))
-
-
-def test_a_small_picture_is_unusable(tmp_path: Path) -> None:
-    Image.new("RGB", (71, 20), "red").save(tmp_path / "a.png")
+        read_picture(picture(file))
+    Image.new("RGB", (71, 20), "red").save(file)
     with pytest.raises(Unusable, match="71 by 20 pixels, at least 72"):
-        read_picture(picture(tmp_path / "a.png"))
+        read_picture(picture(file))
 
 
 def test_a_resource_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
@@ -151,12 +146,8 @@ def test_a_files_name_is_words() -> None:
 
 def test_ranks_lead_from_a_lion_to_mammals(sources: Collection) -> None:
     (lion,) = sources.wordnet.senses("lions")
-    assert sources.wordnet.taxonomy(lion) == {
-        "genus": ("Panthera",),
-        "family": ("Felidae",),
-        "order": ("Carnivora",),
-        "class": ("Mammalia",),
-    }
+    ranks = {"genus": "Panthera", "family": "Felidae", "order": "Carnivora", "class": "Mammalia"}
+    assert sources.wordnet.taxonomy(lion) == {rank: (name,) for rank, name in ranks.items()}
 
 
 def test_a_country_is_known_by_its_letters(sources: Collection) -> None:
