@@ -74,11 +74,15 @@ _WITHOUT_MARKS = str.maketrans(
 _DIGIT = re.compile(r"\d")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _NEGATIVE_END = re.compile(r"(?<=\S)[-\u2010-\u2013](?=\u2212\d)")
+_KEPT_SPACE = re.compile(r"(?<=\d)[\u00a0\u2007\u2009\u202f](?=\d{3}(?!\d))")
+"""A space between groups of digits at which no line breaks: no space between two numbers of a list."""
+
 _FOOTNOTE = re.compile(r"(?<=[\w.%)\"'])\[(?:(?:note|nb|fn) )?\d{1,3}\]")
 _MINUS = re.compile(r"(?<!\d )\bminus (?=\d)", re.IGNORECASE)
 _GROUPS = re.compile(
     r"(?<![\d.,'])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}"  # also of lakhs
-    r"|(?:\d{1,3}(?:'\d{3})+|(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! \d)|\d{1,3}(?:\.\d{3}){2,}(?!\.)"
+    r"|(?:\d{1,3}(?:'\d{3})+|\d{1,3}(?:\.\d{3}){2,}(?!\.)"
+    r"|(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! \d)|[1-9]\d{0,2}(?: \d{3})*?(?: 000)+(?! 000)"
     r"|\d{1,3}\.\d{3}(?=,\d\d?(?!\d)))(?P<decimals>,\d\d?(?!\d))?)(?!\d)"
 )
 _AFTER_MONTH = re.compile(rf"(?:{_MONTH}) $", re.IGNORECASE)
@@ -129,8 +133,9 @@ def plain_numbers(text: str) -> str:
     """Rewrite the numbers of a text in ASCII digits with a decimal point; letters are composed (NFKC).
 
     Read are digits of any script; groups of thousands (by a comma, an apostrophe, any space, or several points); vulgar
-    fractions; powers of ten; a decimal comma before one or two digits; and dashes as minus signs. A footnote's mark is
-    dropped. A single point is a decimal point, and numbers in a row (`100 200 300`) read as one with groups.
+    fractions; powers of ten; a decimal comma before one or two digits (`3,5`); and dashes as minus signs. A footnote's
+    mark is dropped. A single point is a decimal point, and a row of numbers (`100 200 300`) reads as one with groups,
+    unless a number of another length is next to it.
 
     Example:
         >>> plain_numbers("−5½ kg, 3×10⁵ m², 50 000 in 1872³")
@@ -157,7 +162,8 @@ def canonical_number(token: str) -> str:
 def _rewritten(text: str) -> tuple[str, frozenset[str]]:
     """Return a text with plain numbers, and those that were written in groups."""
     if not text.isascii():
-        marked = _NOT_ASCII.sub(lambda match: _marked(match[0]), _NEGATIVE_END.sub(", ", text))
+        marked = _NEGATIVE_END.sub(", ", _KEPT_SPACE.sub("'", text))
+        marked = _NOT_ASCII.sub(lambda match: _marked(match[0]), marked)
         text = unicodedata.normalize("NFKC", marked)
     if not _DIGIT.search(text):
         return text.replace(_RAISED, ""), frozenset()

@@ -17,6 +17,7 @@ from reflectune.core.tokens import grouped_numbers, plain_numbers, tokenize
         ("1872\u00b3 in 1872.\u00b3 in 1872[3] Berlin\u00b2", "1872 in 1872. in 1872 Berlin"),
         ("45 km\u00b2, 45 metres\u00b2, CO\u2082, 45 \u33a1", "45 km\u00b2, 45 metres\u00b2, CO\u00b2, 45 m\u00b2"),
         ("50 000, 50\u00a0000, 50\u2009000, 50\u202f000, 50\u2019000", ", ".join(["50000"] * 5)),
+        ("in 2010 100\u00a0200 of 100 000 3 times", "in 2010 100200 of 100000 3 times"),
         ("1,234,567.5; 12,34,567; 1.234.567; 1.234,5; 50.000", "1234567.5; 1234567; 1234567; 1234.5; 50.000"),
         ("1990 100 200, on May 12 300 came, 1872, 300", "1990 100 200, on May 12 300 came, 1872, 300"),
         ("\uff15\uff10\uff0c\uff10\uff10\uff10 \u0665\u0660\u066c\u0660\u0660\u0660", "50000 50000"),
