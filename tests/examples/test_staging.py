@@ -138,15 +138,8 @@ def test_the_minutes_of_a_stage_that_was_cut_off_count(tmp_path, run: str, monke
 def test_a_crash_loses_only_the_minutes_since_the_last_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that goes off leaves the minutes that were noted before."""
     seen, record = tmp_path / "seen", tmp_path / "stages.json"
-    waits = "\n".join(
-        [
-            "import json, shutil, time",
-            "from pathlib import Path",
-            f"record = Path({str(record)!r})",
-            "while not record.exists(): time.sleep(0.01)",
-            f"shutil.copy(record, {str(seen)!r})",
-        ]
-    )
+    waits = f"import shutil, time\nfrom pathlib import Path\nrecord = Path({str(record)!r})\n"
+    waits += f"while not record.exists(): time.sleep(0.01)\nshutil.copy(record, {str(seen)!r})"
     monkeypatch.setattr(staging, "NOTED", 0.0)
     staging.run_in_lanes(tmp_path, {"a": command(waits)}, {}, 1)
 

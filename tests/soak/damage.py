@@ -85,10 +85,8 @@ def damage_picture(path: Path, rng: random.Random) -> str:
     elif way == "svg":
         path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>', encoding="utf-8")
     else:
-        mode, size = {"tiny": ("RGB", (1, 1)), "16 bits": ("I;16", (40, 40)), "transparent": ("RGBA", (40, 40))}.get(
-            way, ("P", (40, 40))
-        )
-        Image.new(mode, size).save(path, format="PNG")
+        mode = {"tiny": "RGB", "16 bits": "I;16", "transparent": "RGBA", "palette": "P"}[way]
+        Image.new(mode, (1, 1) if way == "tiny" else (40, 40)).save(path, format="PNG")
     return way
 
 

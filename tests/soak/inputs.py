@@ -41,14 +41,8 @@ def _write_user_data(world: Path, folder: Path) -> None:
     for name, rows in {"questions": questions, "knowledge": articles, "pictures": pictures}.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     shutil.copytree(world / "images", folder / "images")
-    settings = {
-        "root": f"{INPUTS}/user",
-        "questions": "own",
-        "splits": {"train": "questions.jsonl"},
-        "images": ".",
-        "knowledge": "own",
-        "knowledge_source": "knowledge.jsonl",
-    }
+    settings = {"root": f"{INPUTS}/user", "questions": "own", "splits": {"train": "questions.jsonl"}, "images": "."}
+    settings |= {"knowledge": "own", "knowledge_source": "knowledge.jsonl"}
     (folder / "convert.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
@@ -56,15 +50,8 @@ def _write_llava_parts(inputs: Path) -> None:
     torch.manual_seed(0)
     words = train_tokenizer(["USER: When was it founded? ASSISTANT: in 1872", "a gold tower"], 300, "clip")
     words.pad_token = None
-    config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-    )
-    language = LlamaForCausalLM(config)
+    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    language = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **shape, max_position_embeddings=2048))
     language.save_pretrained(inputs / "language")
     words.save_pretrained(inputs / "language")
     clip, pictures = build_clip(words, size="test"), build_clip_processor(words).image_processor

@@ -74,10 +74,8 @@ def test_a_run_without_samples_stands_by_its_arguments(tmp_path: Path) -> None:
 
 def test_another_model_of_lmms_evals_stands_under_its_name(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "base")
-    record = {
-        "results": {"pope": {"accuracy,none": 0.7}},
-        "config": {"model": "llava_hf", "model_args": "pretrained=x"},
-    }
+    config = {"model": "llava_hf", "model_args": "pretrained=x"}
+    record = {"results": {"pope": {"accuracy,none": 0.7}}, "config": config}
     (tmp_path / "20260101_000001_results.json").write_text(json.dumps(record))
     head = next(line for line in table(read_runs(tmp_path)).splitlines() if line.startswith("benchmark"))
     assert head.split() == ["benchmark", "before", "llava_hf"]

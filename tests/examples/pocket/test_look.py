@@ -48,9 +48,8 @@ def test_a_loss_is_that_of_the_whole_conversation(folders: tuple[Path, Path]) ->
     """Branches of one read prefix have the losses of a plain forward pass over prompt and caption."""
     dataset, loaded = Dataset(folders[1]), load("miniature/llava", scheme="plain")
     questions = dataset.questions("val")
-    (found,) = look.Examiner(PrefixEngine(loaded), dataset).losses(
-        questions[:1], [[question.answers[0] for question in questions]]
-    )
+    captions = [question.answers[0] for question in questions]
+    (found,) = look.Examiner(PrefixEngine(loaded), dataset).losses(questions[:1], [captions])
     with Image.open(folders[0] / "images/red.png") as image:
         prefix = loaded.renderer.question_prefix(questions[0].text, image.convert("RGB"))
     prompt = loaded.scheme.prompt_branch(loaded.renderer, "vqa", style="free")
@@ -80,9 +79,8 @@ def test_a_caption_stands_against_other_captions(folders: tuple[Path, Path]) -> 
 def test_the_least_loss_is_chosen() -> None:
     assert look.CaptionChoice(1.0, (1.5, 2.0), 3.0).is_right
     assert not look.CaptionChoice(1.0, (1.0, 2.0), 3.0).is_right
-    lines = look.caption_lines(
-        [look.CaptionChoice(1.0, (2.0,) * 7, 3.0), look.CaptionChoice(2.0, (1.0,) * 7, 3.0)], 2, 0
-    )
+    choices = [look.CaptionChoice(own, (3.0 - own,) * 7, 3.0) for own in (1.0, 2.0)]
+    lines = look.caption_lines(choices, 2, 0)
     assert any(line.startswith("| own caption chosen out of 8 (chance 12.5 %) | 50.0 % [") for line in lines)
     assert "| loss of a caption, nats a token, under its own picture | 1.500 |" in lines
     assert "| under a different picture | 3.000 |" in lines

@@ -93,17 +93,7 @@ def leave_few_entries(gallery: Path) -> None:
 
 def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
     written: set[Path] = set()
-    reads = (
-        "dataset",
-        "index",
-        "model",
-        "base_model",
-        "plain_model",
-        "knowledge",
-        "reflection",
-        "probes",
-        "checkpoint",
-    )
+    reads = "dataset index model base_model plain_model knowledge reflection probes checkpoint".split()
     for command in commands.values():
         words = command[next((i for i, word in enumerate(command) if word.startswith("--")), len(command)) :]
         given = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=False)}
@@ -111,9 +101,7 @@ def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
         if "config" in given:
             options = yaml.safe_load(Path(given["config"]).read_text()) | given
         data = options.get("train_data", [])
-        inputs = [options[name] for name in reads if name in options] + (
-            [data] if isinstance(data, str) else list(data)
-        )
+        inputs = [options[name] for name in reads if name in options] + ([data] if isinstance(data, str) else [*data])
         for folder in (Path(path) for path in inputs if str(path).startswith(str(run))):
             assert written & {folder, *folder.parents}, f"{command} reads {folder}"
         written |= {Path(options[name]) for name in ("output", "output_dir", "captions") if name in options}

@@ -248,17 +248,9 @@ def test_pictures_of_a_different_use_are_left_out(pictures_file, entries) -> Non
 def test_the_command_writes_an_encoder(
     pictures_file, kb, vision_folder, text_folder, tmp_path, monkeypatch, capsys
 ) -> None:
-    flags = [
-        "--pictures",
-        str(pictures_file),
-        "--knowledge",
-        str(kb.folder),
-        "--output",
-        str(tmp_path / "m.safetensors"),
-    ]
-    monkeypatch.setattr(
-        sys, "argv", ["fit", *flags, "--vision", vision_folder, "--text", text_folder, "--device", "cpu"]
-    )
+    settings = {"pictures": pictures_file, "knowledge": kb.folder, "output": tmp_path / "m.safetensors"}
+    settings |= {"vision": vision_folder, "text": text_folder, "device": "cpu"}
+    monkeypatch.setattr(sys, "argv", ["fit", *(word for key in settings for word in (f"--{key}", str(settings[key])))])
     command.fit_title_map.main()
     assert "7 pictures of 5 entities" in capsys.readouterr().out
     fitted: ImageTextEncoder = encoder_of(tmp_path / "m.safetensors")
@@ -284,13 +276,8 @@ def test_the_command_writes_an_encoder(
 def test_a_bad_row_is_named(row, message, pictures_file, kb, vision_folder, text_folder, tmp_path) -> None:
     lines = [line for line in pictures_file.read_text().splitlines() if "knowledge base" not in line]
     pictures_file.write_text("\n".join([*lines, row]) + "\n")
-    config = TitleMapConfig(
-        pictures=str(pictures_file),
-        knowledge=str(kb.folder),
-        output=str(tmp_path / "m.safetensors"),
-        vision=vision_folder,
-        text=text_folder,
-    )
+    paths = {"pictures": pictures_file, "knowledge": kb.folder, "output": tmp_path / "m.safetensors"}
+    config = TitleMapConfig(**{key: str(path) for key, path in paths.items()}, vision=vision_folder, text=text_folder)
     with pytest.raises(UserError, match=message):
         run(config)
     assert not (tmp_path / "m.safetensors").exists()

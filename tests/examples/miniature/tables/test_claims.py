@@ -18,12 +18,7 @@ def results(make):
         return by_point if i < 20 else {"good": PointOutcome(0.5, True, 4, "a")}
 
     rows = {q.id: to_row(outcomes(i), []) for i, q in enumerate(questions)}
-    return {
-        "m": [
-            GridOutcomes(questions, rows, TraceScorer("infoseek")),
-            GridOutcomes(questions, rows, TraceScorer("infoseek")),
-        ]
-    }
+    return {"m": [GridOutcomes(questions, rows, TraceScorer("infoseek")) for _ in range(2)]}
 
 
 GOOD, BAD = ("m", "good"), ("m", "bad")
@@ -50,17 +45,9 @@ def test_a_table_has_its_rows_and_a_verdict_on_each_claim(results) -> None:
 
 
 def test_markdown_has_a_line_per_row_and_claim(results) -> None:
-    table = PaperTable(
-        "Table 9", [TableRow("good", GOOD, 40.0), TableRow("bad", BAD)], [Claim("right", ahead(GOOD, BAD))], "A note."
-    )
-    text = markdown(
-        {
-            "title": "Title",
-            "command": "python -m reflectune.examples.miniature.papers_tables --config c.yaml",
-            "lead": "Lead.",
-            "tables": [measure(table, results, seed=0)],
-        }
-    )
+    rows, claims = [TableRow("good", GOOD, 40.0), TableRow("bad", BAD)], [Claim("right", ahead(GOOD, BAD))]
+    measured = measure(PaperTable("Table 9", rows, claims, "A note."), results, seed=0)
+    text = markdown({"title": "Title", "command": "python -m x", "lead": "Lead.", "tables": [measured]})
     lines = text.splitlines()
     assert "|  | paper's rank | rank | accuracy | retrieved | passages | fell back |" in lines
     assert "| good | 1 | 1 | 100.0 ± 0.0 | 100.0 ± 0.0 | 4.0 | 0.0 ± 0.0 |" in lines
@@ -72,12 +59,8 @@ def test_markdown_has_a_line_per_row_and_claim(results) -> None:
 
 
 def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
-    rows = [
-        TableRow("good", GOOD, 30.0),
-        TableRow("bad", BAD, 50.0),
-        TableRow("again", GOOD, 30.0),
-        TableRow("ours alone", GOOD),
-    ]
+    rows = [TableRow("good", GOOD, 30.0), TableRow("bad", BAD, 50.0), TableRow("again", GOOD, 30.0)]
+    rows.append(TableRow("ours alone", GOOD))
     rows_measured = measure(PaperTable("T", rows), results, seed=0)["rows"]
     assert [row["paper_rank"] for row in rows_measured] == [2, 1, 2, None]
     assert [row["rank"] for row in rows_measured] == [1, 3, 1, None]
@@ -85,15 +68,10 @@ def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
 
 
 def test_a_note_may_depend_on_finished_stages(results) -> None:
-    assert (
-        measure(PaperTable("T", [TableRow("good", GOOD)], note=lambda: "At last."), results, seed=0)["note"]
-        == "At last."
-    )
+    table = PaperTable("T", [TableRow("good", GOOD)], note=lambda: "At last.")
+    assert measure(table, results, seed=0)["note"] == "At last."
 
 
 def test_the_command_on_a_page_leaves_out_folders() -> None:
-    given = "--config c.yaml --runs a b c --limit 5 --output=o --epochs 2".split()
-    assert (
-        command_line(given)
-        == "python -m reflectune.examples.miniature.papers_tables --config c.yaml --limit 5 --epochs 2"
-    )
+    command = command_line("--config c.yaml --runs a b c --limit 5 --output=o --epochs 2".split())
+    assert command == "python -m reflectune.examples.miniature.papers_tables --config c.yaml --limit 5 --epochs 2"

@@ -75,10 +75,8 @@ def test_settings_asked_other_questions_are_not_compared(questions) -> None:
 
 
 def test_one_split_alone_is_a_mean(make) -> None:
-    unseen_entities = [make.question(i, SPLITS[1]) for i in range(10)]
-    comparison = compare(
-        [(1, [answers(unseen_entities, np.ones(10))]), (-1, [answers(unseen_entities, np.zeros(10))])], 0
-    )
+    asked = [make.question(i, SPLITS[1]) for i in range(10)]
+    comparison = compare([(1, [answers(asked, np.ones(10))]), (-1, [answers(asked, np.zeros(10))])], 0)
     assert (comparison.value, comparison.low, comparison.high) == (1.0, 1.0, 1.0)
 
 

@@ -215,13 +215,10 @@ def test_only_the_trained_weights_of_a_stage_are_packed(tmp_path: Path) -> None:
     checkpoint, packed = tmp_path / "stage2", tmp_path / "packed"
     checkpoint.mkdir()
     front, lora = "base_model.model.model.multi_modal_projector.", "base_model.model.model.layers.0.q.lora_A.weight"
-    save_file(
-        {f"{front}{name}": value for name, value in projector_of(0.5).items()} | {lora: torch.ones(4, 8)},
-        checkpoint / "adapter_model.safetensors",
-    )
-    (checkpoint / "adapter_config.json").write_text(
-        '{"r": 4, "modules_to_save": ["x"], "base_model_name_or_path": "/y"}'
-    )
+    weights = {f"{front}{name}": value for name, value in projector_of(0.5).items()} | {lora: torch.ones(4, 8)}
+    save_file(weights, checkpoint / "adapter_model.safetensors")
+    config = {"r": 4, "modules_to_save": ["x"], "base_model_name_or_path": "/y"}
+    (checkpoint / "adapter_config.json").write_text(json.dumps(config))
     assert pack(checkpoint, packed) == {"projector.safetensors": 775296, "adapter_model.safetensors": 32}
     kept = load_file(packed / "projector.safetensors")
     assert {name: value.shape for name, value in kept.items()} == {n: v.shape for n, v in projector_of(0).items()}
@@ -237,9 +234,8 @@ def test_only_the_trained_weights_of_a_stage_are_packed(tmp_path: Path) -> None:
 
 def test_a_tuned_model_is_shipped_without_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load("miniature/llava", scheme="mr2ag", seed=3)
-    model = add_adapters(
-        base.model, base.renderer.token_ids.values(), rank=2, alpha=4, dropout=0.0, targets=r".*language_model.*q_proj"
-    )
+    ids, targets = base.renderer.token_ids.values(), r".*language_model.*q_proj"
+    model = add_adapters(base.model, ids, rank=2, alpha=4, dropout=0.0, targets=targets)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.01 * parameter.requires_grad
