@@ -6,7 +6,6 @@ A lock isn't inherited: a worker that outlives its parent blocks nobody.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import sys
@@ -38,7 +37,8 @@ def take(path: str | Path, *, wait: bool = False) -> FileLock | None:
     Raises:
         OSError: The file can't be created or opened.
     """
-    lock = FileLock(os.path.realpath(path), thread_local=False, fallback_to_soft=False)
+    # Any user may lock the file that an ended process of another one left.
+    lock = FileLock(os.path.realpath(path), mode=0o666, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=wait)
     except Timeout:
@@ -56,20 +56,6 @@ def remove(lock: FileLock) -> None:
         with contextlib.suppress(OSError):
             os.unlink(lock.lock_file)  # a process that waits sees that its file is gone, and makes a new one
         lock.release()
-
-
-def discard(path: str | Path) -> bool:
-    """Delete the lock file of another user's process that has ended. Return False if it is held, or can't be deleted.
-
-    An ended process leaves its file, which this user may be unable to open for writing, and so to lock.
-    """
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-    except OSError:
-        return False
-    return True
 
 
 def is_held(path: str | Path) -> bool:

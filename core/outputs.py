@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from reflectune.core.errors import DISK_FULL, UserError
 from reflectune.core.launching import rank
-from reflectune.core.locking import discard, lock_path, remove, take
+from reflectune.core.locking import lock_path, remove, take
 from reflectune.core.partials import remove_partials
 
 
@@ -83,12 +83,7 @@ def _hold(output: str, path: Path) -> _HeldOutput:
 
 
 def _take(output: str, path: Path) -> FileLock:
-    try:
-        lock = take(path)
-    except PermissionError:
-        if not discard(path):
-            raise
-        lock = take(path)
+    lock = take(path)
     if lock is None:
         raise UserError(_refusal(output, _read_holder(path)))
     path.write_text(json.dumps(_describe_process()), encoding="utf-8")

@@ -256,22 +256,20 @@ def test_a_full_disk_is_not_a_problem_of_the_output(out: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("is_live", [False, True])
 def test_another_users_lock_file_counts_only_while_it_is_held(is_live: bool) -> None:
-    """A file that can't be opened for writing; root, who can open any, tries it as nobody."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         path = lock_path(Path(folder, "out"))
-        path.touch(0o444)
-        path.chmod(0o444)
-        with path.open() as file:
-            if is_live:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            child = os.fork()
-            if child == 0:
-                if os.geteuid() == 0:
-                    os.seteuid(65534)
-                try:
-                    hold(Path(folder, "out"))
-                except UserError:
-                    os._exit(2)
-                os._exit(0)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (2 if is_live else 0)
+        lock = take(path)
+        if not is_live:
+            lock.release()  # the file stays
+        child = os.fork()
+        if child == 0:
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            try:
+                hold(Path(folder, "out"))
+            except UserError:
+                os._exit(2)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (2 if is_live else 0)
+        lock.release()
