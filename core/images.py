@@ -31,7 +31,6 @@ import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
-from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 _PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
@@ -159,12 +158,6 @@ def origin_of(image: Image.Image) -> str:
 def pixel_hash(image: Image.Image) -> bytes:
     """Return a hash of an image's mode, size and pixels, 32 bytes."""
     return hashlib.sha256(f"{image.mode} {image.size} ".encode() + image.tobytes()).digest()
-
-
-def save_jpeg(image: Image.Image, path: Path) -> None:
-    """Write an image as JPEG, atomically."""
-    with writing(path) as partial:
-        image.save(partial, format="JPEG", quality=92)
 
 
 @contextmanager

@@ -85,13 +85,6 @@ def file_problem(value: str) -> str:
     return f"must be an existing file, found {'the folder ' if os.path.isdir(value) else ''}{short(value)}"
 
 
-def folder_problem(value: str) -> str:
-    """Return a problem if a folder is named that doesn't exist."""
-    if not value or os.path.isdir(value):
-        return ""
-    return f"must be an existing folder, found {'the file ' if os.path.isfile(value) else ''}{short(value)}"
-
-
 def output_folder_problem(value: str) -> str:
     """Return a problem if a folder is named that can't be written."""
     if not value:
@@ -152,7 +145,6 @@ def short(value: Any) -> str:
 Device = Annotated[str, checked_by(device_problem)]
 SplitName = Annotated[str, checked_by(split_problem)]
 InputFile = Annotated[str, checked_by(file_problem)]
-InputFolder = Annotated[str, checked_by(folder_problem)]
 OutputFolder = Annotated[str, checked_by(output_folder_problem)]
 OutputFile = Annotated[str, checked_by(output_file_problem)]
 

@@ -183,25 +183,6 @@ def companion(folder: Path, manifest: Mapping[str, Any], name: str) -> Path | No
     return path if path.is_file() else None
 
 
-def built_manifest(folder: Path, settings: str) -> dict[str, Any] | None:
-    """Return the manifest of a data set that these settings built into a folder; None if there is none yet.
-
-    Args:
-        folder: Folder of the data set.
-        settings: Hash that the manifest holds under `settings`.
-
-    Raises:
-        UserError: The folder holds a different data set.
-    """
-    if not (folder / MANIFEST).exists():
-        return None
-    manifest = load_manifest(folder)
-    if manifest.get("settings") != settings:
-        name = manifest.get("name", "without a name")
-        raise UserError(f"{folder} holds another data set ({name}); choose another output folder")
-    return manifest
-
-
 def write_questions(folder: str | Path, split: str, questions: Iterable[Question]) -> Path:
     """Write a split's questions as one Parquet file; it appears whole or not at all."""
     path = Path(folder, "questions", f"{split}.parquet")

@@ -17,7 +17,6 @@ from reflectune.core.durable import read_record, read_row
 from reflectune.core.entry_point import entry_point
 from reflectune.core.errors import UserError
 from reflectune.inference.lmms.config import MODES
-from reflectune.metrics.reporting.intervals import share_interval
 
 RESULTS: Final = "_results.json"
 TITLES: Final = {"base": "before", "no_retrieval": "[No Retrieval]", "gate": "free gate", "pipeline": "pipeline"}
@@ -164,6 +163,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True, help="folder below which lmms-eval wrote its results")
     print(table(read_runs(parser.parse_args().results)))
+
+
+_NORMAL = 1.959963984540054
+"""The normal distribution's quantile of 0.975."""
+
+
+def share_interval(count: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % score interval of a share, which has a width even at 0 and 1.
+
+    Args:
+        count: Number of items counted.
+        total: Number of all items, at least one.
+
+    Returns:
+        (low, high), in [0, 1].
+
+    Raises:
+        ValueError: `count` is not between 0 and `total`, or `total` is 0.
+    """
+    if not 0 <= count <= total or not total:
+        raise ValueError(f"expected 0 to {total} of at least one, found {count}")
+    share, weight = count / total, _NORMAL**2 / total
+    centre, half = share + weight / 2, _NORMAL * (share * (1 - share) / total + weight / (4 * total)) ** 0.5
+    low = (centre - half) / (1 + weight) if count else 0.0  # exactly, whatever rounding leaves
+    high = (centre + half) / (1 + weight) if count < total else 1.0
+    return low, high
 
 
 if __name__ == "__main__":

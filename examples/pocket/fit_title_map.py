@@ -13,7 +13,7 @@ from typing import Any
 from reflectune.core.command import command
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
-from reflectune.core.values import Device, InputFile, InputFolder, OutputFile
+from reflectune.core.values import Device, InputFile, OutputFile
 from reflectune.models.names import EncoderName
 
 
@@ -21,9 +21,7 @@ class TitleMapConfig(Settings):
     """Pictures, models and output of a title map."""
 
     pictures: InputFile = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl", needed="")
-    knowledge: InputFolder = setting(
-        "", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge", needed=""
-    )
+    knowledge: str = setting("", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge", needed="")
     output: OutputFile = setting("", "the map to write, FILE.safetensors", needed="")
     vision: EncoderName = setting(
         "pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id"

@@ -58,14 +58,6 @@ def recall_by_iteration(rows: Sequence[Row]) -> list[IterationRecall]:
     return [_recall_until(count, steps, targets) for count in range(1, max(map(len, steps), default=0) + 1)]
 
 
-def names_in(names: Sequence[str], text: str) -> bool:
-    """Return True if a text mentions any of the names, in PMSR's format of lists of names; for `A|B` it must mention
-    both.
-    """
-    known = normalise(text)
-    return bool(text) and any(_holds(group, known) for name in names for group in _listed(name))
-
-
 def knowledge(row: Row) -> str:
     """All texts of a row as one: as the run put them together, else from its records."""
     trajectory = _trajectory(row)

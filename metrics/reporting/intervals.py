@@ -37,9 +37,6 @@ INDICES_AT_ONCE = 4_000_000
 VALUES_AT_ONCE = 1_000_000
 """Bounds the resampled rows that a `Batched` statistic is given, at 8 MB."""
 
-_NORMAL = 1.959963984540054
-"""The normal distribution's quantile of 0.975."""
-
 _ROUNDING = 1e-12
 """Two sums of the same numbers in another order may differ by this much."""
 
@@ -74,28 +71,6 @@ def bootstrap_interval(
     drawn = _resampled(np.asarray(values), statistic, seed, n, strata)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def share_interval(count: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % score interval of a share, which has a width even at 0 and 1.
-
-    Args:
-        count: Number of items counted.
-        total: Number of all items, at least one.
-
-    Returns:
-        (low, high), in [0, 1].
-
-    Raises:
-        ValueError: `count` is not between 0 and `total`, or `total` is 0.
-    """
-    if not 0 <= count <= total or not total:
-        raise ValueError(f"expected 0 to {total} of at least one, found {count}")
-    share, weight = count / total, _NORMAL**2 / total
-    centre, half = share + weight / 2, _NORMAL * (share * (1 - share) / total + weight / (4 * total)) ** 0.5
-    low = (centre - half) / (1 + weight) if count else 0.0  # exactly, whatever rounding leaves
-    high = (centre + half) / (1 + weight) if count < total else 1.0
-    return low, high
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,6 @@ class GlobalBatch:
         batches = math.ceil(examples / (self.per_device * self.processes))
         return math.ceil(epochs * math.ceil(batches / self.accumulation))
 
-    def divided(self, size: int) -> GlobalBatch | None:
-        """Divide `size` examples among these processes, in batches no larger; None if they don't divide evenly."""
-        process_batch, rest = divmod(size, self.processes)
-        if rest:
-            return None
-        per_device = max(
-            count for count in range(1, min(self.per_device, process_batch) + 1) if process_batch % count == 0
-        )
-        return GlobalBatch(per_device, process_batch // per_device, self.processes)
-
     def settings(self, why_fixed: str) -> dict[str, int]:
         """Return the numbers that determine the weights: the product, or all three if they are fixed for a reason."""
         factors = {
@@ -99,24 +89,13 @@ def refuse_other_batch(
         raise UserError(
             f"{output_dir} holds a run whose optimiser steps read {expected} examples; `per_device_train_batch_size` "
             f"{batch.per_device} x `gradient_accumulation_steps` {batch.accumulation} x {batch.processes} process(es) "
-            f"would be {batch.size}. {_advice(batch, expected)}, or choose another `output_dir`"
+            f"would be {batch.size}. Choose factors whose product is {expected}, or another `output_dir`"
         )
     if why_fixed and recorded.get("processes", batch.processes) != batch.processes:
         raise UserError(
             f"{output_dir} holds a run of {recorded['processes']} process(es), and {batch.processes} were started: "
             f"{why_fixed}. Start {recorded['processes']}, or choose another `output_dir`"
         )
-
-
-def _advice(batch: GlobalBatch, size: int) -> str:
-    fitting = batch.divided(size)
-    if fitting is None:
-        counts = ", ".join(str(count) for count in range(1, size + 1) if size % count == 0)
-        return f"{size} can't be shared by {batch.processes} processes: start as many as divide it ({counts})"
-    return (
-        f"With {fitting.processes} process(es) set `per_device_train_batch_size: {fitting.per_device}` and "
-        f"`gradient_accumulation_steps: {fitting.accumulation}`"
-    )
 
 
 def _has_dropout(model: PreTrainedModel) -> bool:

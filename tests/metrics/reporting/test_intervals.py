@@ -7,7 +7,6 @@ from reflectune.metrics.reporting.intervals import (
     bootstrap_interval,
     paired_bootstrap,
     permutation_test,
-    share_interval,
 )
 
 VALUES = np.random.default_rng(0).random(400) < 0.3
@@ -123,24 +122,3 @@ def test_p_of_a_given_statistic_equals_that_of_the_mean() -> None:
 def test_what_is_undefined_is_refused(measure, rows, settings, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         measure(*rows, seed=0, **settings)
-
-
-def test_a_share_of_none_has_an_upper_bound_and_of_all_a_lower_one() -> None:
-    square = 1.959963984540054**2
-    assert share_interval(0, 32) == pytest.approx((0.0, square / (32 + square)))
-    assert share_interval(32, 32) == pytest.approx((32 / (32 + square), 1.0))
-
-
-@pytest.mark.parametrize("count", [0, 1, 120, 399, 400], ids=str)
-def test_a_shares_bounds_are_where_a_test_of_it_would_just_reject(count: int) -> None:
-    total = 400
-    for bound in share_interval(count, total):
-        if 0 < bound < 1:
-            distance = abs(count / total - bound) / np.sqrt(bound * (1 - bound) / total)
-            assert distance == pytest.approx(1.959963984540054)
-
-
-@pytest.mark.parametrize(("count", "total"), [(-1, 4), (5, 4), (0, 0)], ids=["below", "above", "nothing"])
-def test_no_share_has_no_interval(count: int, total: int) -> None:
-    with pytest.raises(ValueError, match="expected 0 to"):
-        share_interval(count, total)
