@@ -97,7 +97,7 @@ def test_batches_may_be_divided_otherwise_when_a_run_goes_on(config, interrupted
     fine_tune(straight)
     interrupted(changed, 4)
     other: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    with pytest.raises(UserError, match="would be 6. Choose factors whose product is 4"):
+    with pytest.raises(UserError, match=r"would be 6\. Choose factors whose product is 4"):
         fine_tune(config("changed", **{**other, "gradient_accumulation_steps": 3}))
     fine_tune(config("changed", **other))
 
