@@ -43,6 +43,10 @@ _TEXTS: Final = (b"iTXt", b"tEXt", b"zTXt")
 _MOST_TEXT: Final = 1 << 20
 """Bytes of a text chunk that Pillow reads, unpacked."""
 _ORIGIN: Final = "reflectune_origin"
+"""Attribute of an image that was loaded: its path, and the row that needs it."""
+_SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
+_MOST_SENT: Final = 8 << 20
+"""Bytes of a file that is sent as it is."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -107,7 +111,7 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
     if not os.path.isfile(full):  # False for a name that is too long, too
         raise BadImage(f"image not found: {full}{asker}", "check the path, or re-create the data set", is_missing=True)
     image = open_image(full, asker=asker)
-    setattr(image, _ORIGIN, f"{full}{asker}")
+    setattr(image, _ORIGIN, (full, asker))
     return image
 
 
@@ -152,7 +156,38 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def origin_of(image: Image.Image) -> str:
     """Return the path of an image that `load_image` read, with the row that needs it; else its size."""
-    return str(getattr(image, _ORIGIN, f"an image of {image.width:,} × {image.height:,} pixels"))
+    return "".join(map(str, getattr(image, _ORIGIN, (f"an image of {image.width:,} × {image.height:,} pixels",))))
+
+
+def encode_image(image: Image.Image, max_pixels: int = 0) -> tuple[str, bytes]:
+    """Return an image's MIME type and the bytes of a file, to be sent to a server.
+
+    They are those of the file that it was loaded from, if a server reads the same pixels of it, else a JPEG's.
+
+    Args:
+        image: The image, in RGB.
+        max_pixels: Most pixels; a larger image is scaled down. 0: any.
+    """
+    factor = math.sqrt(max_pixels / (image.width * image.height)) if max_pixels else 1
+    if factor >= 1 and (path := getattr(image, _ORIGIN, (None,))[0]):
+        content = path.read_bytes()
+        if len(content) <= _MOST_SENT and (mime := _served_as(content, image.size)):
+            return mime, content
+    if factor < 1:
+        image = image.resize(
+            (max(1, int(image.width * factor)), max(1, int(image.height * factor))), Image.Resampling.LANCZOS
+        )
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, format="JPEG", quality=92)
+    return "image/jpeg", buffer.getvalue()
+
+
+def _served_as(content: bytes, size: tuple[int, int]) -> str:
+    """Return the MIME type of a file that any server reads as `open_image` does; "" for others."""
+    with _opened(content, whole=False) as image:
+        is_plain = image.mode in ("RGB", "L") and image.size == size and getattr(image, "n_frames", 1) == 1
+        is_plain = is_plain and "transparency" not in image.info and _upright(image) is image
+        return _SERVED.get(image.format or "", "") if is_plain else ""
 
 
 def pixel_hash(image: Image.Image) -> bytes:

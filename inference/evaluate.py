@@ -13,12 +13,13 @@ from reflectune.inference.running.config import EvaluateConfig
 def evaluate(config: EvaluateConfig) -> None:
     """Run pipelines over a data set's questions, score them, and write a report."""
     from reflectune.inference.running import experiment  # slow to import, so only once the config is known to be right
+    from reflectune.inference.scoring.trajectories import reply_sentences
 
     if config.dry_run:
         print(experiment.describe(config))
         return
     if metrics := experiment.run(config):
-        print(summary(metrics))
+        print("\n".join([summary(metrics), *reply_sentences(metrics)]))
         print(f"report: {Path(config.output, 'report.html')}")
 
 

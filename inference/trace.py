@@ -89,6 +89,7 @@ class Step:
         read: Tokens of the prompt.
         generated: Tokens of the reply.
         finished: True if the reply ended with the end token.
+        refused: Reason of a server's refusal, of a judgement of several documents the first one.
     """
 
     operator: str
@@ -103,6 +104,7 @@ class Step:
     read: int = 0
     generated: int = 0
     finished: bool = True
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Trace:
         ended: Reason for the end of that trajectory.
         limit: The budget that ended it, by its key in the config; empty if none did.
         seconds: Wall-clock seconds per step, this question's share of its batch.
-        tokens: Counts per step, e.g. `{"generated": 4}`.
+        tokens: Counts per step, e.g. `{"generated": 4}`, and of replies that are not as they should be (`REPLIES`).
         error: Reason why the question could not be answered; "" if it could.
     """
 

@@ -57,6 +57,8 @@ def score(config: ScoreConfig) -> None:
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
         scoring = (config.scored_by(), config.mode, bem, judging)
         report = score_files(files, questions, *scoring, touched=not config.splits, seed=config.seed)
+        if config.judge:
+            print(model.summary())
     report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
     if config.output:
         write_json(config.output, report)

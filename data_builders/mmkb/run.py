@@ -139,6 +139,7 @@ def _rescored(
         with RemoteModel(config.endpoint(), cache) as model:
             judging = Judging(protocol, config.llm_model, partial(model.texts, desc="judge"))
             scores = score_by_judge(answers, questions, judging)
+            print(model.summary())
         return rescore(probes, scores), f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
     from reflectune.core.devices import find_device  # torch is slow to import
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import io
 import itertools
 import math
 import warnings
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import encode_image
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
 from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply, is_word
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
@@ -22,6 +22,8 @@ from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_p
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.engine import PrefixEngine
 
+_ENCODED = 32
+"""Pictures that are kept as they are sent."""
 AboutPicture = tuple[Picture, Prompt]
 """The picture of a question, and a prompt about it."""
 
@@ -156,50 +158,55 @@ class LocalModel:
 class ServedModel:
     """A model on a server. Replies are cached in a file, and never requested twice.
 
+    A picture is encoded once for all steps about it.
+
     Args:
         remote: The model's client.
     """
 
     def __init__(self, remote: RemoteModel) -> None:
         self._remote = remote
+        self._encoded: dict[int, tuple[Image.Image, str]] = {}
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
-        """Request a reply to each prompt. A refusal is an empty reply; the server rejects prompts that are too long."""
-        conversations = [conversation(image, prompt) for image, prompt in prompts]
+        """Request a reply to each prompt. A refusal, e.g. of a prompt that is too long, is an empty reply."""
+        conversations = [self._conversation(image, prompt) for image, prompt in prompts]
         replies = self._remote.complete_all(conversations, desc="", max_tokens=max_tokens)
         return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
 
-        0 for a word outside its top 20. Warns if a reply begins with other words, as a reasoning model's does: such a
-        judgement is meaningless.
+        0 for a prompt that the server refuses, and for a word outside its top 20. Warns if a reply begins with other
+        words, as a reasoning model's does: such a judgement is meaningless.
 
         Raises:
             UserError: The server returns no log-probabilities, or NaN; or the words differ by case or marks only.
         """
         if is_word(yes, no):
             raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
-        conversations = [conversation(image, prompt) for image, prompt in prompts]
-        first_tokens = self._remote.log_probabilities(conversations, [yes, no], desc="")
-        likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in first_tokens]
-        if any(sum(pair) < _LEAST_ANSWERED for pair in likely):
+        conversations = [self._conversation(image, prompt) for image, prompt in prompts]
+        replies = self._remote.log_probabilities(conversations, [yes, no], desc="")
+        firsts = [reply.first_token for reply in replies]
+        likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in firsts]
+        answered = [pair for pair, reply in zip(likely, replies, strict=True) if not reply.refused]
+        if any(sum(pair) < _LEAST_ANSWERED for pair in answered):
             warnings.warn(
                 f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
-                f"{min(map(sum, likely)):.2%}), so that their share says nothing; judge with a model that answers at "
+                f"{min(map(sum, answered)):.2%}), so that their share says nothing; judge with a model that answers at "
                 "once",
                 stacklevel=2,
             )
         return [
-            JudgeReply(pair[0], pair[1], len(prompt.documents))
-            for pair, (_, prompt) in zip(likely, prompts, strict=True)
+            JudgeReply(pair[0], pair[1], 0 if reply.refused else len(prompt.documents), refused=reply.refused)
+            for pair, reply, (_, prompt) in zip(likely, replies, prompts, strict=True)
         ]
 
     def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone. The prompts share a prefix, which a server's prefix cache reads once.
 
         Raises:
-            UserError: The server returns no log-probabilities, or refuses a document.
+            UserError: The server returns no log-probabilities.
         """
         alone = [
             (image, dataclasses.replace(prompt, documents=(document,)))
@@ -209,24 +216,27 @@ class ServedModel:
         judged = iter(self.judge(alone, yes, no))
         return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
 
+    def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
+        return conversation(self._url(image) if prompt.picture and image is not None else "", prompt)
 
-def conversation(image: Picture, prompt: Prompt) -> Messages:
-    """Convert a prompt to the messages of the protocol, the picture first."""
+    def _url(self, image: Image.Image) -> str:
+        if id(image) not in self._encoded:
+            if len(self._encoded) >= _ENCODED:
+                self._encoded.pop(next(iter(self._encoded)))
+            mime, content = encode_image(image, self._remote.endpoint.max_pixels)
+            self._encoded[id(image)] = image, f"data:{mime};base64,{base64.b64encode(content).decode()}"
+        return self._encoded[id(image)][1]
+
+
+def conversation(picture: str, prompt: Prompt) -> Messages:
+    """Convert a prompt to the messages of the protocol, the picture's data URL first; "" for no picture."""
     words = "".join(
         part if isinstance(part, str) else prompt.text(len(prompt.documents))[part.name]
         for part in prompt_parts(prompt.template)
     )
     system: Messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    shown = (
-        [{"type": "image_url", "image_url": {"url": _data_url(image)}}] if prompt.picture and image is not None else []
-    )
+    shown = [{"type": "image_url", "image_url": {"url": picture}}] if picture else []
     return [*system, {"role": "user", "content": [*shown, {"type": "text", "text": words}]}]
-
-
-def _data_url(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _written(reply: RemoteReply, prompt: Prompt) -> WriteReply:
@@ -236,4 +246,5 @@ def _written(reply: RemoteReply, prompt: Prompt) -> WriteReply:
         reply.prompt_tokens,
         reply.completion_tokens,
         reply.finish != "length" and not reply.refused,
+        refused=reply.refused,
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from reflectune.inference.operators.requests import Box
+from reflectune.inference.operators.requests import Box, Form
+from reflectune.metrics.judging.extraction import short_answer
 from reflectune.models.rendering.thoughts import without_thoughts
 
 Value = TypeVar("Value")
+STATE_FIELDS: Final = ("need", "referent", "constraints")
+"""Names of the values of MM-R2's state."""
 Letter: TypeAlias = Literal["A", "B"]
 """Name of one of two documents in a prompt."""
 
@@ -31,6 +34,11 @@ _VERDICT = re.compile(r"\W*(?P<word>yes|no)\b", re.IGNORECASE)
 
 _MOST_BRACKETS = 64
 """Maximum number of brackets tried as the start of a reply's JSON: a repetitive reply has thousands."""
+
+
+def is_readable(reply: str, form: Form, shown: int, count: int) -> bool:
+    """Return True if a reply about `count` documents, of which `shown` fit the context, has a form."""
+    return bool(FORMS[form](reply, shown, count))
 
 
 def spoken(reply: str) -> str:
@@ -206,3 +214,18 @@ def _strings(value: Any) -> Iterator[str]:
         for key, item in value.items():
             if re.search("quer|question|output", str(key), re.IGNORECASE):
                 yield from _strings(item)
+
+
+FORMS: Final[Mapping[Form, Callable[[str, int, int], object]]] = {
+    "free": lambda reply, shown, count: True,
+    "text": lambda reply, shown, count: spoken(reply),
+    "queries": lambda reply, shown, count: queries(reply, 1),
+    "order": lambda reply, shown, count: order(reply, shown),
+    "preferred": lambda reply, shown, count: shown == count and preferred(reply),
+    "letters": lambda reply, shown, count: letters(reply, count),
+    "shares": lambda reply, shown, count: shares(reply, count),
+    "state": lambda reply, shown, count: fields(reply, STATE_FIELDS),
+    "documents": lambda reply, shown, count: named_documents(reply, count),
+    "short": lambda reply, shown, count: short_answer(spoken(reply)),
+}
+"""Parser of each form of a reply; nothing or None if it can't be read."""

@@ -19,6 +19,9 @@ Box: TypeAlias = tuple[float, float, float, float]
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
 """Operators with a generated reply: describe the picture, write queries, order documents, summarise the results or
 one page, answer, verify an answer, shorten it."""
+Form = Literal["free", "text", "queries", "order", "preferred", "letters", "shares", "state", "documents", "short"]
+"""Expected form of a reply, a key of `parsing.FORMS`: any, not empty, queries, an order of documents, the better of
+two, letters of options, a number for each, a state, documents, a short answer."""
 ModelName = Literal["reader", "answerer"]
 """Models of a pipeline: the reader, which also writes queries and reasons, and the answerer."""
 
@@ -58,6 +61,7 @@ class WriteRequest:
         max_tokens: Maximum length of the reply.
         model: The model.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
+        form: Form of the reply; one that can't be read in it is counted.
     """
 
     operator: Writing
@@ -66,6 +70,7 @@ class WriteRequest:
     max_tokens: int
     model: ModelName = "reader"
     keeps_thoughts: bool = False
+    form: Form = "free"
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class WriteReply:
         score: Geometric mean probability of the reply's tokens and the end token; None if unknown.
         shared: Length of the prompt's prefix that all steps about the picture share, so that it is computed once; None
             if unknown: behind a server.
+        refused: Reason of a server's refusal.
     """
 
     text: str
@@ -90,6 +96,7 @@ class WriteReply:
     finished: bool = True
     score: float | None = None
     shared: int | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,13 +128,14 @@ class JudgeEachRequest(YesNoRequest):
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """P(yes) and P(no) in the full softmax over the reply's first token; the counts are those of `WriteReply`."""
+    """P(yes) and P(no) in the full softmax over the reply's first token; the rest is that of `WriteReply`."""
 
     yes: float
     no: float
     shown: int = 0
     read: int = 0
     shared: int | None = None
+    refused: str = ""
 
     @property
     def share(self) -> float:
@@ -137,7 +145,7 @@ class JudgeReply:
 
 @dataclass(frozen=True)
 class JudgeEachReply:
-    """A judgement of each document; 0 and 0, with none shown, for a document that doesn't fit the context whole.
+    """A judgement of each document; 0 and 0, with none shown, for one that doesn't fit the context or is refused.
 
     Attributes:
         each: In the documents' order; `read` counts the tokens after the shared prefix.

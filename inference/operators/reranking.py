@@ -68,9 +68,6 @@ DO NOT exceed {count}. Only respond with the ranking results, do not include any
 Your ranking:"""
 """Figure 7, with a number for `{count}`, its N."""
 
-UNREAD: Final = "rerank_unread"
-"""Key of a trace's count of replies without a readable order."""
-
 
 @dataclass(frozen=True)
 class Ranked:
@@ -78,11 +75,9 @@ class Ranked:
 
     Attributes:
         passages: All passages, best first.
-        unread: Number of replies without a readable order.
     """
 
     passages: tuple[Passage, ...]
-    unread: int = 0
 
 
 def rerank(
@@ -138,25 +133,23 @@ def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_to
             best passage comes first, the others nearly keep their order.
         max_tokens: Maximum length of a reply.
     """
-    order, unread = list(range(len(passages))), 0
+    order = list(range(len(passages)))
     if pairs == "adjacent":
         for place in reversed(range(len(passages) - 1)):
             first, second = order[place : place + 2]
             winner = yield from _compare(question, passages[first], passages[second], max_tokens)
-            unread += winner is None
             if winner == "B":
                 order[place : place + 2] = [second, first]
-        return Ranked(tuple(passages[place] for place in order), unread)
+        return Ranked(tuple(passages[place] for place in order))
     wins = [0.0] * len(passages)
     compared = list(itertools.combinations(order, 2))
     if pairs == "both_orders":
         compared += [(second, first) for first, second in compared]
     for first, second in compared:
         winner = yield from _compare(question, passages[first], passages[second], max_tokens)
-        unread += winner is None
         wins[first] += {"A": 1.0, "B": 0.0}.get(winner or "", 0.5)
         wins[second] += {"A": 0.0, "B": 1.0}.get(winner or "", 0.5)
-    return Ranked(tuple(passages[place] for place in sorted(order, key=lambda place: -wins[place])), unread)
+    return Ranked(tuple(passages[place] for place in sorted(order, key=lambda place: -wins[place])))
 
 
 def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> Steps[Ranked]:
@@ -167,10 +160,11 @@ def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> 
     """
     numbered = [f"[Document {number}]: {text}" for number, text in enumerate(texts_of(passages), start=1)]
     template = LISTWISE.replace("{count}", str(len(passages)))
-    reply = yield from write("rerank", 0, template, {"question": question}, documents=numbered, max_tokens=max_tokens)
+    slots = {"question": question}
+    reply = yield from write("rerank", 0, template, slots, documents=numbered, max_tokens=max_tokens, form="order")
     order = parsing.order(reply.text, reply.shown)
     if order is None:
-        return Ranked(tuple(passages), unread=1)
+        return Ranked(tuple(passages))
     return Ranked((*(passages[place] for place in order), *passages[reply.shown :]))
 
 
@@ -182,5 +176,6 @@ def paragraphs(passages: Sequence[Passage]) -> list[str]:
 def _compare(question: str, first: Passage, second: Passage, max_tokens: int) -> Steps[parsing.Letter | None]:
     """Return which of two passages the model prefers; None if the reply is unreadable, or didn't see both."""
     documents = [f"[Document {letter}]: {text}" for letter, text in zip("AB", texts_of([first, second]), strict=True)]
-    reply = yield from write("rerank", 0, PAIRWISE, {"question": question}, documents=documents, max_tokens=max_tokens)
+    slots = {"question": question}
+    reply = yield from write("rerank", 0, PAIRWISE, slots, documents=documents, max_tokens=max_tokens, form="preferred")
     return parsing.preferred(reply.text) if reply.shown == len(documents) else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from reflectune.formats.hits import Hit, PassageHit
+from reflectune.inference.operators.parsing import is_readable
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeEachRequest,
@@ -25,7 +27,10 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.trace import FoundPassage, Step
 
-_COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations")
+REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread")
+"""Keys of the counts of a model's replies that are not as they should be: refused by a server, cut off at the longest
+length, or without the requested form."""
+_COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations", *REPLIES)
 
 
 @dataclass
@@ -55,8 +60,13 @@ class StepLog:
             counts["calls"] += 1
             counts["read"] += reply.read
             counts["documents_read"] += reply.shown
-            step = dataclasses.replace(step, shown=reply.shown, read=reply.read)
-        if isinstance(reply, WriteReply):
+            counts["replies_refused"] += bool(reply.refused)
+            step = dataclasses.replace(step, shown=reply.shown, read=reply.read, refused=reply.refused)
+        if isinstance(reply, WriteReply) and isinstance(request, WriteRequest):
+            if not reply.refused:
+                documents = len(request.prompt.documents)
+                counts["replies_cut"] += not reply.finished
+                counts["replies_unread"] += not is_readable(reply.text, request.form, reply.shown, documents)
             counts["generated"] += reply.tokens
             step = dataclasses.replace(step, text=reply.text, generated=reply.tokens, finished=reply.finished)
         elif isinstance(reply, JudgeReply):
@@ -74,7 +84,9 @@ class StepLog:
             counts["read"] += reply.read_apart
             counts["documents_read"] += shown
             each = tuple(judged.yes for judged in reply.each)
-            step = dataclasses.replace(step, each=each, shown=shown, read=reply.read)
+            refused = [judged.refused for judged in reply.each if judged.refused]
+            counts["replies_refused"] += len(refused)
+            step = dataclasses.replace(step, each=each, shown=shown, read=reply.read, refused="".join(refused[:1]))
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
         elif isinstance(reply, LikenReply):

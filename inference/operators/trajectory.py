@@ -339,6 +339,15 @@ def _trace(name: str, course: _Course) -> Trace:
         seconds={operator: round(seconds, 6) for operator, seconds in log.seconds.items()},
         tokens={**log.tokens, **outcome.counts},
         steps=tuple(log.steps),
+        error=_refusal(outcome, log),
         ended=outcome.ended if course.limit is None else str(course.limit),
         limit={} if course.limit is None else {course.limit.key: course.limit.value},
     )
+
+
+def _refusal(outcome: TrajectoryResult, log: StepLog) -> str:
+    """Return the error of a trajectory that a server's refusal left without an answer; "" for others."""
+    refused = [step for step in log.steps if step.refused]
+    if outcome.answer.strip() or not refused:
+        return ""
+    return f"the server refused to {refused[-1].operator} ({refused[-1].refused}); shorten the prompt"

@@ -8,6 +8,7 @@ from typing import TypeVar
 from reflectune.core.types import Passage
 from reflectune.inference.operators.requests import (
     Box,
+    Form,
     JudgeEachReply,
     JudgeEachRequest,
     JudgeReply,
@@ -46,6 +47,7 @@ def write(
     system: str = "",
     picture: bool = True,
     keeps_thoughts: bool = False,
+    form: Form = "free",
 ) -> Steps[WriteReply]:
     """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
@@ -60,9 +62,10 @@ def write(
         system: System prompt.
         picture: True to show the question's picture.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
+        form: Form of the reply.
     """
     prompt = Prompt(template, texts, tuple(documents), system, picture)
-    reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
+    reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts, form)
     return _as(WriteReply, reply)
 
 

@@ -35,8 +35,6 @@ from reflectune.metrics.judging.extraction import (
     short_answer,
 )
 
-UNREAD: Final = "extract_unread"
-"""Key of a trace's count of unreadable replies: 1 if the detailed answer stays."""
 _POOL: Final = 1_000
 """Number of training questions among which a question's examples are searched."""
 
@@ -81,12 +79,12 @@ def with_extraction(
             documents=[outcome.answer, *outcome.records],
             max_tokens=max_tokens,
             model="answerer",
+            form="short",
         )
         short = short_answer(parsing.spoken(reply.text))
-        counts = {**outcome.counts, UNREAD: int(short is None)}
         if short is None:
-            return dataclasses.replace(outcome, counts=counts)
-        return dataclasses.replace(outcome, answer=short, confidence=reply.score, counts=counts)
+            return outcome
+        return dataclasses.replace(outcome, answer=short, confidence=reply.score)
 
     return steps
 

@@ -78,7 +78,13 @@ class Iba:
         titles = {passage.entry_id: passage.title for passage in passages}
         names = list(titles)[: len(string.ascii_uppercase)]
         reply = yield from write(
-            "rerank", 0, IDENTIFY, asked, documents=_options(names, titles), max_tokens=self.settings.max_record_tokens
+            "rerank",
+            0,
+            IDENTIFY,
+            asked,
+            documents=_options(names, titles),
+            max_tokens=self.settings.max_record_tokens,
+            form="letters",
         )
         picked = [names[place] for place in parsing.letters(reply.text, len(names))]
         picked = list(dict.fromkeys([*picked, *names]))[:PICKS]
@@ -89,6 +95,7 @@ class Iba:
             asked,
             documents=_options(picked, titles),
             max_tokens=self.settings.max_record_tokens,
+            form="shares",
         )
         likely = parsing.shares(reply.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]

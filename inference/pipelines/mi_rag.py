@@ -111,7 +111,7 @@ class MiRag(RecordTrajectory):
             queries = [expanded(question.text, records[-1]) if records else first]
             if records:
                 follow_up = yield from write(
-                    "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=max_tokens
+                    "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=max_tokens, form="queries"
                 )
                 queries += parsing.queries(follow_up.text, FOLLOW_UPS)
             shares = [len(queries) - 1 or 1, *(1 for _ in queries[1:])]

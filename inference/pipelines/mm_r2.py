@@ -64,10 +64,7 @@ Write one search query to find what is needed in these units. Name the referent.
 Query: the query.
 """
 ANSWER: Final = "{question} {documents} "
-FIELDS: Final = ("need", "referent", "constraints")
 UNITS: Final = 3
-UNPARSED: Final = "replies_unparsed"
-"""Key of a trace's count of replies without a state, a unit or a query."""
 MapUnit: TypeAlias = tuple[str, int]
 """A unit of a knowledge map: an entry's id, and the index of a section."""
 
@@ -85,35 +82,32 @@ class MmR2:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         best: list[Passage] = []
-        counts = {UNPARSED: 0}
         with contextlib.suppress(BudgetSpent):
-            yield from self._search(question, best, counts)
+            yield from self._search(question, best)
         read, longest = best[: self.settings.passages], self.settings.max_new_tokens
         template, slots = ANSWER + answer_instruction(question, detailed=False), {"question": question.text}
         answer = yield from write(
             "answer", 0, template, slots, documents=texts_of(read), max_tokens=longest, model="answerer"
         )
         ended = f"units searched: {len({_unit(passage) for passage in best})}"
-        return TrajectoryResult(answer.text, ended, answer.score, tuple(read[: answer.shown]), counts=counts)
+        return TrajectoryResult(answer.text, ended, answer.score, tuple(read[: answer.shown]))
 
-    def _search(self, question: Question, best: list[Passage], counts: dict[str, int]) -> Steps[None]:
+    def _search(self, question: Question, best: list[Passage]) -> Steps[None]:
         """Fill `best` with the passages of the selected units, in their order until the query ranks them."""
         slots, longest = {"question": question.text}, self.settings.max_record_tokens
-        reply = yield from write("rewrite", 0, STATE, slots, max_tokens=longest)
-        state = parsing.fields(reply.text, FIELDS)
-        counts[UNPARSED] += not state
+        reply = yield from write("rewrite", 0, STATE, slots, max_tokens=longest, form="state")
+        state = parsing.fields(reply.text, parsing.STATE_FIELDS)
         slots["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())
         retrieved = yield from search(0, [state.get("referent", "")], {"pairs": [self.settings.candidates]})
         units = knowledge_map(retrieved)
-        reply = yield from write("rerank", 0, SELECT, slots, documents=_listed(units), max_tokens=longest)
+        listed = _listed(units)
+        reply = yield from write("rerank", 0, SELECT, slots, documents=listed, max_tokens=longest, form="documents")
         named = parsing.named_documents(reply.text, len(units))[:UNITS]
-        counts[UNPARSED] += not named
         chosen = [list(units)[place] for place in named or range(min(UNITS, len(units)))]
         best += [passage for unit in chosen for passage in units[unit]]
         labels = _listed({unit: units[unit] for unit in chosen})
-        reply = yield from write("rewrite", 0, QUERY, slots, documents=labels, max_tokens=longest)
+        reply = yield from write("rewrite", 0, QUERY, slots, documents=labels, max_tokens=longest, form="queries")
         queries = parsing.queries(reply.text, 1)
-        counts[UNPARSED] += not queries
         scores = (yield from rerank(0, queries[0] if queries else question.text, best)).scores
         best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
 

@@ -15,7 +15,7 @@ from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
-from reflectune.inference.operators.reranking import UNREAD, Pairs, Ranked, Reranking, paragraphs, rerank
+from reflectune.inference.operators.reranking import Pairs, Ranked, Reranking, paragraphs, rerank
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
@@ -123,7 +123,6 @@ class Mrag:
             ranked.passages,
             chosen=0 if len(given) == 1 else None,
             used=tuple(range(len(given))),
-            counts={UNREAD: ranked.unread},
         )
 
 

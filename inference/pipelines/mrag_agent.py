@@ -15,7 +15,7 @@ from typing import Final, Literal
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.requests import WriteReply
-from reflectune.inference.operators.reranking import UNREAD, Reranking, paragraphs, relevance
+from reflectune.inference.operators.reranking import Reranking, paragraphs, relevance
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge
 from reflectune.inference.pipelines.mrag import DocumentStageSettings, generate, mrag_recipe, ranked_documents
@@ -58,22 +58,18 @@ class MragAgent:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         ranked = yield from ranked_documents(question, self.settings, self.settings.agent_rerank)
-        counts, answers = {UNREAD: ranked.unread}, dict[int, WriteReply]()
+        answers = dict[int, WriteReply]()
         for place, document in enumerate(ranked.passages):
             if (yield from relevance(place, question.text, document)) <= 0.5:
                 continue
             answer = answers[place] = yield from generate(place, question, [document], self.settings.max_new_tokens)
             if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
                 ended = f"valid answer from document {place + 1} of {len(ranked.passages)}"
-                return TrajectoryResult(
-                    answer.text, ended, answer.score, ranked.passages, chosen=place, used=(place,), counts=counts
-                )
+                return TrajectoryResult(answer.text, ended, answer.score, ranked.passages, chosen=place, used=(place,))
         if self.settings.agent_fallback == "abstain" or not ranked.passages:
-            return TrajectoryResult("", FAILS, passages=ranked.passages, fallback="abstain", counts=counts)
+            return TrajectoryResult("", FAILS, passages=ranked.passages, fallback="abstain")
         first = answers.get(0) or (yield from generate(0, question, ranked.passages[:1], self.settings.max_new_tokens))
-        return TrajectoryResult(
-            first.text, FAILS, first.score, ranked.passages, chosen=0, used=(0,), fallback="first", counts=counts
-        )
+        return TrajectoryResult(first.text, FAILS, first.score, ranked.passages, chosen=0, used=(0,), fallback="first")
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:
         """Return True if the model judges its answer correct by the document."""

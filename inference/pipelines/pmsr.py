@@ -91,7 +91,13 @@ class PmsrFixed(RecordTrajectory):
             return [of_record]
         slots = {"question": question.text}
         reply = yield from write(
-            "rewrite", iteration, TRAJECTORY, slots, documents=records, max_tokens=self.settings.max_record_tokens
+            "rewrite",
+            iteration,
+            TRAJECTORY,
+            slots,
+            documents=records,
+            max_tokens=self.settings.max_record_tokens,
+            form="queries",
         )
         of_trajectory = [*parsing.queries(reply.text, 1)]
         if self.settings.scopes == "trajectory":

@@ -91,6 +91,7 @@ class PmsrWeb(Pmsr):
                 {"question": question.text, "query": of_record},
                 max_tokens=self.settings.max_record_tokens,
                 picture=False,
+                form="text",
             )
             of_record = condensed(short.text) or question.text
         return (yield from self._of_scopes(of_record, iteration, question, records, otherwise=question.text))
@@ -113,6 +114,7 @@ class PmsrWeb(Pmsr):
                 documents=pieces(page.text),
                 max_tokens=self.settings.max_record_tokens,
                 picture=False,
+                form="text",
             )
             if summary.text.strip():
                 summaries.append(dataclasses.replace(page, text=summary.text))

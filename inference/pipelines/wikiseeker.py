@@ -62,7 +62,8 @@ class WikiSeeker:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         asked = {"question": question.text}
-        refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=self.settings.max_record_tokens)
+        longest = self.settings.max_record_tokens
+        refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")
         query = next(iter(parsing.queries(refined.text, 1)), question.text)
         passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
         texts = texts_of(passages)

@@ -20,7 +20,8 @@ from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.settings import LeadSettings
 from reflectune.inference.running.loading import open_entries, open_texts
 from reflectune.models.remote.client import RemoteModel
-from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
+from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
@@ -77,7 +78,7 @@ def open_servers(
     with ExitStack() as stack:
         if remote:
             replies = own_file(Path(remote_settings.llm_cache or output / "replies.jsonl"))
-            model = stack.enter_context(RemoteModel(remote_settings.endpoint(), replies))
+            model = stack.enter_context(RemoteModel(_endpoint(config), replies))
         if pages and web.web_url:
             tool = stack.enter_context(ServedPages(web.web_endpoint(), own_file(output / "pages.jsonl")))
         budget = Budget.of(BudgetSettings.of(config), model)
@@ -96,7 +97,7 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         seed: Seed of a diagnosis.
     """
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
-    endpoint = RemoteConfig.of(config).endpoint() if remote else None
+    endpoint = _endpoint(config) if remote else None
     entries = {
         "index": retriever.finder_fingerprint() if retriever.finds_entries else None,
         "title_weight": retriever.title_weight,
@@ -107,10 +108,15 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         "texts": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
         "pages": WebConfig.of(config).web_place,
         "reranker": parts.reranker.fingerprint if parts.reranker is not None else None,
-        "remote": (endpoint.shown_url, endpoint.request([])) if endpoint is not None else None,
+        "remote": (endpoint.shown_url, endpoint.request([]), endpoint.max_pixels) if endpoint is not None else None,
         "probes": seed,
         "budget": None,  # a higher budget resumes trajectories
     }
+
+
+def _endpoint(config: Settings) -> Endpoint:
+    """Return a config's server, with the size of the pictures for it."""
+    return dataclasses.replace(RemoteConfig.of(config).endpoint(), max_pixels=ImageKeys.of(config).max_pixels)
 
 
 def own_file(path: Path) -> Path:

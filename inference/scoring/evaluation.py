@@ -17,7 +17,7 @@ from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.scoring.calibration import calibration, gate_rows
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
-from reflectune.inference.scoring.trajectories import costs, trajectories
+from reflectune.inference.scoring.trajectories import costs, replies, trajectories
 from reflectune.inference.scoring.variants import noise, stop_rule
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.reporting import gates
@@ -94,6 +94,7 @@ def evaluate(
             name: _by_split(questions, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()
         },
         "costs": {name: costs(pipeline_traces) for name, pipeline_traces in pipelines.items()},
+        "replies": {name: counts for name, made in pipelines.items() if (counts := replies(made))},
         "trajectories": trajectories(official, pipelines, seed=seed),
         "stop_rule": stop_rule(official, pipelines, measure=measure, seed=seed),
         "noise": noise(pipelines),

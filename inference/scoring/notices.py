@@ -9,6 +9,7 @@ from typing import Any
 
 from reflectune.core.types import Question
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
+from reflectune.inference.scoring.trajectories import reply_sentences
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
@@ -65,6 +66,7 @@ def notices(
     sentences += _reflection(traces, metrics["reflection"])
     sentences += _nothing_found(traces)
     sentences += _cut_short(traces)
+    sentences += reply_sentences(metrics)
     sentences += _searched_in_vain(traces)
     sentences += _failures(traces)
     return sentences

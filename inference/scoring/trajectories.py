@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from reflectune.core.types import Question
+from reflectune.inference.operators.step_log import REPLIES
 from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.scores import Traces
@@ -15,6 +16,7 @@ from reflectune.metrics.judging.cover import cover_one
 from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 from reflectune.metrics.scoring.registry import has_truth
+from reflectune.models.remote.client import is_many
 
 Course = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
 """PMSR's types of trajectories (table 8): right after every iteration; wrong at first and right at the end; right in
@@ -38,6 +40,32 @@ def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
         **{name: mean_if_all([_count(name, trace) for trace in counted]) for name in COSTS[1:-1]},
         "seconds": mean_if_all([sum(trace.seconds.values()) for trace in counted]),
     }
+
+
+def replies(traces: Mapping[str, Trace]) -> dict[str, int] | None:
+    """Return the number of a pipeline's `calls`, and of its replies by `REPLIES`; None without steps."""
+    if not any(trace.steps for trace in traces.values()):
+        return None
+    names = ("calls", *REPLIES)
+    return {name: sum(trace.tokens.get(name, 0) for trace in traces.values()) for name in names}
+
+
+def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each pipeline with replies that are not as they should be, a warning if they are many."""
+    sentences = []
+    for name, counts in metrics["replies"].items():
+        named = [f"{counts[key]:,} {words}" for key, words in _IN_WORDS.items() if counts[key]]
+        if named:
+            warning = "warning: " if any(is_many(counts[key], counts["calls"]) for key in REPLIES) else ""
+            sentences.append(f"{warning}{name}: of {counts['calls']:,} replies {', '.join(named)}.")
+    return sentences
+
+
+_IN_WORDS = {
+    "replies_refused": "were refused by the server",
+    "replies_cut": "were cut off at their longest length",
+    "replies_unread": "couldn't be read",
+}
 
 
 def _count(name: str, trace: Trace) -> float | None:

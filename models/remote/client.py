@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from reflectune.core.durable import Closing
 from reflectune.core.errors import UserError
@@ -23,6 +25,7 @@ from reflectune.models.remote.transport import Refused, Transport
 Messages = list[dict[str, Any]]
 """A conversation in OpenAI's format: `[{"role": "user", "content": …}, …]`."""
 
+_FEW: Final = 0.05
 MOST_LOG_PROBABILITIES = 20
 """Most first tokens that OpenAI's API and vLLM (by default) return."""
 
@@ -77,6 +80,9 @@ class RemoteModel(Closing):
         self._replies = ReplyFile(cache)
         self._lock = threading.Lock()
         self._sent = self._reused = 0
+        self._refused: dict[str, str] = {}
+        self._cut: set[str] = set()
+        self._gives_probabilities = False
         self._prompt_tokens = self._completion_tokens = 0
 
     @property
@@ -116,7 +122,11 @@ class RemoteModel(Closing):
         missing = self._missing(keys, bodies)
         self._reused += len(set(keys)) - len(missing)
         refused = self._send_all(missing, desc)
-        return [refused[key] if key in refused else self._kept(key) for key in keys]
+        replies = [refused[key] if key in refused else self._kept(key) for key in keys]
+        self._refused |= {key: reply.refused for key, reply in refused.items()}
+        if "logprobs" not in fields:
+            self._cut |= {key for key, reply in zip(keys, replies, strict=True) if reply.finish == "length"}
+        return replies
 
     def texts(self, conversations: Sequence[Messages], *, desc: str = "requests") -> list[str]:
         """Return the replies' texts; see `complete_all`."""
@@ -124,26 +134,31 @@ class RemoteModel(Closing):
 
     def log_probabilities(
         self, conversations: Sequence[Messages], words: Iterable[str], *, desc: str = "requests"
-    ) -> list[dict[str, float]]:
-        """Return, for each conversation, the natural log-probability that the reply begins with each of these words.
+    ) -> list[RemoteReply]:
+        """Return replies whose `first_token` has the natural log-probability that they begin with each of these words.
 
         The probabilities of all first tokens that are the word (`is_word`) are added. The server returns the 20 most
         likely first tokens; a word that none of them is, is left out. A gate reads its two words from one request.
 
         Raises:
-            UserError: The server gives no log-probabilities or NaN, refuses a request, or can't be used.
+            UserError: The server gives no log-probabilities or NaN, refuses all of the first requests, or can't be
+                used.
         """
         requested = dict.fromkeys(words)
         replies = self.complete_all(
             conversations, desc=desc, max_tokens=1, logprobs=True, top_logprobs=MOST_LOG_PROBABILITIES
         )
-        for reply in replies:
-            if not reply.first_token:
-                reason = reply.refused or "its replies have no `logprobs`"
-                raise UserError(
-                    f"{self.endpoint.shown_url} gives no log-probabilities ({reason}); use a server that does"
-                )
-        return [_by_word(reply.first_token, requested) for reply in replies]
+        answered = [reply for reply in replies if not reply.refused]
+        self._gives_probabilities = self._gives_probabilities or any(reply.first_token for reply in answered)
+        if not all(reply.first_token for reply in answered) or (replies and not self._gives_probabilities):
+            reason = "its replies have no `logprobs`" if answered else replies[0].refused
+            raise UserError(f"{self.endpoint.shown_url} gives no log-probabilities ({reason}); use a server that does")
+        return [
+            dataclasses.replace(reply, first_token=_by_word(reply.first_token, requested))
+            if not reply.refused
+            else reply
+            for reply in replies
+        ]
 
     def usage(self) -> dict[str, Any]:
         """Return the tokens and the cost of all replies in the file, of this run and earlier ones."""
@@ -156,12 +171,18 @@ class RemoteModel(Closing):
         }
 
     def summary(self) -> str:
-        """Describe the requests of this run and their cost in one line."""
+        """Describe the requests of this run and their cost in one line; warn if many were refused or cut off."""
         cost = self.endpoint.cost(self._prompt_tokens, self._completion_tokens)
         priced = f", cost {cost:.4f}" if self.endpoint.input_price or self.endpoint.output_price else ""
+        counts = {"refused": len(self._refused), "cut off at their longest length": len(self._cut)}
+        total = self._sent + self._reused + len(self._refused)
+        named = [f"{count:,} {name}" for name, count in counts.items() if count]
+        first = f" (first: {next(iter(self._refused.values()))})" if self._refused else ""
+        many = any(is_many(count, total) for count in counts.values())
         return (
             f"{self.endpoint.model}: {self._sent:,} replies, {self._reused:,} more from {self._replies.path}; "
             f"{self._prompt_tokens:,} tokens sent, {self._completion_tokens:,} received{priced}"
+            + (f"\n{'warning: ' if many else ''}of {total:,} requests {' and '.join(named)}{first}" if named else "")
         )
 
     def close(self) -> None:
@@ -225,16 +246,37 @@ class RemoteModel(Closing):
         return f"{shown}, cost {cost:.4f}" if cost else shown
 
 
+def is_many(count: int, total: int) -> bool:
+    """Return True if a run should warn of so large a share of replies: over 5 %."""
+    return count > _FEW * total
+
+
 def request_key(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Return the key of a reply in the file: a hash of the URL and the whole request."""
-    return fingerprint([endpoint.shown_url, body])
+    return fingerprint([endpoint.shown_url, {**body, "messages": [*map(_without_pictures, body["messages"])]}])
+
+
+def _without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with hashes of its pictures: each picture is hashed once for all messages about it."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = [
+            {"picture": _url_hash(part["image_url"]["url"])} if part.get("type") == "image_url" else part
+            for part in content
+        ]
+    return {**message, "content": content}
+
+
+@functools.lru_cache(maxsize=32)
+def _url_hash(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()
 
 
 def beginning(messages: Messages) -> list[str]:
     """Return a sort key for conversations: the parts of their messages, pictures by a hash."""
     parts: list[str] = []
     for message in messages:
-        content = message["content"]
+        content = _without_pictures(message)["content"]
         listed = content if isinstance(content, list) else [{"type": "text", "text": content}]
         parts.append(str(message["role"]))
         parts += [str(part["text"]) if part.get("type") == "text" else fingerprint([part]) for part in listed]

@@ -33,6 +33,7 @@ class Endpoint:
         input_price: Price of a million tokens sent, in any currency.
         output_price: Price of a million tokens received.
         keys: Prefix of the config keys that name this server, for messages.
+        max_pixels: Most pixels of a picture that is sent; 0: any.
 
     Raises:
         UserError: The URL is not one, or the key can't stand in a request's header.
@@ -49,6 +50,7 @@ class Endpoint:
     input_price: float = 0.0
     output_price: float = 0.0
     keys: str = "llm"
+    max_pixels: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())

@@ -48,8 +48,8 @@ class ImageKeys(Settings):
     )
     max_pixels: int = setting(
         0,
-        "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
-        "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens",
+        "Qwen, and a server's model: scale larger pictures down to this many pixels (a token is 28 x 28 of them in "
+        "Qwen2-VL and Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens",
         ge=0,
     )
 

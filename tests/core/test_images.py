@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import BadImage, load_image, open_image, read_header, to_rgb
+from reflectune.core.images import BadImage, encode_image, load_image, open_image, read_header, to_rgb
 
 
 def test_an_image_is_read_as_rgb_relative_to_its_root(tmp_path: Path) -> None:
@@ -267,6 +267,36 @@ def test_a_png_is_read_without_large_texts_and_profiles(options: dict[str, objec
         Image.open(io.BytesIO(png(**options))).load()
     assert open_image(png(**options)).tobytes() == open_image(png()).tobytes()
     assert read_header(png(**options)) == read_header(png())
+
+
+@pytest.mark.parametrize(
+    ("ending", "options", "mode", "kept"),
+    [
+        ("jpg", {"quality": 60}, "RGB", True),
+        ("jpg", {}, "L", True),
+        ("png", {}, "RGB", True),
+        ("webp", {}, "RGB", True),
+        ("jpg", {}, "CMYK", False),
+        ("jpg", {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"}, "RGB", False),
+        ("png", {}, "RGBA", False),
+        ("png", {}, "I;16", False),
+        ("tif", {}, "RGB", False),
+        ("gif", {}, "P", False),
+    ],
+)
+def test_a_picture_is_sent_in_its_own_bytes_if_any_server_reads_the_same(
+    tmp_path: Path, ending: str, options: dict[str, object], mode: str, kept: bool
+) -> None:
+    Image.new(mode, (30, 20)).save(path := tmp_path / f"a.{ending}", **options)
+    image = load_image(path)
+    mime, content = encode_image(image)
+    assert (content == path.read_bytes()) is kept
+    assert open_image(content).size == image.size
+    assert mime == (f"image/{ending.replace('jpg', 'jpeg')}" if kept else "image/jpeg")
+    assert encode_image(image.crop((0, 0, 9, 9)))[0] == "image/jpeg"
+    small = open_image(encode_image(image, 54)[1])
+    assert sorted(small.size) == [6, 9]
+    assert encode_image(image, 600) == (mime, content)
 
 
 def test_pictures_are_opened_in_one_module() -> None:

@@ -2,9 +2,9 @@
 
 import base64
 import dataclasses
-import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +14,15 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import load_image, open_image
 from reflectune.core.types import Question
-from reflectune.inference.operators.models import LocalModel, ServedModel, conversation
+from reflectune.inference.operators import models
+from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.requests import Prompt
+from reflectune.inference.operators.step_log import REPLIES
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
+from reflectune.inference.scoring.trajectories import replies, reply_sentences
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
@@ -57,13 +61,35 @@ def remote(tmp_path: Path) -> Callable[[str], RemoteModel]:
     return lambda url: RemoteModel(Endpoint(url, "stub", timeout=5.0), tmp_path / "replies.jsonl")
 
 
-def test_a_picture_travels_whole_and_stands_first() -> None:
-    (message,) = conversation(IMAGE, ASKED)
-    picture, text = message["content"]
-    url = picture["image_url"]["url"]
-    sent = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
-    assert (sent.size, sent.tobytes()) == (IMAGE.size, IMAGE.tobytes())
-    assert text["text"] == "Question: Who built it?\nOne.\nTwo."
+def sent(server: Any) -> list[tuple[str, bytes]]:
+    """Return the type and the bytes of each request's picture, which stands before the text."""
+    pictures = [body["messages"][-1]["content"][0]["image_url"]["url"] for _, body in server.requests]
+    split = [url.removeprefix("data:").split(";base64,") for url in pictures]
+    return [(mime, base64.b64decode(content)) for mime, content in split]
+
+
+def test_a_picture_travels_in_its_own_bytes_encoded_once(stub_server, remote, tmp_path, monkeypatch) -> None:
+    Image.effect_noise((64, 48), 60).convert("RGB").save(path := tmp_path / "a.jpg", quality=70)
+    encoded: list[Image.Image] = []
+    encode = models.encode_image
+    monkeypatch.setattr(models, "encode_image", lambda image, most: (encoded.append(image), encode(image, most))[1])
+    server = stub_server(say, first_token={"Yes": -0.1})
+    with remote(server.url) as model:
+        asked = ServedModel(model)
+        asked.judge_each([(image := load_image(path), ASKED)], "Yes", "No")
+        asked.write([(image, ASKED)], 8)
+    assert sent(server) == [("image/jpeg", path.read_bytes())] * 3
+    assert len(encoded) == 1
+    assert server.requests[-1][1]["messages"][0]["content"][1]["text"] == "Question: Who built it?\nOne.\nTwo."
+
+
+def test_a_large_picture_travels_within_max_pixels(stub_server, tmp_path) -> None:
+    Image.effect_noise((64, 48), 60).convert("RGB").save(path := tmp_path / "a.png")
+    server = stub_server(say)
+    with RemoteModel(Endpoint(server.url, "stub", max_pixels=300), tmp_path / "replies.jsonl") as model:
+        ServedModel(model).write([(load_image(path), ASKED)], 8)
+    ((mime, content),) = sent(server)
+    assert (mime, open_image(content).size) == ("image/jpeg", (20, 15))
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
@@ -88,7 +114,44 @@ def test_a_refused_step_is_an_empty_reply_and_the_trajectory_goes_on(stub_server
         trace = run(ServedModel(model), scripting)
     refused = [step for step in trace.steps if step.operator == "rewrite"]
     assert [(step.text, step.finished) for step in refused] == [("", False)] * 2
+    assert all("status 400" in step.refused for step in refused)
     assert trace.answer.startswith("I read")
+    assert [trace.tokens[name] for name in REPLIES] == [2, 0, 0]
+    assert trace.error == ""
+
+
+def test_a_refused_answer_is_an_error_and_cut_and_unread_replies_are_counted(stub_server, remote, scripting) -> None:
+    cut = json.dumps({"choices": [{"message": {"content": "Well,"}, "finish_reason": "length"}]})
+    refuse = {"status": 413, "body": '{"error": {"message": "context too long"}}'}
+
+    def fault(text: str, number: int) -> dict[str, Any]:
+        return {"body": cut} if "## Output" in text else refuse if "Relevant Knowledge" in text else {}
+
+    server = stub_server(say, fault)
+    with remote(server.url) as model:
+        trace = run(ServedModel(model), scripting)
+        assert re.search("warning: of .* requests 1 refused and 2 cut off .*first: status 413", model.summary())
+    assert trace.error.startswith("the server refused to answer (status 413")
+    assert [trace.tokens[name] for name in REPLIES] == [1, 2, 2]
+    counts = replies({"q": trace})
+    (sentence,) = reply_sentences({"replies": {"pmsr": counts}})
+    assert sentence == (
+        f"warning: pmsr: of {counts['calls']} replies 1 were refused by the server, 2 were cut off at their longest "
+        "length, 2 couldn't be read."
+    )
+
+
+def test_a_refused_document_is_judged_0_and_the_others_by_their_replies(stub_server, remote) -> None:
+    refuse = {"status": 413, "body": "too long"}
+    server = stub_server(
+        say, lambda text, number: refuse if "Two." in text else {}, first_token={"Yes": -0.1, "No": -3.0}
+    )
+    with remote(server.url) as model:
+        (judged,) = ServedModel(model).judge_each([(IMAGE, ASKED)], "Yes", "No")
+    one, two = judged.each
+    assert (one.shown, one.refused) == (1, "")
+    assert (two.yes, two.no, two.shown) == (0, 0, 0)
+    assert "status 413" in two.refused
 
 
 def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import reranking
-from reflectune.inference.operators.reranking import UNREAD, Ranked
+from reflectune.inference.operators.reranking import Ranked
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import Trace
@@ -31,7 +31,7 @@ def run(script: Any, how: Any, names: str = "abc", pairs: Any = "all") -> tuple[
 
     def start(question: Question) -> Steps[TrajectoryResult]:
         ranked: Ranked = yield from reranking.rerank(how, question.text, given, pairs=pairs, max_tokens=8)
-        return TrajectoryResult("", "ranked", passages=ranked.passages, counts={UNREAD: ranked.unread})
+        return TrajectoryResult("", "ranked", passages=ranked.passages)
 
     (trace,) = TrajectoryPipeline("test", start, script.tools).run([QUESTION], [Image.new("RGB", (8, 8))])
     return "".join(read.passage.entry_id for read in trace.passages), trace
@@ -104,7 +104,7 @@ def test_pairs_are_compared_as_they_are_called(scripting, pairs: str, asked: lis
     order, trace = run(script, "pairwise", pairs=pairs)
     assert ["".join(SHOWN.findall(str(prompt))) for _, prompt in script.asked] == asked
     assert order == expected
-    assert trace.tokens[UNREAD] == 0
+    assert trace.tokens["replies_unread"] == 0
 
 
 def test_a_preference_for_a_letter_cancels_out_both_ways_round(scripting: type[Any]) -> None:
@@ -133,7 +133,7 @@ def test_listwise_asks_figure_7_once(scripting: type[Any]) -> None:
         "Your ranking:"
     )
     assert trace.steps[0].text == "[Document 2] > [Document 3] > [Document 1]"
-    assert trace.tokens[UNREAD] == 0
+    assert trace.tokens["replies_unread"] == 0
 
 
 def test_a_document_that_the_context_did_not_hold_is_not_ranked(scripting: type[Any]) -> None:
@@ -143,7 +143,7 @@ def test_a_document_that_the_context_did_not_hold_is_not_ranked(scripting: type[
 
 def test_two_documents_of_which_one_was_shown_are_not_compared(scripting: type[Any]) -> None:
     order, trace = run(scripting(say=lambda prompt: "[Document B]", room=1), "pairwise", "ab")
-    assert (order, trace.tokens[UNREAD]) == ("ab", 1)
+    assert (order, trace.tokens["replies_unread"]) == ("ab", 1)
 
 
 # Bad replies: (listwise reply, order, unread), (pairwise reply, order, unread).
@@ -172,7 +172,7 @@ BAD_PAIRS = {
 @pytest.mark.parametrize(("reply", "expected", "unread"), BAD_LISTS.values(), ids=BAD_LISTS)
 def test_a_bad_list_is_completed_or_counted(scripting: type[Any], reply: str, expected: str, unread: int) -> None:
     order, trace = run(scripting(say=lambda prompt: reply), "listwise")
-    assert (order, trace.tokens[UNREAD]) == (expected, unread)
+    assert (order, trace.tokens["replies_unread"]) == (expected, unread)
     assert trace.steps[0].text == reply
 
 
@@ -181,7 +181,7 @@ def test_a_bad_preference_leaves_two_as_they_are_and_is_counted(
     scripting: type[Any], reply: str, expected: str, unread: int
 ) -> None:
     order, trace = run(scripting(say=lambda prompt: reply), "pairwise", "ab")
-    assert (order, trace.tokens[UNREAD]) == (expected, unread)
+    assert (order, trace.tokens["replies_unread"]) == (expected, unread)
 
 
 @pytest.mark.parametrize("names", ["", "a"], ids=["none", "one"])

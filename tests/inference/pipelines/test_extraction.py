@@ -14,7 +14,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.extraction import UNREAD, drawn_shots, with_extraction
+from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
 from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
@@ -57,7 +57,7 @@ def test_the_short_answer_is_scored_and_the_detailed_one_stays_in_the_trace(name
     assert [step.operator for step in trace.steps][-2:] == ["answer", "extract"]
     assert [step.text for step in trace.steps][-2:] == [LONG, "##Best Answer: mice\nIt says so."]
     assert trace.steps[-1].iteration == 1
-    assert (trace.answer, trace.tokens[UNREAD]) == ("mice", 0)
+    assert (trace.answer, trace.tokens["replies_unread"]) == ("mice", 1)  # the record is no query
     context = f"{LONG}\nA RECORD.\nA RECORD."
     (message,) = extraction_messages(Shot(ASKED.text, context), SHOTS)
     assert script.asked[-1] == ("write", message["content"][0]["text"])  # the one prompt of both uses
@@ -67,7 +67,7 @@ def test_the_short_answer_is_scored_and_the_detailed_one_stays_in_the_trace(name
 @pytest.mark.parametrize("reply", ["", "<think>mice</think>", "##Best Answer:"], ids=["nothing", "thoughts", "a cue"])
 def test_a_reply_without_an_answer_leaves_the_detailed_one_and_is_counted(reply: str, scripting: type[Any]) -> None:
     trace = run("mi_rag", scripting(say=say(reply)))
-    assert (trace.answer, trace.tokens[UNREAD]) == (LONG, 1)
+    assert (trace.answer, trace.tokens["replies_unread"]) == (LONG, 2)
 
 
 def test_what_trajectory_it_follows_stays_as_it_was(scripting: type[Any]) -> None:

@@ -11,7 +11,7 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.requests import Picture, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.mm_r2 import UNPARSED, MmR2, MmR2Settings, knowledge_map
+from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings, knowledge_map
 from reflectune.inference.trace import Trace, from_row, to_row
 
 QUESTION = "What does this bird eat?"
@@ -105,7 +105,7 @@ def test_a_question_is_asked_inside_the_units_that_were_chosen(scripting: type[A
     assert trace.steps[1].queries == ("kestrel",)
     assert (trace.answer, trace.ended) == ("beetles", "units searched: 2")
     assert [read.passage for read in trace.passages] == [KESTREL[2], MERLIN[0]]
-    assert (trace.tokens["calls"], trace.tokens[UNPARSED]) == (4, 0)
+    assert (trace.tokens["calls"], trace.tokens["replies_unread"]) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_is_counted_and_has_a_fallback(
     trace = run(script)
     assert trace.steps[1].queries == (searched_for,)
     assert {place[1] for place in script.asked if place[0] == "rerank"} == {query}
-    assert (trace.ended, trace.tokens[UNPARSED]) == (f"units searched: {units}", unparsed)
+    assert (trace.ended, trace.tokens["replies_unread"]) == (f"units searched: {units}", unparsed)
 
 
 def test_a_budget_that_runs_out_leaves_the_chosen_units_in_their_order(scripting: type[Any]) -> None:

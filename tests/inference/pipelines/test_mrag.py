@@ -11,7 +11,6 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.requests import SearchRequest
-from reflectune.inference.operators.reranking import UNREAD
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
@@ -74,7 +73,7 @@ def test_the_recipe_of_the_paper_step_by_step(scripting: type[Any]) -> None:
     )
     assert (trace.answer, trace.ended) == ("Ann Kirk", "answered from 1 of 3 documents")
     assert [read.passage.entry_id for read in trace.passages] == ["two", "one", "three"]
-    assert (trace.chosen, trace.used, trace.tokens[UNREAD]) == (0, (0,), 0)
+    assert (trace.chosen, trace.used, trace.tokens["replies_unread"]) == (0, (0,), 0)
     assert [hit.entry_id for hit in trace.hits] == ["one", "two", "three"]  # as retrieved
 
 
@@ -89,7 +88,7 @@ def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scriptin
     script = scripting(say=lambda prompt: "I can't.", find=find)
     trace = run(script, mrag(query_modality="I", rerank="listwise"))
     assert kind(script.asked[-1]) == "answer one"
-    assert trace.tokens[UNREAD] == 1
+    assert trace.tokens["replies_unread"] == 1
     assert trace.steps[1].text == "I can't."
 
 

@@ -272,9 +272,9 @@ def test_requests_that_differ_have_different_replies(stub_server: Start, remote:
 def test_the_first_tokens_log_probabilities_are_read_without_decoding(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo, first_token={"yes": -0.1, "no": -2.5, "maybe": -4.0})
     with remote(server.url) as model:
-        (log_probs,) = model.log_probabilities([ask("Is it?")], ["yes", "no", "never"])
+        (reply,) = model.log_probabilities([ask("Is it?")], ["yes", "no", "never"])
 
-    assert log_probs == {"yes": -0.1, "no": -2.5}
+    assert reply.first_token == {"yes": -0.1, "no": -2.5}
     assert server.requests[0][1]["max_tokens"] == 1
 
 
