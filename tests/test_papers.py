@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAPERS = sorted(path.parent.name for path in (ROOT / "configs/papers").glob("*/dvc.yaml"))
 FLOORS = ("metrics", "retrieval", "data_builders", "train", "inference")
 NOT_THERE_YET = re.compile(
-    r"does not exist|must be an existing|has no [\w.]+\.json|there is no reflection\.json"
+    r"does not exist|must be an existing|has no [\w.]+\.json|there is no reflection\.json|holds no adapter"
     r"|is not a (folder|file)|not found: "
     r"|there is no (file|folder) (runs|data)/|is not there|pip install"
 )
@@ -31,7 +31,8 @@ BY_HAND = ("runs/bem/bem.json",)
 UNREAD = {
     "evaluate_closed": ("index", "model"),
     "evaluate_without_nq": ("plain_model",),
-    "table_5": ("plain_model",),
+    "evaluate_untuned": ("model",),
+    "evaluate_evqa_untuned": ("model",),
 }
 """Keys of a stage's config that the pipelines on its command line do not read."""
 

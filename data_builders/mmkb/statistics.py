@@ -24,13 +24,15 @@ def label_statistics(labels: Labels) -> dict[str, Any]:
     ret, srt, mct = labels.ret, labels.srt, labels.mct
     needed = sum(label.retrieve for label in ret)
     relevant = sum(label.relevant for label in srt)
+    sides = [{label.question_id for label in srt if label.relevant is side} for side in (True, False)]
     return {
         "ret": {"examples": len(ret), "[Ret]": needed, "[NoRet]": len(ret) - needed},
         "srt": {
             "examples": len(srt),
             "[Rel]": relevant,
             "[NoRel]": len(srt) - relevant,
-            "questions": len({label.question_id for label in srt}),
+            "questions": len(sides[0] | sides[1]),
+            "questions_with_both_labels": len(sides[0] & sides[1]),
         },
         "mct": {
             "examples": len(mct),

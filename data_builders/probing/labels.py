@@ -23,10 +23,11 @@ class Rule(Settings):
     `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2). `rate`: `[Rel]`
     raises the mean score of the drawn answers by at least `change`, `[NoRel]` lowers it. `margin`: `[Rel]` raises the
     accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it. `outcome`: `[Rel]` as in `paper`,
-    `[NoRel]` for every document with a wrong answer; so a question can have both labels, which Algorithm 2 never gives.
+    `[NoRel]` for every document with a wrong answer; so a question can have both labels, which Algorithm 2 never gives:
+    by `paper` a document's label is its question's RET label.
     """
 
-    rule: RuleName = setting("paper", "rule of relevance: paper, outcome, rate or margin")
+    rule: RuleName = setting("outcome", "rule of relevance: paper, outcome, rate or margin")
     right_from: float = setting(0.5, "least score of a right answer", gt=0, le=1)
     change: float = setting(0.5, "`rule: rate`: least change of the mean score", gt=0, le=1)
     margin: float = setting(1.0, "`rule: margin`: least change of the log-probability, in nats", ge=0)

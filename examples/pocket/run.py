@@ -146,7 +146,7 @@ def stages() -> dict[str, list[str]]:
         + f"--scheme mmkb_rag --model {RUN}/reader --train_data {RUN}/labels --output_dir {RUN}/mmkb".split(),
         "evaluate_mmkb": [
             *(*recipe("inference.evaluate", "evaluate"), "--plain_model", ""),
-            *f"--model {RUN}/mmkb --base_model {RUN}/reader --limit 100 --answer_model tuned".split(),
+            *f"--model {RUN}/mmkb --base_model {RUN}/reader --limit 100 --answer_model tuned --title_weight 0".split(),
             *f"--max_reply_tokens 64 --output {RUN}/evaluation_mmkb --pipelines closed_book naive_rag mmkb_rag".split(),
         ],
     }

@@ -68,6 +68,7 @@ def config(tmp_path: Path) -> Make:
     seal(probes, {"model": "some/model", "dataset": "w"})
 
     def make(output: str = "out", **more: Any) -> DeriveConfig:
+        more = {"rule": "paper", **more}
         made = DeriveConfig(dataset=str(world), probes=str(probes), output=str(tmp_path / output), **more)
         assert made.problems() == []
         return made
@@ -127,13 +128,16 @@ def test_documents_of_visual_questions_can_be_left_unlabelled(config: Make) -> N
     assert [branch.prompt for branch in by_question["looked_up"]] == ["ret", "srt", "srt", "mct"]
 
 
+NONE_WITH_BOTH = {"questions_with_both_labels": 0}
+
+
 def test_manifest_and_statistics_describe_the_labels(config: Make) -> None:
     made = config()
     text, output = run(made), Path(made.output)
     numbers = numbers_of(made)
     assert read_manifest(output) == Manifest("mmkb_rag", Path(made.dataset), read_manifest(output).fingerprints)
     assert numbers["derived"]["ret"] == {"examples": 4, "[Ret]": 3, "[NoRet]": 1}
-    assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2}
+    assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2, **NONE_WITH_BOTH}
     assert numbers["derived"]["mct"]["with_fewer_than_wanted"] == 1
     assert numbers["probes"]["bad_questions"] == [{"id": "bad", "problem": "image not found"}]
     assert numbers["truth"]["table"]["[Rel]"] == {"states": 1, "states_not": 1}
@@ -142,6 +146,14 @@ def test_manifest_and_statistics_describe_the_labels(config: Make) -> None:
     assert numbers["settings"]["probes"] == {**SETTINGS, "about": {"model": "some/model", "dataset": "w"}}
     labels = numbers["settings"]["labels"]
     assert (labels["rule"], labels["seed"]) == ("paper", 0)
+
+
+def test_the_statistics_count_the_questions_with_both_labels(config: Make) -> None:
+    """Algorithm 2 as printed gives a document the RET label of its question, so none has both."""
+    for rule, expected in (("paper", 0), ("outcome", 1)):
+        made = config(rule, rule=rule)
+        assert f"questions with both labels {expected}\n" in run(made)
+        assert numbers_of(made)["derived"]["srt"]["questions_with_both_labels"] == expected
 
 
 def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Make) -> None:

@@ -21,7 +21,7 @@ def test_probes_are_counted_by_the_change_of_the_answer() -> None:
         Probe("c", (WRONG,)),
         Probe("d", problem="it has no image"),
     ]
-    counts = probe_statistics(probes, Rule())
+    counts = probe_statistics(probes, Rule(rule="paper"))
 
     questions = {"questions": 4, "bad": 1, "right_alone": 1, "without_documents": 1, "with_both_labels": 0}
     documents = {"documents": 5, "cut": 1, "left_out": 2, "empty_answers": 1, "broken_answers": 1}
@@ -35,7 +35,7 @@ def test_probes_are_counted_by_the_change_of_the_answer() -> None:
 
 
 def test_no_probes_have_no_counts() -> None:
-    assert "questions 0" in probe_table(probe_statistics([], Rule()))
+    assert "questions 0" in probe_table(probe_statistics([], Rule(rule="paper")))
 
 
 def test_labels_are_counted_by_task() -> None:
@@ -48,7 +48,7 @@ def test_labels_are_counted_by_task() -> None:
     )
     counts = label_statistics(labels)
     assert counts["ret"] == {"examples": 2, "[Ret]": 1, "[NoRet]": 1}
-    assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1}
+    assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1, "questions_with_both_labels": 1}
     mixed = {"irrelevant_wanted": 2, "irrelevant_mixed_in": 1, "with_fewer_than_wanted": 1}
     assert counts["mct"] == {"examples": 1, "relevant": 2, **mixed, "without_summary": 4}
 
@@ -77,7 +77,9 @@ def test_a_document_truly_helps_if_it_belongs_to_the_entity_and_states_the_answe
         "k": Question("k", "i", "When?", ("1874",), entity_ids=("e1",), requires_retrieval=True),
         "v": Question("v", "i", "Colour?", ("red",), entity_ids=("e1",), requires_retrieval=False),
     }
-    truth = truth_table(probes, [label for probe in probes for label in srt_labels(probe, Rule())], questions)
+    truth = truth_table(
+        probes, [label for probe in probes for label in srt_labels(probe, Rule(rule="paper"))], questions
+    )
 
     assert truth["table"] == {
         "[Rel]": {"states": 1, "states_not": 2},
