@@ -58,8 +58,8 @@ class Dense:
         pickled = root / self.folder / "pytorch_model.bin"
         return [root / self.folder / "config.json", weights if weights.is_file() or not pickled.is_file() else pickled]
 
-    def load(self, checkpoint: Checkpoint) -> nn.Module:
-        """Load the layer in float32.
+    def load(self, checkpoint: Checkpoint, width: int) -> nn.Module:
+        """Load the layer, which reads vectors of length `width`, in float32.
 
         Raises:
             UserError: Its weights are missing, damaged, of another shape, or not finite.
@@ -69,8 +69,7 @@ class Dense:
         try:
             pickled = weights.suffix == ".bin"
             tensors = torch.load(weights, map_location="cpu", weights_only=True) if pickled else load_file(weights)
-            matrix = tensors["linear.weight"].float()
-            linear = nn.Linear(matrix.shape[1], self.size, bias="linear.bias" in tensors)
+            linear = nn.Linear(width, self.size, bias="linear.bias" in tensors)
             linear.load_state_dict({name.removeprefix("linear."): value.float() for name, value in tensors.items()})
         except (*UNLOADABLE, pickle.UnpicklingError) as error:
             problem = " ".join(str(error).split())[:300]
@@ -133,14 +132,12 @@ class Modules:
                         f"{checkpoint.name} has the module `{kind}` (`{path}`, in modules.json), which isn't applied: "
                         "Transformer, Pooling, Dense and Normalize are, in this order; take another encoder"
                     )
-        length, similarity = _read(folder / _LENGTH_FILE), _read(folder / _PROMPTS_FILE).get("similarity_fn_name")
-        if similarity not in (None, *get_args(Similarity)[1:]):
-            raise UserError(f"{checkpoint.name} compares vectors by `{similarity}`; only cosine and dot are known")
-        query, passage, unnamed = _prompts(_read(folder / _PROMPTS_FILE))
+        length, given = _read(folder / _LENGTH_FILE), _read(folder / _PROMPTS_FILE)
+        query, passage, unnamed = _prompts(given)
         longest = length.get("max_seq_length")
         if longest is not None and (type(longest) is not int or longest < 1):
             raise UserError(f"{folder / _LENGTH_FILE}: `max_seq_length` is {longest!r}, not a number of tokens")
-        declared = TextSettings("auto", similarity or "auto", query, passage, longest)
+        declared = TextSettings("auto", given.get("similarity_fn_name") or "auto", query, passage, longest)
         files = [file for layer in dense for file in layer.files(folder) if file.is_file()]
         return cls(
             checkpoint.name,
@@ -157,8 +154,13 @@ class Modules:
         """Return the settings with the declared ones for those that are unset.
 
         Raises:
-            UserError: A prompt for questions can't be chosen, or a prompt is declared to be left out of the pooling.
+            UserError: The declared similarity isn't known, a prompt for questions can't be chosen, or a prompt is
+                declared to be left out of the pooling.
         """
+        if settings.similarity == "auto" and self.settings.similarity not in get_args(Similarity):
+            raise UserError(
+                f"{self.name} compares vectors by `{self.settings.similarity}`; set the similarity to cosine or dot"
+            )
         if self.unnamed and settings.query_prefix is None:
             raise UserError(
                 f"{self.name} has the prompts {', '.join(self.unnamed)}, and none is named `query`; set the prefix of "

@@ -50,9 +50,11 @@ class TextModel:
         if self._tokenizer.pad_token is None:  # decoders often have none; what is padded is masked
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self.longest = longest_input(self._model, self._tokenizer, max_length)
-        modules = Modules.of(checkpoint)
-        self._lowers, self._dense = modules.lowers, [layer.load(checkpoint).to(device) for layer in modules.dense]
-        self.dimensions = modules.dense[-1].size if modules.dense else int(self._model.config.hidden_size)
+        modules, self.dimensions = Modules.of(checkpoint), int(self._model.config.hidden_size)
+        self._lowers, self._dense = modules.lowers, list[nn.Module]()
+        for layer in modules.dense:
+            self._dense.append(layer.load(checkpoint, self.dimensions).to(device))
+            self.dimensions = layer.size
         self.cut = 0
 
     @torch.inference_mode()

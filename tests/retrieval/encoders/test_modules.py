@@ -74,6 +74,9 @@ def test_linear_layers_are_applied_in_their_order(repository) -> None:
     save_file({"linear.weight": torch.full((8, 8), torch.nan)}, Path(folder) / "3__Dense/model.safetensors")
     with pytest.raises(UserError, match=r"3__Dense of .* not finite"):
         encoder_of(folder)
+    save_file({"linear.weight": torch.ones(8, 9)}, Path(folder) / "3__Dense/model.safetensors")
+    with pytest.raises(UserError, match=r"3__Dense of .* can't be loaded: .*size mismatch"):
+        encoder_of(folder)
 
 
 def test_prompts_similarity_and_length_are_applied_unless_set(repository) -> None:
