@@ -25,15 +25,8 @@ IMAGE, GATE, BRANCH = 3, 7, 20
 
 def llava() -> tuple[PreTrainedModel, Rendered]:
     """As `config.json` of llava-hf/llava-1.5-7b-hf has it, but for depth and vocabulary."""
-    vision = CLIPVisionConfig(
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=1,
-        num_attention_heads=16,
-        image_size=336,
-        patch_size=14,
-        projection_dim=768,
-    )
+    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 16}
+    vision = CLIPVisionConfig(**shape, image_size=336, patch_size=14, projection_dim=768)
     text = LlamaConfig(vocab_size=512, num_hidden_layers=1, max_position_embeddings=4096, rms_norm_eps=1e-5)
     assert (text.hidden_size, text.intermediate_size, text.num_attention_heads) == (4096, 11_008, 32)
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE, vision_feature_layer=-1)
@@ -44,21 +37,12 @@ def llava() -> tuple[PreTrainedModel, Rendered]:
 
 def qwen() -> tuple[PreTrainedModel, Rendered]:
     """As `config.json` of Qwen/Qwen2-VL-7B-Instruct has it, but for depth and vocabulary."""
-    text = {
-        "vocab_size": 512,
-        "hidden_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32_768,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
-    }
+    text = {"vocab_size": 512, "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32_768}
+    rope = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
     vision = {"depth": 1, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "patch_size": 14}
     config = Qwen2VLConfig(
-        text_config=text,
+        text_config={**text, "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": 2},
         vision_config={**vision, "spatial_merge_size": 2, "temporal_patch_size": 2},
         image_token_id=IMAGE,
         video_token_id=4,
@@ -96,12 +80,9 @@ def test_caches_positions_and_segments_at_true_width(made, key_heads, after_imag
     batch = TreeCollator(model)([tree, tree])
     assert batch["input_ids"].shape == (1, 2 * tree.length) == (1, 2 * (length - 1 + 3 * (BRANCH + 1)))
     assert batch["position_ids"].shape == ((3, 1, 2 * tree.length) if made is qwen else (1, 2 * tree.length))
-    starts = batch["position_ids"].reshape(-1, 2 * tree.length)[
-        0, [length - 1, length + BRANCH, length + 2 * BRANCH + 1]
-    ]
-    assert (
-        starts.tolist() == [opened.chunks[0].next_position.item() - 1] * 3
-    )  # each branch repeats the prefix's last token
+    positions = batch["position_ids"].reshape(-1, 2 * tree.length)[0]
+    starts = positions[[length - 1, length + BRANCH, length + 2 * BRANCH + 1]].tolist()
+    assert starts == [opened.chunks[0].next_position.item() - 1] * 3  # each branch repeats the prefix's last token
     assert batch["attention_mask"].unique().tolist() == [0, 1, 2, 3, STRIDE, STRIDE + 1, STRIDE + 2, STRIDE + 3]
     layout = layout_of(batch["attention_mask"])
     assert layout.prefixes.shape == (2, length - 1)

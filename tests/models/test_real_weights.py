@@ -54,19 +54,14 @@ def tower() -> Image.Image:
 
 
 def examples() -> list[ReflectionExample]:
-    return [
-        ReflectionExample(
-            question,
-            "",
-            question,
-            True,
-            branches=tuple(
-                Branch(Passage("e1", 0, k, "The Oak Tower", "A tower of oak.", "History", text), bool(answer), answer)
-                for k, (text, answer) in enumerate(passages)
-            ),
-        )
-        for question, passages in QUESTIONS.items()
-    ]
+    made = []
+    for question, passages in QUESTIONS.items():
+        branches = [
+            Branch(Passage("e1", 0, k, "The Oak Tower", "A tower of oak.", "History", text), bool(answer), answer)
+            for k, (text, answer) in enumerate(passages)
+        ]
+        made.append(ReflectionExample(question, "", question, True, branches=tuple(branches)))
+    return made
 
 
 @dataclass(frozen=True)
@@ -203,15 +198,9 @@ def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[
 def adapted(loaded: Loaded) -> Any:
     """The model with adapters that have been trained a little, and a projector that trains with them."""
     torch.manual_seed(0)
-    model = add_adapters(
-        loaded.model,
-        loaded.renderer.token_ids.values(),
-        rank=8,
-        alpha=16,
-        dropout=0.0,
-        targets=r".*language_model\.layers\.(0|5)\..*_proj",
-        whole=projector_modules(loaded.model),
-    )
+    ids, targets = loaded.renderer.token_ids.values(), r".*language_model\.layers\.(0|5)\..*_proj"
+    whole = projector_modules(loaded.model)
+    model = add_adapters(loaded.model, ids, rank=8, alpha=16, dropout=0.0, targets=targets, whole=whole)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)

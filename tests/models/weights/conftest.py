@@ -32,13 +32,8 @@ RECIPES = {
 }
 """Shapes of a family's published model."""
 LAYERS = 2
-_NARROW_TEXT = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 640,
-}
+_NARROW_TEXT = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+_NARROW_TEXT |= {"vocab_size": 640}
 _NARROW_VISION: dict[str, dict[str, Any]] = {
     "llava": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "image_size": 56},
     "llava_next": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "image_size": 56},

@@ -78,10 +78,8 @@ def test_a_large_picture_of_each_family() -> None:
     tokens = {}
     for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
         path = SHAPES / f"{folder}.json"
-        forecast = forecast_from_shapes(
-            EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path
-        )
-        tokens[folder] = forecast.batch.tokens - 160
+        recipe = EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100)
+        tokens[folder] = forecast_from_shapes(recipe, path).batch.tokens - 160
 
     assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
 
@@ -116,10 +114,8 @@ def test_cached_features_are_counted_and_refused_where_they_can_not_be(capsys, m
     frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
 
     assert forecast_from_shapes(frozen, qwen).feature_bytes == 256 * 3584 * 4
-    assert (
-        forecast_from_shapes(frozen.model_copy(update={"cache_dtype": "bfloat16"}), qwen).feature_bytes
-        == 256 * 3584 * 2
-    )
+    half = frozen.model_copy(update={"cache_dtype": "bfloat16"})
+    assert forecast_from_shapes(half, qwen).feature_bytes == 256 * 3584 * 2
     with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
         forecast_from_shapes(frozen.model_copy(update={"train_towers": ["projector"]}), qwen)
     with pytest.raises(UserError, match="this is a qwen3_vl"):

@@ -76,20 +76,17 @@ def test_zero_3_never_holds_more_of_a_small_model_than_the_whole() -> None:
     assert held(small, "zero3", 8)["gathered"] == 2 * 10**8
 
 
+ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+OFFLOADING = {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}
+OFFLOADING |= {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none"}
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, Division("", 4)),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, Division("zero3", 4)),
-        (
-            {
-                "ACCELERATE_USE_DEEPSPEED": "true",
-                "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
-                "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
-                "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
-            },
-            Division("zero3", 4, offloads_optimizer=True),
-        ),
+        (ZERO_3, Division("zero3", 4)),
+        (ZERO_3 | OFFLOADING, Division("zero3", 4, offloads_optimizer=True)),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}, Division("fsdp", 4, True, True)),
     ],
 )

@@ -29,26 +29,13 @@ def base(tmp_path: Path) -> tuple[Path, int]:
     side = {"height": 336, "width": 336}
     processor.image_processor = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size=side)
     processor.patch_size = 14
-    vision = CLIPVisionConfig(
-        hidden_size=384,
-        intermediate_size=1536,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        image_size=336,
-        patch_size=14,
-    )
-    text = LlamaConfig(
-        vocab_size=ROWS,
-        hidden_size=WIDTH,
-        intermediate_size=2048,
-        num_hidden_layers=8,
-        num_attention_heads=12,
-        max_position_embeddings=16_384,
-    )
+    tower = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 6}
+    vision = CLIPVisionConfig(**tower, image_size=336, patch_size=14)
+    shape = {"hidden_size": WIDTH, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12}
+    text = LlamaConfig(vocab_size=ROWS, **shape, max_position_embeddings=16_384)
     image_token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=image_token, tie_word_embeddings=False
-    )
+    parts = {"vision_config": vision, "text_config": text}
+    config = LlavaConfig(**parts, image_token_index=image_token, tie_word_embeddings=False)
     model: Any = LlavaForConditionalGeneration(config).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "base")
     processor.save_pretrained(tmp_path / "base")
