@@ -20,7 +20,6 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-    _sync_entries(Path(path).parent)
 
 
 def sync(folder: Path) -> None:

@@ -31,15 +31,19 @@ _READ_WHOLE: Final = 1 << 30
 
 def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
     """Write a checkpoint's files to the disk, then record that it is complete, with the run that it belongs to."""
-    sync(Path(folder))
-    write_json(Path(folder, RECORD), {"step": step, "settings": dict(settings)})
+    _record(Path(folder), {"step": step, "settings": dict(settings)})
 
 
 def mark_checkpoint_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
     """Record it as `mark_whole` does, with the size of each file, to detect files that are cut or lost later."""
-    sync(Path(folder))
-    record = {"step": step, "settings": dict(settings), _FILES: file_sizes(Path(folder))}
-    write_json(Path(folder, RECORD), record)
+    folder = Path(folder)
+    _record(folder, {"step": step, "settings": dict(settings), _FILES: file_sizes(folder)})
+
+
+def _record(folder: Path, record: Mapping[str, Any]) -> None:
+    sync(folder)
+    write_json(folder / RECORD, record)
+    sync(folder)
 
 
 def last_whole_checkpoint(

@@ -13,7 +13,7 @@ import torch
 from reflectune.core.errors import UserError
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
-from reflectune.train.weights.checkpoints import RECORD, records_of
+from reflectune.train.weights.checkpoints import records_of
 
 
 @pytest.mark.parametrize("spoilt", ["gradient", "weights", "loss"])
@@ -81,7 +81,7 @@ def test_a_checkpoint_is_on_the_disk_before_the_one_before_is_deleted(config, mo
     def rmtree(folder: Path, *rest: Any, **named: Any) -> None:
         if folder.name == "checkpoint-3":
             deleted.append(folder)
-            files = {str(path) for path in folder.with_name("checkpoint-6").rglob("*") if path.name != RECORD}
+            files = {str(path) for path in folder.with_name("checkpoint-6").rglob("*")}
             assert files | {str(folder.with_name("checkpoint-6"))} <= synced
             assert any(path.endswith("optimizer.pt") for path in files)
         delete(folder, *rest, **named)
