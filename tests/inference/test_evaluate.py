@@ -15,7 +15,9 @@ from PIL import Image
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
+from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.inference.evaluate import evaluate
 from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
@@ -23,6 +25,7 @@ from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.opening import read_traces, trace_files
 from reflectune.models.weights import spreading
 
+SPLITS = ("val_unseen_question", "val_unseen_entity")
 MMKB: dict[str, Any] = {"gamma": 0.0, "k": 3, "mct": "rerank", "max_reply_tokens": 6}
 """Everything is looked up, and three of six documents are kept, so that every step is taken."""
 
@@ -286,3 +289,46 @@ def kill_once_something_is_finished(wanted: EvaluateConfig, start_program: Calla
         assert time.monotonic() < deadline
         time.sleep(0.01)
     program.kill()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"text": "Why? " * 5000}, "question q000: .* tokens long"),
+        ({"image": "images/strip.png"}, "too narrow: .*q000"),
+    ],
+)
+def test_a_question_that_no_model_takes_is_named_and_left_out(world, config, make, tmp_path, change, problem) -> None:
+    shutil.copytree(world, folder := tmp_path / "world")
+    Image.new("RGB", (900, 4)).save(folder / "images/strip.png")
+    good = {"image": "images/e0.png"}
+    questions = [make.question(0, SPLITS[0], **good | change), make.question(1, SPLITS[0], **good)]
+    write_questions(folder, SPLITS[0], questions)
+    keys = {
+        "dataset": str(folder),
+        "pipelines": ["closed_book"],
+        "splits": [SPLITS[0]],
+        "output": str(tmp_path / "out"),
+    }
+    with pytest.raises(UserError, match=problem):
+        experiment.run(config(**keys))
+    experiment.run(config(**keys, on_error="skip"))
+    errors = {row["id"]: row["error"] for row in kept(tmp_path / "out")["closed_book.jsonl"]}
+    assert re.search(problem, errors["q000"])
+    assert errors["q001"] == ""
+
+
+def test_a_servers_refusals_are_in_metrics_report_and_console(config, stub_server, tmp_path, capsys) -> None:
+    refuse = {"status": 413, "body": "context too long"}
+    server = stub_server(
+        lambda text: "mice", lambda text, number: refuse if "Title e1" in text else {}, first_token={"Yes": -0.1}
+    )
+    evaluate(config(reader="server", llm_url=server.url, llm_model="stub", pipelines=["reag"]))
+    counts = json.loads((tmp_path / "metrics.json").read_text())["replies"]["reag"]
+    assert counts["replies_refused"] > 0
+    warned = f"warning: reag: of {counts['calls']} replies {counts['replies_refused']} were refused by the server"
+    assert warned in capsys.readouterr().out
+    assert warned in (tmp_path / "report.html").read_text()
+    refused = [step["refused"] for row in kept(tmp_path)["reag.jsonl"] for step in row["steps"] if step["refused"]]
+    assert refused
+    assert all("status 413: `context too long`" in reason for reason in refused)
