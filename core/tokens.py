@@ -95,7 +95,7 @@ _POWER = re.compile(
 _EXPONENT = re.compile(r"(?<![\w.])(?P<times>\d+(?:\.\d+)?)[eE](?P<plain>[-+]?\d{1,2})(?!\w|\.\d)")
 _STACKED = re.compile(rf"({_RUN})[\u2044/]({_RUN})")
 _FRACTION = re.compile(
-    rf"(?<![\w.,/\u2044])(?:(?P<whole>\d+)(?P<gap>[ -]?){_JOINED}?(?<!\d))?{_JOINED}?"
+    rf"(?<![\w.,/\u2044])(?:(?P<whole>\d{{1,15}})(?P<gap>[ -]?){_JOINED}?(?<!\d))?{_JOINED}?"
     r"(?P<over>[1-9]\d{0,2})(?P<bar>[\u2044/])(?P<under>[1-9]\d{0,2})(?!\d|[/\u2044]|[.,]\d)"
 )
 _MEASURED = frozenset({2, 3, 4, 5, 6, 8, 10, 12, 16, 32, 64, 100})

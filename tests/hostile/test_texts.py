@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reflectune.core.tokens import canonical_number, tokenize
+from reflectune.core.tokens import NUMBER, canonical_number, tokenize
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.readers.images import ImageFolder
@@ -71,6 +71,14 @@ def test_a_number_is_read_in_any_notation(number: tuple[str, str], space: str, s
     assert not annotate_by_string(other, passage(text)).relevant
     assert cover_one(number[1], asked) == exact_match(number[1], asked) == 1.0
     assert cover_match(text, [value])
+
+
+@given(
+    st.text("0015 ,.'/[]^xe-\u2044\u00bd\u00b2\u2083\u207b\u2212\u2013\u00d7\u00a0\u2460\ufdd0"), st.integers(1, 9000)
+)
+def test_any_digits_and_marks_are_read_as_finite_numbers(text: str, length: int) -> None:
+    for token in tokenize(f"{'1' * length}{text}"):
+        assert not NUMBER.fullmatch(token) or token == canonical_number(token)
 
 
 SCRIPTS = {
