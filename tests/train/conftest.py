@@ -23,10 +23,14 @@ from reflectune.examples.miniature.models.architecture import (
     train_tokenizer,
 )
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.models.loading import save_checkpoint
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.registry import all_schemes
+from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.parameters import add_adapters
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 
@@ -135,6 +139,31 @@ def built_base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family, bo
         build_model(family, tokenizer, size=size, tie_word_embeddings=tie, seed=seed).save_pretrained(folder)
         build_processor(family, tokenizer).save_pretrained(folder)
         return folder
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tuned_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Writes a checkpoint of a random model once: a full one, or an adapter that has been trained."""
+
+    @functools.cache
+    def build(text: str, scheme: str, family: Family = "llava", kind: str = "full", size: Size = "test") -> str:
+        base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
+        tokenizer = train_tokenizer([text] * 3, 400, family)
+        processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size=size, seed=1)
+        model.save_pretrained(base)
+        processor.save_pretrained(base)
+        trained: Any = model
+        ids = add_reflection_tokens(model, processor, all_schemes()[scheme], seed=0)
+        if kind != "full":
+            targets = r".*language_model.*\.(q|v)_proj"
+            trained = add_adapters(model, ids.values(), rank=4, alpha=8, dropout=0.0, targets=targets)
+            for name, parameter in trained.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(parameter, std=0.05)
+        save_checkpoint(folder, trained, processor, all_schemes()[scheme], {"base_model": str(base), "seed": 0})
+        return str(folder)
 
     return build
 

@@ -19,30 +19,20 @@ from reflectune.core.config import Settings, parse_config
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Question, Section
-from reflectune.examples.miniature.models.architecture import (
-    Family,
-    Size,
-    build_model,
-    build_processor,
-    train_tokenizer,
-)
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.running.rollout import GateRewardRollout, log_odds
 from reflectune.metrics.scoring.registry import find_metric
-from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
+from reflectune.models.loading import Loaded, load, read_info
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
-from reflectune.models.schemes.registry import all_schemes
-from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.train.gate_rewards.run import chosen_questions, train_gates
 from reflectune.train.gate_rewards.trees import Costs, rewards_of
 from reflectune.train.grpo import GrpoConfig, grpo
-from reflectune.train.weights.parameters import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
@@ -83,32 +73,11 @@ def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+@pytest.fixture
+def tuned(tuned_checkpoint) -> Callable[..., str]:
     """Writes checkpoints of random models: full ones, or an adapter of one."""
-
-    @functools.cache
-    def build(scheme: str = "mr2ag", family: Family = "llava", kind: str = "full", size: Size = "test") -> str:
-        base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
-        texts = ["What does it eat? It lives in an oak. Title e1: Diet.", ANSWER_PROMPTS["read_short"]]
-        tokenizer = train_tokenizer(texts * 3, 400, family)
-        processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size=size, seed=1)
-        model.save_pretrained(base)
-        processor.save_pretrained(base)
-        ids = add_reflection_tokens(model, processor, all_schemes()[scheme], seed=0)
-        info = {"base_model": str(base), "seed": 0}
-        if kind == "full":
-            save_checkpoint(folder, model, processor, all_schemes()[scheme], info)
-            return str(folder)
-        targets = r".*language_model.*\.(q|v)_proj"
-        adapted = add_adapters(model, ids.values(), rank=4, alpha=8, dropout=0.0, targets=targets)
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.05)  # an adapter that has been trained
-        save_checkpoint(folder, adapted, processor, all_schemes()[scheme], info)
-        return str(folder)
-
-    return build
+    text = f"What does it eat? It lives in an oak. Title e1: Diet. {ANSWER_PROMPTS['read_short']}"
+    return lambda scheme="mr2ag", **more: tuned_checkpoint(text, scheme, **more)
 
 
 @pytest.fixture(scope="module")
