@@ -214,3 +214,29 @@ def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
     assert int(made["critic_data"]["limit"]) * (1 + int(made["critic_data"]["negatives"])) == 1_000_000  # the paper's
     for data, training in (("critic_data", "critic"), ("answer_data", "answers"), ("grpo_data", "grpo")):
         assert made[data]["output"] == made[training]["train_data"]
+
+
+def test_one_model_of_mr2ag_has_all_tables() -> None:
+    made = {stage.name: settings(stage) for stage in stages("mr2ag")}
+    table_3 = yaml.safe_load((ROOT / "configs/examples/lmms_eval/llava15_7b.yaml").read_text())
+
+    models = {made[name]["model"] for name in ("evaluate", "evaluate_evqa", "sweep")} | {table_3["model"]}
+    assert models == {made["train"]["output_dir"]}
+    assert set(made["train"]["train_data"]) >= {made["visual_it"]["output"]}
+
+
+@pytest.mark.parametrize("half", ["", "_evqa"])
+def test_mmkb_rags_target_model_answers_the_tables(half: str) -> None:
+    """Its target is the fine-tuned model: probed on other questions than it was tuned on, tuned, and answering."""
+    made = {stage.name: settings(stage) for stage in stages("mmkb_rag")}
+    target = made[f"sft{half}"]["output"]
+
+    assert made[f"sft{half}"]["checkpoint"] == made[f"train_plain{half}"]["output_dir"]
+    probes = made["evqa_probes" if half else "infoseek_probes"]
+    assert (probes["model"], probes["trained_on"]) == (target, made[f"train_plain{half}"]["train_data"])
+    assert made[f"train{half}"]["model"] == target
+    tables = [f"evaluate{half}", *(f"table_{number}{half}" for number in (2, 3, 4)), f"table_5{half}@2"]
+    assert {made[name]["base_model"] for name in tables} == {target}
+    assert made[f"evaluate{half}_untuned"]["base_model"] == made["train_plain"]["model"]
+    ranked = {(values["top_n"], values["documents"], values["title_weight"]) for values in map(made.get, tables)}
+    assert ranked == {(probes["top_n"], probes["documents"], probes["title_weight"])}

@@ -26,6 +26,7 @@ class QuestionSettings(SplitKey):
     limit: int | None = setting(
         None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
     )
+    two_hop: bool = setting(True, "take two-hop questions too: their evidence is of an entity outside the picture")
     visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: only these", ge=0, le=1)
     visual_dataset: str = setting(
         "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
@@ -72,11 +73,12 @@ def select_questions(dataset: Dataset, settings: QuestionSettings, seed: int) ->
     rng = random.Random(f"{seed}:{settings.split}")
     if settings.visual_ratio == 1:
         return [], _visual(dataset, dataset, settings, settings.limit, rng)
-    total = _count(dataset, settings.split, _is_knowledge)
+    taken = _is_knowledge if settings.two_hop else _is_single_hop
+    total = _count(dataset, settings.split, taken)
     positions: Collection[int] = range(total)
     if settings.limit is not None and settings.limit < total:
         positions = set(rng.sample(range(total), settings.limit))
-    knowledge = list(_take(dataset, settings.split, _is_knowledge, positions).values())
+    knowledge = list(_take(dataset, settings.split, taken, positions).values())
     other = settings.open_visual() or dataset
     visual = _visual(dataset, other, settings, settings.visual_count(len(knowledge)) + SPARE, rng)
     return knowledge, visual if other is dataset else _renamed(visual, knowledge, other)
@@ -126,6 +128,10 @@ def _renamed(visual: Sequence[Question], knowledge: Sequence[Question], other: D
 
 def _is_knowledge(question: Question) -> bool:
     return question.is_knowledge_based is not False
+
+
+def _is_single_hop(question: Question) -> bool:
+    return _is_knowledge(question) and question.meta.get("two_hop") != "yes"
 
 
 def _is_visual(question: Question) -> bool:

@@ -32,6 +32,16 @@ def test_a_question_of_unknown_kind_is_selected_so_that_it_can_be_reported(tmp_p
     assert sorted(ids(visual)) == ["v1", "v3"]
 
 
+def test_two_hop_questions_can_be_left_out_before_the_limit_draws(tmp_path: Path) -> None:
+    dataset = write(tmp_path, "kkv")
+    asked = [replace(q, meta={"two_hop": "yes"}) if q.id == "k0" else q for q in dataset.stream("train")]
+    write_questions(tmp_path, "train", asked)
+    dataset = Dataset(tmp_path)
+    assert ids(select_questions(dataset, QuestionSettings(), seed=0)[0]) == ["k0", "k1"]
+    for seed in range(4):
+        assert ids(select_questions(dataset, QuestionSettings(two_hop=False, limit=1), seed)[0]) == ["k1"]
+
+
 def test_a_limit_keeps_the_order_of_the_file_and_draws_by_seed(tmp_path: Path) -> None:
     dataset = write(tmp_path, "k" * 50)
     drawn = {seed: ids(select_questions(dataset, QuestionSettings(limit=10), seed)[0]) for seed in range(3)}
