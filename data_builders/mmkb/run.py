@@ -212,12 +212,9 @@ def _answer(replies: Sequence[ProbedAnswer]) -> str:
 
 
 def _facts(probed: Probe | DocumentProbe) -> Iterator[str]:
-    """Yield the correctness of the greedy answer and of the drawn ones, and the accepted answer's log-probability."""
-    if probed.replies:
-        first, *drawn = probed.replies
-        yield f"{first.correctness:g} right" + (", broken" if first.log_prob is None else "")
-        if drawn:
-            yield f"{sum(reply.correctness for reply in drawn):g} of {len(drawn)} drawn right"
+    """Yield the correctness of the greedy answer, and the accepted answer's log-probability."""
+    for reply in probed.replies:
+        yield f"{reply.correctness:g} right" + (", broken" if reply.log_prob is None else "")
     if probed.gold_log_prob is not None:
         yield f"log p(accepted) {probed.gold_log_prob:.1f}"
 

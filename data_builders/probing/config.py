@@ -24,14 +24,12 @@ class GenerationSettings(Settings):
     """Answers and summaries to generate."""
 
     max_new_tokens: int = setting(32, "longest answer, in tokens", ge=1)
-    samples: int = setting(0, "answers drawn in addition to the greedy one, for `rule: rate`", ge=0)
-    temperature: float = setting(1.0, "temperature of the drawn answers", gt=0)
     gold: bool = setting(True, "compute the accepted answer's log-probability, for `rule: margin`")
     summary: Literal["words", "sentences", "none"] = setting(
         "words", "summary of several relevant documents: the model's own words, sentences that it chooses, or none"
     )
     max_summary_tokens: int = setting(96, "longest summary in words, in tokens", ge=1)
-    seed: Seed = setting(0, "seed of the order of questions, of random documents and of drawn answers")
+    seed: Seed = setting(0, "seed of the order of questions and of random documents")
 
     @cross_check
     def summary_problems(self) -> Iterator[str]:

@@ -12,24 +12,22 @@ from typing import Literal
 from reflectune.core.config import Settings, setting
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, drawn_rate, greedy_correctness
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, greedy_correctness
 
-RuleName = Literal["paper", "outcome", "rate", "margin"]
+RuleName = Literal["paper", "outcome", "margin"]
 
 
 class Rule(Settings):
     """Rule by which an answer is right and a document is relevant.
 
-    `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2). `rate`: `[Rel]`
-    raises the mean score of the drawn answers by at least `change`, `[NoRel]` lowers it. `margin`: `[Rel]` raises the
-    accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it. `outcome`: `[Rel]` as in `paper`,
-    `[NoRel]` for every document with a wrong answer; so a question can have both labels, which Algorithm 2 never gives:
-    by `paper` a document's label is its question's RET label.
+    `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2). `margin`:
+    `[Rel]` raises the accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it. `outcome`: `[Rel]`
+    as in `paper`, `[NoRel]` for every document with a wrong answer; so a question can have both labels, which
+    Algorithm 2 never gives: by `paper` a document's label is its question's RET label.
     """
 
-    rule: RuleName = setting("outcome", "rule of relevance: paper, outcome, rate or margin")
+    rule: RuleName = setting("outcome", "rule of relevance: paper, outcome or margin")
     right_from: float = setting(0.5, "least score of a right answer", gt=0, le=1)
-    change: float = setting(0.5, "`rule: rate`: least change of the mean score", gt=0, le=1)
     margin: float = setting(1.0, "`rule: margin`: least change of the log-probability, in nats", ge=0)
 
     def is_wrong(self, score: float) -> bool:
@@ -65,11 +63,8 @@ class SrtLabel:
 
 
 def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
-    """Return the label by Algorithm 1: `[NoRet]` if right without a document, else `[Ret]`; None if unknown.
-
-    The rule `rate` takes the mean score of the drawn answers, the others take the greedy answer.
-    """
-    correctness = _correctness(probe.replies, rule)
+    """Return the label by Algorithm 1: `[NoRet]` if right without a document, else `[Ret]`; None if unknown."""
+    correctness = greedy_correctness(probe.replies)
     return None if correctness is None else RetLabel(probe.question_id, rule.is_wrong(correctness), correctness)
 
 
@@ -94,12 +89,8 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
 
 def is_right(replies: tuple[ProbedAnswer, ...], rule: Rule) -> bool | None:
     """Return True if answers are right by a rule; None if unknown."""
-    correctness = _correctness(replies, rule)
+    correctness = greedy_correctness(replies)
     return None if correctness is None else not rule.is_wrong(correctness)
-
-
-def _correctness(replies: tuple[ProbedAnswer, ...], rule: Rule) -> float | None:
-    return drawn_rate(replies) if rule.rule == "rate" else greedy_correctness(replies)
 
 
 def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
@@ -107,7 +98,7 @@ def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
     if rule.rule == "margin":
         before, after = probe.gold_log_prob, document.gold_log_prob
     else:
-        before, after = _correctness(probe.replies, rule), _correctness(document.replies, rule)
+        before, after = greedy_correctness(probe.replies), greedy_correctness(document.replies)
     return None if before is None or after is None else after - before
 
 
@@ -120,7 +111,6 @@ def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule:
         if rule.rule == "outcome" and not after:
             return False
         return None if before == after else after
-    threshold = rule.margin if rule.rule == "margin" else rule.change
-    if change is None or change == 0 or abs(change) < threshold:
+    if change is None or change == 0 or abs(change) < rule.margin:
         return None
     return change > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from reflectune.data_builders.probing.records import DocumentProbe, Probe, Probe
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
-from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.schemes.prompts import PromptScheme
@@ -103,13 +101,13 @@ class Prober:
         probes = [
             Probe(
                 question_id=ready.question.id,
-                replies=tuple(replies[q, 0]),
+                replies=(replies[q, 0],),
                 documents=tuple(
                     DocumentProbe(
                         document.passage,
                         document.score,
                         document.rank,
-                        tuple(replies[q, k]),
+                        (replies[q, k],),
                         scores.get((q, k)),
                         cut=document.cut,
                     )
@@ -129,24 +127,11 @@ class Prober:
             return add_words(self._engine, prefixes, probes, lengths, self._settings.max_summary_tokens)
         return probes
 
-    def _replies(self, state: Branches, batch: Sequence[PreparedQuestion]) -> dict[BranchIndex, list[ProbedAnswer]]:
-        """Return the answers of each branch: the greedy one, then the drawn ones."""
-        settings = self._settings
+    def _replies(self, state: Branches, batch: Sequence[PreparedQuestion]) -> dict[BranchIndex, ProbedAnswer]:
+        """Return the greedy answer of each branch."""
         rows = _rows(batch)
-        greedy = self._engine.generate(state, rows, max_new_tokens=settings.max_new_tokens)
-        replies = {row: [self._reply(generation, batch[row[0]])] for row, generation in zip(rows, greedy, strict=True)}
-        if settings.samples:
-            drawn = [(row, number) for row in rows for number in range(settings.samples)]
-            seeds = [_seed(settings.seed, batch[q], k, number) for (q, k), number in drawn]
-            again = self._engine.generate(
-                state,
-                [row for row, _ in drawn],
-                max_new_tokens=settings.max_new_tokens,
-                sampling=Sampling(settings.temperature, seeds),
-            )
-            for (row, _), generation in zip(drawn, again, strict=True):
-                replies[row].append(self._reply(generation, batch[row[0]]))
-        return replies
+        greedy = self._engine.generate(state, rows, max_new_tokens=self._settings.max_new_tokens)
+        return {row: self._reply(generation, batch[row[0]]) for row, generation in zip(rows, greedy, strict=True)}
 
     def _reply(self, generation: Generation, ready: PreparedQuestion) -> ProbedAnswer:
         text = self._renderer.strip(without_thoughts(generation.text))
@@ -161,10 +146,3 @@ class Prober:
 
 def _rows(batch: Sequence[PreparedQuestion]) -> list[BranchIndex]:
     return [(q, k) for q, ready in enumerate(batch) for k in range(len(ready.branches))]
-
-
-def _seed(seed: int, ready: PreparedQuestion, branch: int, number: int) -> int:
-    """Return a seed below 2 ** 63 that depends on question, document and draw only."""
-    passage = ready.documents[branch - 1].passage.id if branch else ""
-    name = "\0".join([str(seed), ready.question.id, passage, str(number)])
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

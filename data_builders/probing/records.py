@@ -37,7 +37,7 @@ class DocumentProbe:
         passage: The document as the model read it.
         score: The retriever's score of the document's entry (S_ret).
         rank: Rank among the question's documents, 1 for the best.
-        replies: The greedy answer, followed by the drawn ones.
+        replies: The greedy answer, alone.
         gold_log_prob: Log-probability in nats of the accepted answer, including the end token, with this document.
             None without an accepted answer, or if the number isn't finite.
         sentence: Sentence of the document that makes the accepted answer most probable, if the greedy answer is right
@@ -60,7 +60,7 @@ class Probe:
 
     Attributes:
         question_id: The question's id.
-        replies: Answers without a document: the greedy one, followed by the drawn ones.
+        replies: The greedy answer without a document, alone; none for a question that could not be asked.
         documents: Answers with each document, best first.
         left_out: Number of documents without a sentence that fits into the model's context.
         gold: The first accepted answer, whose log-probability is computed; "" if there is none.
@@ -83,17 +83,7 @@ class Probe:
 
 def greedy_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
     """Return the greedy answer's score in [0, 1]; None if there is none or its log-probability isn't finite."""
-    return _mean_correctness(replies[:1])
-
-
-def drawn_rate(replies: tuple[ProbedAnswer, ...]) -> float | None:
-    """Return the mean score of the drawn answers, or of the greedy one if none were drawn; None as above."""
-    return _mean_correctness(replies[1:] or replies)
-
-
-def _mean_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
-    values = [reply.correctness for reply in replies if reply.log_prob is not None]
-    return sum(values) / len(values) if values else None
+    return next((reply.correctness for reply in replies[:1] if reply.log_prob is not None), None)
 
 
 def stream_probe_file(path: Path) -> Iterator[Probe]:

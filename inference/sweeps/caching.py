@@ -7,7 +7,7 @@ ids and pictures, which determine the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,6 @@ from reflectune.formats.hits import Hit
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.prefix.image_prefix import key_of
-from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering.renderer import Rendered, Renderer, Texts
 from reflectune.models.rendering.turns import Turns
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -135,7 +134,6 @@ class CachingEngine(PrefixEngine):
         rows: Sequence[RowIndex],
         forced: Sequence[int] = (),
         max_new_tokens: int = 32,
-        sampling: Sampling | None = None,
     ) -> list[Generation]:
         """Decode the answers that are not cached."""
         generate = super().generate
@@ -143,11 +141,9 @@ class CachingEngine(PrefixEngine):
         def decode(
             inner: Prefixes | Branches, new_rows: Sequence[RowIndex], positions: Sequence[int]
         ) -> list[Generation]:
-            drawn = sampling and replace(sampling, seeds=[sampling.seeds[position] for position in positions])
-            return generate(inner, new_rows, forced, max_new_tokens, drawn)
+            return generate(inner, new_rows, forced, max_new_tokens)
 
-        kwargs = ("generate", tuple(forced), max_new_tokens, sampling.temperature if sampling else None)
-        keys = [(*kwargs, sampling.seeds[row] if sampling else None) for row in range(len(rows))]
+        keys = [("generate", tuple(forced), max_new_tokens)] * len(rows)
         return self._complete(_rows(state, rows), keys, decode)
 
     def score(

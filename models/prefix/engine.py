@@ -20,7 +20,6 @@ from reflectune.models.loading import Loaded
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
 from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, split_after_images, stacked
 from reflectune.models.prefix.rows import Rows, rows_of
-from reflectune.models.prefix.sampling import Draw, Sampling
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.output_head import exact_logits
 
@@ -221,26 +220,21 @@ class PrefixEngine:
         rows: Sequence[tuple[int, int]],
         forced: Sequence[int] = (),
         max_new_tokens: int = 32,
-        sampling: Sampling | None = None,
     ) -> list[Generation]:
-        """Answer from rows that have been read; the rows stay unchanged.
+        """Answer greedily from rows that have been read; the rows stay unchanged.
 
         Args:
             state: From `read` or `branch`.
             rows: (question, branch) pairs; the branch is ignored for the result of `read`.
             forced: Tokens that every answer begins with, such as [Relevant]; they are not part of its score.
             max_new_tokens: Limit without an end token.
-            sampling: Temperature and seeds of `rows`, which may then repeat a pair; None decodes greedily.
 
         Returns:
             An answer for each of `rows`, in order.
         """
-        if sampling is not None and len(sampling.seeds) != len(rows):
-            raise ValueError(f"expected a seed for each of {len(rows)} rows, found {len(sampling.seeds)}")
         answers: list[Generation | None] = [None] * len(rows)
         for ready, part in self._ready(state, rows, [len(forced) + max_new_tokens] * len(rows)):
-            draw = sampling.of(part) if sampling is not None else None
-            for i, answer in zip(part, self._decode(ready, forced, max_new_tokens, draw), strict=True):
+            for i, answer in zip(part, self._decode(ready, forced, max_new_tokens), strict=True):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
@@ -323,8 +317,8 @@ class PrefixEngine:
                     read = self._read_branches(state.prefixes, state.ids, [rows[i] for i in chosen])
                 yield read.compact(), chosen
 
-    def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None) -> list[Generation]:
-        """Decode greedily, or sample; a row that has ended leaves the batch."""
+    def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int) -> list[Generation]:
+        """Decode greedily; a row that has ended leaves the batch."""
         if forced:
             rows = self._forward.append(rows, [forced] * len(rows))[1]
         count = len(rows)
@@ -336,7 +330,7 @@ class PrefixEngine:
         written: KeysValues = []
         for step in range(max_new_tokens):
             every = self._log_probabilities(hidden)
-            chosen = every.argmax(-1) if draw is None else draw.tokens(every, active.tolist())
+            chosen = every.argmax(-1)
             values = every.gather(1, chosen[:, None])[:, 0]
             for row, token, value in zip(active.tolist(), chosen.tolist(), values.tolist(), strict=True):
                 ids[row].append(token)

@@ -15,15 +15,15 @@ def folders(tmp_path: Path) -> list[str]:
 
 
 def test_a_config_contains_the_generation_settings(tmp_path: Path) -> None:
-    argv = [*folders(tmp_path), "--samples", "4", "--temperature", "0.7", "--gold", "false", "--summary", "none"]
+    argv = [*folders(tmp_path), "--max_new_tokens", "4", "--gold", "false", "--summary", "none"]
     config = parse_config(ProbeConfig, argv=argv)
-    generation = GenerationSettings(samples=4, temperature=0.7, gold=False, summary="none")
+    generation = GenerationSettings(max_new_tokens=4, gold=False, summary="none")
     assert GenerationSettings.of(config) == generation
     assert config.token_budget is None
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
-    argv = ["--dataset", str(tmp_path), "--documents", "0", "--samples", "-1", "--temperature", "0", "--metric", "evqa"]
+    argv = ["--dataset", str(tmp_path), "--documents", "0", "--max_new_tokens", "0", "--metric", "evqa"]
     argv += ["--device_map", "half", "--leave_out_facts", "true"]
     with pytest.raises(UserError) as caught:
         parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--gold", "false", "--dtype", "int8"])
@@ -31,8 +31,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "`model` is needed",
         "has no dataset.json",
         "`documents` must be at least 1, found 0",
-        "`samples` must be at least 0, found -1",
-        "`temperature` must be above 0",
+        "`max_new_tokens` must be at least 1, found 0",
         "the metric `evqa` needs `bem`",
         "`summary: sentences` needs `gold: true`",
         "`dtype` should be one of",

@@ -51,21 +51,6 @@ def test_algorithm_2_labels_changes_and_the_outcome_wrong_answers_too(before, af
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
-    [
-        ((0, 0, 0, 0, 0), (0, 1, 1, 1, 1), True),  # the greedy answer is wrong both times
-        ((1, 1, 1, 1, 1), (1, 0, 0, 1, 1), False),
-        ((0, 1, 0, 0, 0), (1, 1, 0, 0, 0), None),  # only the greedy answer changed
-        ((0,), (1,), True),  # none were drawn: the greedy one counts
-        ((0, 0, None, None, None), (0, 1, 1, None, None), True),
-    ],
-)
-def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expected: bool | None) -> None:
-    labels = srt_labels(probe(replies(*before), document(1, *after)), Rule(rule="rate", change=0.5))
-    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
     [(-5.0, -3.0, True), (-3.0, -5.0, False), (-3.0, -2.5, None), (None, -1.0, None), (-1.0, None, None)],
 )
 def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: float, expected: bool | None) -> None:
@@ -95,7 +80,7 @@ def test_an_external_labeller_labels_every_document_by_its_text() -> None:
     assert [label.relevant for label in external_labels(made, question)] == [True, False]
 
 
-@pytest.mark.parametrize("values", [{"right_from": 0.0}, {"change": 1.5}, {"margin": -1.0}, {"margin": math.nan}])
+@pytest.mark.parametrize("values", [{"right_from": 0.0}, {"margin": -1.0}, {"margin": math.nan}])
 def test_thresholds_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
     (problem,) = find_problems(Rule, values)
     assert problem.startswith(f"`{next(iter(values))}` must be")

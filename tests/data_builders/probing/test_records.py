@@ -14,7 +14,6 @@ from reflectune.data_builders.probing.records import (
     DocumentProbe,
     Probe,
     ProbedAnswer,
-    drawn_rate,
     greedy_correctness,
     stream_probe_file,
 )
@@ -38,12 +37,10 @@ def test_a_probe_comes_back_from_json_and_parquet(made: list[Probe]) -> None:
     assert [from_row(Probe, row) for row in table.to_pylist()] == made
 
 
-def test_only_the_greedy_answer_counts_or_only_the_drawn_ones() -> None:
-    right, wrong, broken = ProbedAnswer("x", 1.0, -1.0), ProbedAnswer("y", 0.0, -1.0), ProbedAnswer("x", 1.0, None)
-    assert greedy_correctness((right, wrong, wrong)) == 1.0
-    assert drawn_rate((wrong, right, wrong, broken)) == 0.5
-    assert drawn_rate((right,)) == 1.0
-    assert greedy_correctness((broken, right)) is drawn_rate(()) is None
+def test_a_broken_answer_has_no_correctness() -> None:
+    right, broken = ProbedAnswer("x", 1.0, -1.0), ProbedAnswer("x", 1.0, None)
+    assert greedy_correctness((right,)) == 1.0
+    assert greedy_correctness((broken,)) is greedy_correctness(()) is None
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
         ({"documents": 2}, "`documents`"),
         ({"seed": 1}, "`seed`"),
         ({"model": "miniature/qwen2_vl"}, "`model`"),
-        ({"samples": 2}, "`samples`"),
+        ({"max_new_tokens": 2}, "`max_new_tokens`"),
         ({"part": "1/2"}, "`part` was '', is now '1/2'"),
         ({"image_fit": "pad"}, "`model`"),  # the model would see different images
     ],

@@ -8,7 +8,6 @@ import torch
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.passages import PassageScheme
@@ -161,47 +160,3 @@ def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branche
         chunk, place = state.places[3, row]
         hidden = state.chunks[chunk].rows.hidden[place].float()
         assert positive - negative == pytest.approx(float(hidden @ (head[yes] - head[no])), abs=1e-5)
-
-
-def test_what_is_drawn_depends_on_its_seed_alone(loaded, prefixes, branches):
-    rows = [(3, k) for k in range(5)] * 3
-    seeds = [1000 * copy + k for copy in range(3) for k in range(5)]
-
-    def drawn(budget: int, order: list[int]) -> dict[int, list[int]]:
-        engine = PrefixEngine(loaded, budget)
-        state = engine.branch(engine.read(prefixes), branches)
-        sampling = Sampling(1.5, [seeds[i] for i in order])
-        answers = engine.generate(state, [rows[i] for i in order], max_new_tokens=6, sampling=sampling)
-        return {i: answer.token_ids for i, answer in zip(order, answers, strict=True)}
-
-    together = drawn(16_384, list(range(15)))
-    assert drawn(64, list(range(15))[::-1]) == together
-    assert drawn(16_384, [7]) == {7: together[7]}
-    assert len({tuple(ids) for ids in together.values()}) > 5
-
-
-def test_a_temperature_near_zero_draws_the_greedy_answer(loaded, prefixes):
-    engine = PrefixEngine(loaded)
-    state, rows = engine.read(prefixes), [(q, 0) for q in range(4)]
-    greedy = engine.generate(state, rows, max_new_tokens=6)
-    drawn = engine.generate(state, rows, max_new_tokens=6, sampling=Sampling(1e-4, range(4)))
-    assert [answer.token_ids for answer in drawn] == [answer.token_ids for answer in greedy]
-    for one, other in zip(drawn, greedy, strict=True):
-        assert one.log_probs == pytest.approx(other.log_probs)  # at temperature 1, whatever it was drawn with
-
-
-def test_tokens_are_drawn_as_often_as_the_temperature_says():
-    log_probs = torch.tensor([[0.6, 0.3, 0.1]]).log()
-    for temperature in (1.0, 0.5):
-        expected = torch.tensor([0.6, 0.3, 0.1]) ** (1 / temperature)
-        draw = Sampling(temperature, [3]).of([0])
-        drawn = torch.tensor([int(draw.tokens(log_probs, [0])) for _ in range(4000)])
-        torch.testing.assert_close(drawn.bincount(minlength=3) / 4000, expected / expected.sum(), atol=0.03, rtol=0)
-
-
-def test_every_row_needs_a_seed(loaded, prefixes):
-    engine = PrefixEngine(loaded)
-    with pytest.raises(ValueError, match="a seed for each of 2 rows, found 1"):
-        engine.generate(engine.read(prefixes), [(0, 0), (1, 0)], sampling=Sampling(1.0, [1]))
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        Sampling(0.0, [1])

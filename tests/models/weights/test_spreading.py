@@ -13,7 +13,6 @@ from accelerate import dispatch_model
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
@@ -48,13 +47,11 @@ def said(loaded: Loaded, model: Any, make: SimpleNamespace, questions: str) -> l
     state = engine.branch(prefixes, [[branch(q, k) for k in range(count)] for q, count in enumerate((3, 0, 1, 2))])
     rows = [(0, 1), (3, 0), (0, 2), (2, 0)]
     ids = [renderer.token_id(role) for role in ("retrieve", "no_retrieve", "relevant")]
-    drawn = engine.generate(state, rows, ids[2:], 6, Sampling(1.0, [7, 8, 9, 10]))
     return [
         prefixes.probabilities(ids).tolist(),
         [relevance.tolist() for relevance in state.probabilities(ids)],
         engine.generate(state, rows, ids[2:], max_new_tokens=6),
         engine.generate(prefixes, [(1, 0), (2, 0)], max_new_tokens=6),
-        drawn,
         engine.score(state, rows, [[5, 6], [7], [8, 9, 10], [5]], ids[2:]),
     ]
 

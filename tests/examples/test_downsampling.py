@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.downsampling import Vectors, downsample, find_threshold, write_subset
+from reflectune.examples.downsampling import Vectors, downsample, find_threshold, write_subset
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 
