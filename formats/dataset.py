@@ -277,7 +277,7 @@ def _question(row: dict[str, Any], image_root: str, path: Path) -> Question:
     Raises:
         UserError: The row is not a question.
     """
-    if image_root and row["image"]:
+    if image_root and row["image"] and isinstance(row["image"], str):
         row["image"] = str(Path(image_root, row["image"]))
     try:
         question = from_row(Question, row)
