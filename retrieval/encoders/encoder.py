@@ -34,6 +34,7 @@ from reflectune.retrieval.encoders.checkpoints import (
 )
 from reflectune.retrieval.encoders.eva_clip import EvaClipEncoder, is_eva_clip
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
+from reflectune.retrieval.encoders.modules import refuse_dense
 from reflectune.retrieval.encoders.texts import most_positions
 
 _SIGLIP = ("siglip", "siglip2")
@@ -72,6 +73,7 @@ class _TransformersEncoder(PictureModel):
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         from transformers import MODEL_MAPPING, AutoModel
 
+        refuse_dense(checkpoint)
         self.revision, self.fingerprint = checkpoint.revision, with_dtype(checkpoint.fingerprint, dtype)
         config: Any = load_config(checkpoint)
         kind = MODEL_MAPPING.get(type(config), None)

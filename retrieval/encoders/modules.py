@@ -176,6 +176,15 @@ class Modules:
         return completed
 
 
+def refuse_dense(checkpoint: Checkpoint) -> None:
+    """Raise UserError if a repository of a model that isn't read as a text encoder has the module Dense."""
+    if any(str(module.get("type", "")).endswith(".Dense") for module in _listed(checkpoint.folder / "modules.json")):
+        raise UserError(
+            f"{checkpoint.name} has the module Dense (in modules.json), which is applied to text encoders only; take "
+            "another model"
+        )
+
+
 def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
     """Return the pooling that a repository declares in the file of sentence-transformers.
 

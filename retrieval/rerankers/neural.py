@@ -16,7 +16,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.weights.output_head import read_in_float32
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
-from reflectune.retrieval.encoders.modules import Modules
+from reflectune.retrieval.encoders.modules import Modules, refuse_dense
 from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.encoders.texts import longest_input, scatter, token_batches
@@ -72,12 +72,8 @@ class CrossEncoderReranker:
 
     def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device) -> None:
         self.name = f"cross_encoder {checkpoint.name}"
-        modules = Modules.of(checkpoint)
-        if modules.dense:
-            raise UserError(
-                f"{checkpoint.name} has the module Dense, which a cross-encoder doesn't apply; take another"
-            )
-        settings = modules.complete(settings)
+        refuse_dense(checkpoint)
+        settings = Modules.of(checkpoint).complete(settings)
         self._prefixes = settings.query_prefix or "", settings.passage_prefix or ""
         self._budget = settings.token_budget
         labels = load_config(checkpoint).num_labels

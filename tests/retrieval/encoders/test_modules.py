@@ -18,6 +18,7 @@ from reflectune.core.types import Passage
 from reflectune.examples.miniature import models as miniature
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.rerankers.loading import load_reranker
@@ -129,6 +130,14 @@ def test_a_declaration_that_is_not_applied_is_refused_by_name(repository, module
     folder = repository(*modules, **files)
     with pytest.raises(UserError, match=named):
         encoder_of(folder)
+
+
+def test_a_linear_layer_of_another_kind_of_model_is_refused(repository) -> None:
+    folder = repository(("Dense", "2_Dense"))
+    with pytest.raises(UserError, match="text encoders only"):
+        load_encoder(folder)
+    with pytest.raises(UserError, match="text encoders only"):
+        load_reranker("cross_encoder", folder)
 
 
 @pytest.mark.parametrize("padding", [0, 1, 5])
