@@ -33,7 +33,7 @@ def show_evaluation(config: AnswerConfig) -> None:
     """Print each pipeline's trace of the evaluation's question, or all traces as JSONL."""
     from reflectune.inference.report.words import explain
     from reflectune.inference.trace import to_row
-    from reflectune.inference.trace_files.opening import find_traces, read_traces
+    from reflectune.inference.trace_files.reading import find_traces, read_traces
 
     if not config.question_id:
         for trace in chain.from_iterable(map(read_traces, config.trace_files().values())):

@@ -48,12 +48,10 @@ class ReagLessonKeys(Settings):
     )
 
     @cross_check
-    def reag_problems(self) -> list[str]:
-        """Return the problems of keys that must fit each other."""
-        issues: list[str] = []
+    def reag_problems(self) -> Iterator[str]:
+        """Yield the problem of keys that must fit each other."""
         if self.stage == "critic" and self.judge == "base_model":
-            issues.append("`judge: base_model` means nothing for `stage: critic`, which teaches that very model")
-        return issues
+            yield "`judge: base_model` means nothing for `stage: critic`, which teaches that very model"
 
     @property
     def shares(self) -> CriticShares:
@@ -130,7 +128,6 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
 
 
 def _form_problem(form: str) -> str:
-    """Return the problem of a query's form, or ""."""
     slots = {part.name for part in prompt_parts(form) if isinstance(part, Slot)}
     if "title" not in slots:
         return f"`{form}` has no slot {{title}}"

@@ -51,11 +51,7 @@ class TitleExchange:
         return [self._with_others(text, drawn) for text in texts]
 
     def _found(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the titles of a text with their positions: the longest at each position, and none within a different
-        one.
-
-        Each word is looked up once, however many titles there are.
-        """
+        """Yield the titles of a text with their positions: the longest at each position, none within another."""
         end = 0
         for word in _WORD.finditer(text):
             start = word.start()

@@ -58,8 +58,7 @@ class TrajectoryTeacher:
     """A teacher that replies to the prompts of one question's trajectory.
 
     It never uses hidden knowledge: the picture is described in the words of the entity's summary, a record states
-    evidence from the documents, a query names an entity that a record names, and the answer is given if the records
-    state it.
+    evidence from the documents, a query names an entity that a record names, and the answer is one that records state.
 
     Attributes:
         question: The question.
@@ -130,7 +129,6 @@ def teacher_of(
     """Return the teacher of a question; None without an answer, or if the knowledge base lacks its evidence.
 
     Args:
-        question: The question.
         knowledge: The knowledge base of its evidence.
         query_forms: See `TrajectoryTeacher`.
     """
@@ -141,8 +139,9 @@ def teacher_of(
         return None
     entries = [knowledge.get(entry_id) for entry_id in sections]
     followed = itertools.zip_longest(entries, [next_entry.title for next_entry in entries[1:]], fillvalue="")
+    parts = tuple(part.strip() for part in question.answers[0].split("&&"))
     hops = tuple(
-        _hop(entry, sections[entry.id], (title,) if title else _parts(question))
+        _hop(entry, sections[entry.id], (title,) if title else parts)
         for entry, title in followed
         if isinstance(entry, Entry)
     )
@@ -155,10 +154,6 @@ def teacher_of(
 def _filled(form: str, hop: Hop) -> str:
     slots = {"title": hop.title, "heading": hop.heading}
     return "".join(part if isinstance(part, str) else slots[part.name] for part in prompt_parts(form))
-
-
-def _parts(question: Question) -> tuple[str, ...]:
-    return tuple(part.strip() for part in question.answers[0].split("&&"))
 
 
 def _hop(entry: Entry, sections: Sequence[int], answers: Sequence[str]) -> Hop:

@@ -115,8 +115,6 @@ def _questions(dataset: Dataset, settings: LessonSettings) -> list[Question]:
 
 @dataclass
 class _Lessons:
-    """The lessons of one trajectory, in order."""
-
     question: Question
     image: Image.Image
     teacher: TrajectoryTeacher | ReagTeacher
@@ -166,14 +164,12 @@ class LessonWriter:
             for rows in zip(*by_pipeline, strict=True)
             for row in rows
             for written in row
-            for lesson in self._renamed(written)
+            for lesson in (
+                [written]
+                if self._titles is None
+                else renamed(written, self._settings.renamed, self._titles, self._settings.seed)
+            )
         ]
-
-    def _renamed(self, lesson: PromptedExample) -> list[PromptedExample]:
-        """Return a lesson's renamed copies, or itself without `renamed`."""
-        if self._titles is None:
-            return [lesson]
-        return renamed(lesson, self._settings.renamed, self._titles, self._settings.seed)
 
     def _trajectories(
         self, name: str, questions: Sequence[Question], images: Sequence[Image.Image]

@@ -99,19 +99,11 @@ class Reflectune(lmms):
         return [GenerationResult(reply.text, ReplyCounts(output_tokens=reply.tokens, reply=reply)) for reply in replies]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Refuse likelihood tasks: a pipeline's answer has no probability of its own.
-
-        Raises:
-            UserError: Always.
-        """
+        """Raise a UserError: a pipeline's answer has no probability of its own."""
         raise UserError("a task that compares likelihoods can't be run through a gate; take its generating variant")
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        """Refuse tasks of several rounds.
-
-        Raises:
-            UserError: Always.
-        """
+        """Raise a UserError."""
         raise UserError("a task of several rounds can't be run: a pipeline answers one question about a picture")
 
     def _request(self, instance: Instance) -> BenchmarkRequest:

@@ -182,14 +182,17 @@ class BenchmarkAnswerer:
 
     def answer(self, requests: Iterable[BenchmarkRequest]) -> Iterator[BenchmarkReply]:
         """Yield a reply per request, in order. Requests, and so their pictures, are taken batch by batch."""
-        remaining = iter(requests)
+        remaining, answer_type = iter(requests), ANSWER_TYPES[self._settings.answer_style]
         while batch := list(islice(remaining, self._settings.batch_questions)):
             limits = [min(request.max_new_tokens or self._settings.max_new_tokens, self._longest) for request in batch]
             replies: dict[int, BenchmarkReply] = {}
             for limit in sorted(set(limits)):
                 rows = [row for row, longest in enumerate(limits) if longest == limit]
                 chosen = [batch[row] for row in rows]
-                questions = [self._question(request) for request in chosen]
+                questions = [
+                    Question(f"{request.task}_{request.doc_id}", image="", text=request.text, answer_type=answer_type)
+                    for request in chosen
+                ]
                 traces = self._pipeline(limit).run(questions, [request.image for request in chosen])
                 for row, request, trace in zip(rows, chosen, traces, strict=True):
                     replies[row] = self._reply(request, trace)
@@ -199,10 +202,6 @@ class BenchmarkAnswerer:
         forced = {"gamma": math.inf} if self._settings.mode == "no_retrieval" else {}
         own = self._own.model_copy(update={"max_new_tokens": limit, **forced})
         return build_pipeline(self._name, own, self._parts)
-
-    def _question(self, request: BenchmarkRequest) -> Question:
-        answer_type = ANSWER_TYPES[self._settings.answer_style]
-        return Question(f"{request.task}_{request.doc_id}", image="", text=request.text, answer_type=answer_type)
 
     def _reply(self, request: BenchmarkRequest, trace: Trace) -> BenchmarkReply:
         mode = self._settings.mode
@@ -245,11 +244,7 @@ class NothingFound:
 
 
 def _scheme_of(loaded: Loaded) -> str:
-    """Return the name of a checkpoint's scheme, which is that of its pipeline.
-
-    Raises:
-        UserError: It doesn't reflect.
-    """
+    """Return the name of a checkpoint's scheme, and so of its pipeline; UserError if it doesn't reflect."""
     name = loaded.scheme.name if loaded.scheme else ""
     if name not in reflecting():
         raise UserError(
@@ -260,6 +255,5 @@ def _scheme_of(loaded: Loaded) -> str:
 
 
 def _no_knowledge() -> KnowledgeBase:
-    """Return a knowledge base without entries."""
     with tempfile.TemporaryDirectory() as folder:
         return write_knowledge_base(folder, [], name="none")

@@ -63,10 +63,6 @@ class BudgetSpent(Exception):
         self.limit = limit
 
 
-def _nothing() -> Spent:
-    return 0, 0.0
-
-
 @dataclass(frozen=True)
 class Budget:
     """Limits of a question and of a run; 0 means unlimited.
@@ -81,7 +77,7 @@ class Budget:
     question_tokens: int = 0
     run_tokens: int = 0
     run_cost: float = 0.0
-    spent: Callable[[], Spent] = field(default=_nothing, compare=False)
+    spent: Callable[[], Spent] = field(default=lambda: (0, 0.0), compare=False)
 
     @classmethod
     def of(cls, settings: BudgetSettings, remote: RemoteModel | None) -> Budget:

@@ -35,7 +35,6 @@ class Journal(Closing):
 
     Args:
         folder: Folder with one file for each process of a launch.
-        name: The pipeline's name.
         fingerprint: Hash of everything that determines a reply.
         process: Index of this process.
         limits: Budgets of a trajectory. A round that was logged under other limits is executed again.

@@ -88,8 +88,7 @@ class LocalModel:
         """Compute P(yes) and P(no) for each document alone, branching from the question's shared prefix; see `judge`.
 
         Raises:
-            UserError: The tokens of one word are a prefix of the other's, or a prompt is too long even without a
-                document.
+            UserError: The tokens of one word are a prefix of the other's, or a prompt without a document is too long.
         """
         same, ids = self._distinguishing_tokens(yes, no)
         read = [self._branches(image, prompt) for image, prompt in prompts]

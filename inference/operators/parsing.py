@@ -37,7 +37,7 @@ _MOST_BRACKETS = 64
 
 
 def is_readable(reply: str, form: Form, shown: int, count: int) -> bool:
-    """Return True if a reply about `count` documents, of which `shown` fit the context, has a form."""
+    """Return True if a reply has a form: about `count` documents, `shown` of them within the context."""
     return bool(FORMS[form](reply, shown, count))
 
 
@@ -177,12 +177,7 @@ def shares(reply: str, count: int) -> tuple[float, ...] | None:
 
 
 def _in_json(text: str, read: Callable[[Any], Value]) -> Value | None:
-    """Return the result of `read` for the first JSON object or list in a text that it accepts; None if there is none.
-
-    Args:
-        text: A reply; its JSON may be truncated.
-        read: Raises ValueError for a value that it rejects.
-    """
+    """Return the first result of `read`, which rejects by ValueError, for JSON in a text, cut off or not; else None."""
     for match in itertools.islice(re.finditer(r"[{\[]", text), _MOST_BRACKETS):
         try:
             return read(json.JSONDecoder().raw_decode(text, match.start())[0])

@@ -87,7 +87,6 @@ def rerank(
 
     Args:
         method: The method; `none` keeps the order.
-        question: The question's text.
         passages: As retrieved, best first.
         pairs: Pairs that `pairwise` compares.
         max_tokens: Maximum length of a reply of `pairwise` and `listwise`.
@@ -125,7 +124,6 @@ def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_to
     The paper doesn't publish its pairs; these are those of Qin et al. (arXiv 2306.17563), which it cites.
 
     Args:
-        question: The question's text.
         passages: As retrieved, best first.
         pairs: `all`: each pair once, the earlier passage as Document A, ordered by wins, n(n-1)/2 replies.
             `both_orders`: each pair in both orders, so that a preference for a letter cancels out.

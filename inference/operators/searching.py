@@ -86,7 +86,6 @@ class KnowledgeBases:
 
 
 def _retrieved(request: SearchRequest, query_hits: Sequence[JointHits]) -> SearchReply:
-    """Collect the results for the queries of one search."""
     hits = tuple(
         {base: tuple(_scored(hit, text) for hit in joint.hits[base]) for base in request.tops}
         for text, joint in zip(request.queries, query_hits, strict=True)
@@ -115,7 +114,6 @@ def knowledge_bases(
     Args:
         entries: Finds entries for a picture and a text; None without an index of entries.
         texts: Finds passages for a text; None without an index of passages.
-        knowledge: The entries.
         pair_text: Text of a pair.
         search: Weights of picture and text; None to rank pairs by the picture alone: equation 3 of mR²AG, as in
             pipelines that retrieve once.

@@ -112,8 +112,6 @@ class TrajectoryResult:
 
 @dataclass
 class _Course:
-    """A trajectory under way."""
-
     question: Question
     image: Picture
     steps: Steps[TrajectoryResult]
@@ -164,7 +162,6 @@ class TrajectoryPipeline:
     interrupted run reads them back in batches of the same composition, and resumes inside its trajectories.
 
     Args:
-        name: The pipeline's name.
         start: Starts a question's trajectory.
         tools: Models and functions that execute steps.
         journal: Stores replies; None for no journal.

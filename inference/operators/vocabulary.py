@@ -52,13 +52,11 @@ def write(
     """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
     Args:
-        operator: The operator.
         iteration: Iteration of the trajectory.
         template: The prompt, with `{slots}`.
         texts: Contents of its slots.
         documents: Contents of `{documents}`; the leading ones that fit.
         max_tokens: Maximum length of the reply.
-        model: The model.
         system: System prompt.
         picture: True to show the question's picture.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.

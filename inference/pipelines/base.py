@@ -1,4 +1,4 @@
-"""Protocol of pipelines, and their clock."""
+"""Protocol of pipelines, their clock, and the step that naive RAG and oracles share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Protocol
 
 from PIL import Image
 
-from reflectune.core.types import Question
-from reflectune.inference.trace import Trace
+from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
+from reflectune.inference.reading.reader import Reader
+from reflectune.inference.trace import PassageTrace, Trace
 
 
 class Pipeline(Protocol):
@@ -54,3 +56,46 @@ class Clock:
     def share(self, questions: int) -> Mapping[str, float]:
         """Return each question's share of the batch's seconds, to the microsecond."""
         return {name: round(seconds / questions, 6) for name, seconds in self._seconds.items()}
+
+
+def answer_with_context(
+    name: str,
+    reader: Reader,
+    questions: Sequence[Question],
+    images: Sequence[Image.Image],
+    *,
+    hits: Sequence[Sequence[Hit]],
+    passages: Sequence[Sequence[Passage]],
+    clock: Clock,
+) -> list[Trace]:
+    """Answer each question in one turn from the leading passages that fit the context whole; the others are counted.
+
+    Args:
+        hits: The entries retrieved for each; empty for an oracle.
+        passages: The passages to read, most important first.
+        clock: Clock with the seconds spent so far.
+    """
+    with clock.step("answer"):
+        answers = reader.answer_plainly(questions, images, passages)
+    read = [
+        question_passages[: answer.passages_read] for question_passages, answer in zip(passages, answers, strict=True)
+    ]
+    scores = [{hit.entry_id: hit.score for hit in question_hits} for question_hits in hits]
+    return [
+        Trace(
+            question_id=question.id,
+            pipeline=name,
+            answer=answer.text,
+            confidence=answer.score,
+            retrieved=bool(hits[i]),
+            hits=tuple(hits[i]),
+            passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in read[i]),
+            seconds=clock.share(len(questions)),
+            tokens={
+                **answer.usage,
+                "passages_read": len(read[i]),
+                "passages_left_out": len(passages[i]) - len(read[i]),
+            },
+        )
+        for i, (question, answer) in enumerate(zip(questions, answers, strict=True))
+    ]

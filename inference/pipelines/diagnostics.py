@@ -42,8 +42,7 @@ def attribute_of(source: str) -> str | None:
 def gold_passages(question: Question, passages: Sequence[Passage]) -> list[Passage]:
     """Return the passages of the evidence sections that state an answer; all passages of a section where none does.
 
-    A section of several paragraphs is evidence as a whole; the `string` annotator finds the paragraphs that state the
-    answer.
+    A section of several paragraphs is evidence as a whole; the `string` annotator finds those that state the answer.
     """
     gold = []
     for evidence in question.evidence:
@@ -77,7 +76,6 @@ class DiagnosticPassages:
             manifest: The data set's manifest.
             knowledge: The data set's knowledge base.
             lead: Text before each passage.
-            seed: Seed of the draws.
             several: Look-alikes that differ in two attributes to take for a question; those that differ in one are
                 taken once per attribute.
         """
@@ -147,7 +145,6 @@ class DiagnosticPassages:
 
 
 def _read_written(path: Path | None) -> dict[str, list[DiagnosticProbe]]:
-    """Read the data set's look-alike probes, by question id."""
     probes: dict[str, list[DiagnosticProbe]] = defaultdict(list)
     for number, row in _rows(path):
         try:

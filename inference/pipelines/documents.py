@@ -49,7 +49,6 @@ class DocumentFinder:
 
     Args:
         retriever: Finds entries for an image; equation 3 of mR²AG.
-        knowledge: The entries.
         settings: Numbers of entries to retrieve and of their passages to take, which is k of MMKB-RAG's equation 6.
     """
 
@@ -59,11 +58,11 @@ class DocumentFinder:
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[FoundDocuments]:
         """Find the documents of each question, in order."""
         hits = self._retriever.search(images, self._settings.top_n) if questions else []
-        return [self._best(question, question_hits) for question, question_hits in zip(questions, hits, strict=True)]
-
-    def _best(self, question: Question, hits: Sequence[Hit]) -> FoundDocuments:
-        documents = find_documents(question.text, hits, self._passages, self._settings.documents)
-        return FoundDocuments(tuple(hits), tuple(document.passage for document in documents))
+        found = []
+        for question, question_hits in zip(questions, hits, strict=True):
+            documents = find_documents(question.text, question_hits, self._passages, self._settings.documents)
+            found.append(FoundDocuments(tuple(question_hits), tuple(document.passage for document in documents)))
+        return found
 
     def _passages(self, entry_id: str) -> list[Passage]:
         return split_passages(self._knowledge.get(entry_id), lead=self._settings.lead)

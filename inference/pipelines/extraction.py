@@ -95,7 +95,6 @@ def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) 
     Args:
         folder: The data set's folder.
         split: Split of the questions; "" for no examples.
-        knowledge: The entries.
         lead: Text before a passage.
 
     Raises:

@@ -53,7 +53,6 @@ class GatedPipeline:
     Args:
         reader: The fine-tuned model, with its scheme.
         retriever: Finds entries for an image; equation 3 of mR²AG.
-        knowledge: The entries.
         settings: The settings. Of `fallback` the paper of mR²AG says nothing: `best_product` answers from the passage
             with the highest product (ReflectiVA: the likeliest one), `random` from one drawn by the question's id,
             `closed_book` from the image alone, `abstain` not at all. ReflectiVA's released one is `random`.
@@ -71,14 +70,7 @@ class GatedPipeline:
         clock: Clock,
         s_ret_temperature: float = 0.0,
     ) -> Gated:
-        """Read the gates, and judge every passage of the top entries of the questions whose gate opens.
-
-        Args:
-            questions: The questions.
-            images: Their images.
-            clock: Counts the steps `gate`, `retrieve` and `judge`.
-            s_ret_temperature: Temperature of S_ret as a share of a softmax; 0: the similarity.
-        """
+        """Read the gates, and judge every passage of the top entries of the questions whose gate opens."""
         settings, reader = self._settings, self._reader
         with clock.step("gate"):
             opened = reader.open(questions, images)

@@ -106,7 +106,6 @@ def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Bo
     """Return the part of a question's picture to search with in addition to the whole, if any.
 
     Args:
-        question: The question.
         crop: Share of the picture's width and height, about its centre; 0 for none.
         box_field: Field of the question's `meta` with a box, which takes precedence over the centre; "" for none.
 
@@ -213,8 +212,6 @@ def iterative_recipe(
     Pairs are searched by the picture alone unless the settings are `SearchSettings`.
 
     Args:
-        name: The pipeline's name.
-        settings: Its settings.
         make: Builds its trajectory.
         requires: Parts that it requires in addition to models.
         pair_text: Text of a pair.

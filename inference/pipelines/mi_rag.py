@@ -90,11 +90,7 @@ class RecordTrajectory:
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early.
-
-        Returns:
-            True if it ended because queries repeat.
-        """
+        """Search and reason, adding to `records` and `passages` also if a budget ends this; True if queries repeat."""
         raise NotImplementedError
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from PIL import Image
 from pydantic import BeforeValidator
 
-from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
@@ -77,7 +77,6 @@ class MMKBRAG:
         Args:
             reader: The fine-tuned model, with its scheme.
             finder: Finds documents.
-            settings: The settings.
             base: The model that answers, plainly; None: the tuned one answers.
         """
         self._reader, self._finder, self._settings, self._base = reader, finder, settings, base
@@ -235,14 +234,6 @@ def _labelled(question: Question, passage: PassageTrace) -> PassageTrace:
     return dataclasses.replace(passage, source=STATING) if stating else passage
 
 
-def _make(name: str, settings: MmkbRagSettings, parts: PipelineParts) -> MMKBRAG:
-    return MMKBRAG(_reader(settings, parts), _finder(settings, parts), settings, _base(settings, parts))
-
-
-def _answer_each(settings: MmkbRagSettings, parts: PipelineParts) -> DocumentAnswers:
-    return DocumentAnswers(_reader(settings, parts), _finder(settings, parts), _base(settings, parts))
-
-
 def _scores(name: str, settings: DocumentFinderSettings, parts: PipelineParts) -> ReflectionScores:
     reader = PromptedReader(needed(parts.engine), settings.max_new_tokens, settings.max_new_tokens)  # MCT isn't asked
     return ReflectionScores(reader, _finder(settings, parts))
@@ -260,24 +251,24 @@ def _base(settings: MmkbRagSettings, parts: PipelineParts) -> Reader | None:
     return Reader(needed(parts.base), settings.max_new_tokens) if settings.answer_model == "base" else None
 
 
-def _uses(config: Settings) -> ModelUse:
-    return ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base")
-
-
 RECIPES = {
     "mmkb_rag": Recipe(
-        _make,
+        lambda name, settings, parts: MMKBRAG(
+            _reader(settings, parts), _finder(settings, parts), settings, _base(settings, parts)
+        ),
         MmkbRagSettings,
         "model",
         every,
         requires=(ENTRIES,),
-        uses=_uses,
+        uses=lambda config: ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base"),
         may_use_base=True,
         form="mmkb_rag",
         scheme="mmkb_rag",
         measured_by="reflection",
         choices=("entries",),
-        answer_each=_answer_each,
+        answer_each=lambda settings, parts: DocumentAnswers(
+            _reader(settings, parts), _finder(settings, parts), _base(settings, parts)
+        ),
     ),
     "reflection": Recipe(_scores, DocumentFinderSettings, "model", every, requires=(ENTRIES,)),
 }

@@ -101,10 +101,6 @@ def _make(settings: Mr2agSettings, parts: PipelineParts, retriever: Retriever) -
     return MR2AG(passage_reader(settings, parts), retriever, parts.knowledge, settings)
 
 
-def _with_gold(name: str, settings: Mr2agSettings, parts: PipelineParts) -> WithGoldEntries:
-    return WithGoldEntries(name, lambda gold: _make(settings, parts, gold))
-
-
 def _answer_each(settings: Mr2agSettings, parts: PipelineParts) -> MR2AG:
     always = settings.model_copy(update={"gamma": -1.0})
     return _make(always, dataclasses.replace(parts, judging=False), needed(parts.retriever))
@@ -123,5 +119,12 @@ RECIPES = {
         choices=("relevance", "entries", "ranking"),
         answer_each=_answer_each,
     ),
-    "mr2ag_oracle": Recipe(_with_gold, Mr2agSettings, "model", with_entry, form="mr2ag_oracle", scheme="mr2ag"),
+    "mr2ag_oracle": Recipe(
+        lambda name, settings, parts: WithGoldEntries(name, lambda gold: _make(settings, parts, gold)),
+        Mr2agSettings,
+        "model",
+        with_entry,
+        form="mr2ag_oracle",
+        scheme="mr2ag",
+    ),
 }

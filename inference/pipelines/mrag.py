@@ -1,5 +1,4 @@
-"""mRAG (arXiv 2505.24073): retrieve by a choice of modalities, rerank with the model itself, answer from the first
-ones.
+"""mRAG (arXiv 2505.24073): retrieve by a choice of modalities, rerank with the model itself, read the first.
 
 `top_n` documents are retrieved (§3) and ordered (§4), and the first `answer_documents` of them are answered from (§5):
 one in the paper's recipe. Its unified agent (§6) is `mrag_agent`.
@@ -130,8 +129,6 @@ def mrag_recipe(name: str, settings: type[Stages], make: Callable[[Stages], Traj
     """Return the recipe of a pipeline over such documents, which reads with the base model, without training.
 
     Args:
-        name: The pipeline's name.
-        settings: Its settings.
         make: Builds its trajectory.
     """
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.base import Clock, answer_with_context
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, PickingSettings
-from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm

@@ -91,9 +91,7 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) 
     """Return a function that draws irrelevant passages by a question's id.
 
     Args:
-        knowledge: The entries.
         count: Number of passages of each question; the first ones are the same for any count.
-        seed: Seed of the draw.
         lead: Text before a passage.
 
     Returns:

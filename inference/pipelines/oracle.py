@@ -13,12 +13,11 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.pipelines.base import Clock, Pipeline
+from reflectune.inference.pipelines.base import Clock, Pipeline, answer_with_context
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
-from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 
@@ -34,7 +33,6 @@ class Oracle:
     Args:
         name: Name of its traces.
         reader: The model: the base, or one that was fine-tuned without reflection.
-        knowledge: The entries.
         given: The article or the passage.
         lead: Text before each passage.
     """
@@ -65,9 +63,7 @@ class OracleAmongOthers:
 
     Args:
         name: Name of its traces.
-        reader: The model.
         retriever: Finds the other entries.
-        knowledge: The entries.
         top_n: Number of entries to read, the gold one included.
         lead: Text before each passage.
     """
@@ -161,11 +157,9 @@ def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) ->
 
 
 def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], Oracle]:
-    def make(name: str, settings: LeadSettings, parts: PipelineParts) -> Oracle:
-        reader = Reader(needed(parts.engine), settings.max_new_tokens)
-        return Oracle(name, reader, parts.knowledge, given, lead=settings.lead)
-
-    return make
+    return lambda name, settings, parts: Oracle(
+        name, Reader(needed(parts.engine), settings.max_new_tokens), parts.knowledge, given, lead=settings.lead
+    )
 
 
 def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> OracleAmongOthers:

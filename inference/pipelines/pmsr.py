@@ -62,14 +62,14 @@ class PmsrFixed(RecordTrajectory):
     settings: PmsrFixedSettings
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """See `RecordTrajectory._search`."""
         budgets = searched(question, self.budgets)
         first, description = yield from opening(question, self.settings.max_record_tokens)
         queries = [first]
         earlier = [self._compared(query, question) for query in queries]
         for iteration in range(self.settings.iterations + 1):
             if iteration:
-                queries = yield from self._queries(iteration, question, records)
+                of_record = expanded(question.text, records[-1])
+                queries = yield from self._of_scopes(of_record, iteration, question, records, otherwise=of_record)
                 if (yield from self._repeats(iteration, question, queries, earlier)):
                     return True
             retrieved = merge((yield from search(iteration, queries, split(budgets, [1] * len(queries)))))
@@ -77,11 +77,6 @@ class PmsrFixed(RecordTrajectory):
             documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
             records.append((yield from recorded(iteration, question, documents, self.settings.max_record_tokens)))
         return False
-
-    def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
-        """Write the queries of both scopes; that of the record alone if the model's reply has no other."""
-        of_record = expanded(question.text, records[-1])
-        return (yield from self._of_scopes(of_record, iteration, question, records, otherwise=of_record))
 
     def _of_scopes(
         self, of_record: str, iteration: int, question: Question, records: list[str], *, otherwise: str

@@ -20,18 +20,13 @@ SERVER: Final = "server"
 """Value of `reader` and `answerer` for the model behind `llm_url`."""
 
 
-def answerer_problem(value: str) -> str:
-    """Return a problem if this is neither `server` nor a model's name."""
-    return "" if value == SERVER else model_name(value)
-
-
 class RoleSettings(Settings):
     """The models of an iterative pipeline."""
 
     reader: Literal["base_model", "server"] = setting(
         "base_model", "iterative: who describes, writes queries and reasons: base_model, or a server's model"
     )
-    answerer: Annotated[str, checked_by(answerer_problem)] = setting(
+    answerer: Annotated[str, checked_by(lambda name: "" if name == SERVER else model_name(name))] = setting(
         "", "iterative: who answers from the records: a second model, or server, a server's; default: the reader"
     )
 
@@ -56,17 +51,9 @@ class Requirement:
     settings: tuple[type[Settings], ...] = ()
 
 
-def _model(key: str, hint: str = "") -> Requirement:
-    def missing(config: Any, names: str) -> Iterable[str]:
-        if not getattr(config, key):
-            yield f"`{key}` is needed by {names}{hint}"
-
-    return Requirement(key, missing)
-
-
-def _no_entries(config: Any, names: str) -> Iterable[str]:
-    if not config.finds_entries:
-        yield f"`index` is needed by {names}, or `ranked_entities`"
+def _lacking(sentence: str, *keys: str) -> Callable[[Any, str], Iterable[str]]:
+    """Return a check that a config gives one of these keys; `{}` in the sentence stands for the pipelines' names."""
+    return lambda config, names: () if any(getattr(config, key) for key in keys) else (sentence.format(names),)
 
 
 def _no_index(config: Any, names: str) -> Iterable[str]:
@@ -81,16 +68,6 @@ def _nothing_to_search(config: Any, names: str) -> Iterable[str]:
         yield from _no_index(config, names)
 
 
-def _no_texts(config: Any, names: str) -> Iterable[str]:
-    if not config.text_index:
-        yield f"`text_index` is needed by {names}: build one with `reflectune build_index --rows passages`"
-
-
-def _no_pages(config: Any, names: str) -> Iterable[str]:
-    if not (config.web_url or config.text_index):
-        yield f"`text_index` is needed by {names}, or `web_url`: one of them finds pages"
-
-
 def _no_server(config: Any, names: str) -> Iterable[str]:
     if RoleSettings.of(config).is_served:
         yield from config.llm_problems()
@@ -100,21 +77,34 @@ def _none(config: Any, names: str) -> Iterable[str]:
     return ()
 
 
-TUNED_MODEL: Final = _model("model", ": a checkpoint that sft wrote")
-PLAIN_MODEL: Final = _model("plain_model", ": a checkpoint of scheme plain, see build_plain")
-BASE_MODEL: Final = _model("base_model")
+TUNED_MODEL: Final = Requirement("model", _lacking("`model` is needed by {}: a checkpoint that sft wrote", "model"))
+PLAIN_MODEL: Final = Requirement(
+    "plain_model",
+    _lacking("`plain_model` is needed by {}: a checkpoint of scheme plain, see build_plain", "plain_model"),
+)
+BASE_MODEL: Final = Requirement("base_model", _lacking("`base_model` is needed by {}", "base_model"))
 
-ENTRIES: Final = Requirement("entries", _no_entries, (RetrieverConfig,))
+ENTRIES: Final = Requirement(
+    "entries", _lacking("`index` is needed by {}, or `ranked_entities`", "finds_entries"), (RetrieverConfig,)
+)
 """Entries found by pictures: an index, or ranked entities."""
 ENTRY_INDEX: Final = Requirement("entries", _no_index, (RetrieverConfig,))
 """An index of entries that is searched with pictures and texts."""
 ANY_INDEX: Final = Requirement("entries", _nothing_to_search, (RetrieverConfig, TextIndexSettings))
 """An index of entries, or of passages."""
-TEXTS: Final = Requirement("texts", _no_texts, (TextIndexSettings,))
+TEXTS: Final = Requirement(
+    "texts",
+    _lacking("`text_index` is needed by {}: build one with `reflectune build_index --rows passages`", "text_index"),
+    (TextIndexSettings,),
+)
 """An index of passages."""
 OPTIONAL_TEXTS: Final = Requirement("texts", _none, (TextIndexSettings,))
 """An index of passages that is searched if there is one."""
-PAGES: Final = Requirement("pages", _no_pages, (TextIndexSettings, WebConfig))
+PAGES: Final = Requirement(
+    "pages",
+    _lacking("`text_index` is needed by {}, or `web_url`: one of them finds pages", "web_url", "text_index"),
+    (TextIndexSettings, WebConfig),
+)
 """A search tool: a server, or the articles of the index of passages."""
 PROBES: Final = Requirement("probes", _none)
 """Passages of the data set for a diagnosis."""

@@ -10,11 +10,10 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.formats.hits import Hit, PassageHit
-from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.base import Clock, answer_with_context
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import TEXTS
 from reflectune.inference.pipelines.settings import LeadSettings, PickingSettings
-from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 

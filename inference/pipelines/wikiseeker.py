@@ -2,8 +2,7 @@
 
 The refiner writes a query from picture and question. It is searched together with the picture, in one vector of both:
 concat((1 - λ) · image, λ · text), which ranks as equation 7 of PMSR does. The inspector reads the results. If it
-passes, a second model answers from the text without the picture; if it fails, the vision-language model answers from
-its own knowledge.
+passes, a second model answers from text alone; if it fails, the vision-language model answers from its own knowledge.
 
 Published: the roles, the concatenation (1 - λ is 0.59 in the script for Encyclopedic-VQA, so `text_weight: 0.41`; 0.5
 by default), and the two routes. Ours, since neither the prompts nor the refiner's training have been released: the

@@ -90,8 +90,7 @@ def apply_mct(kept: Sequence[int], mct: MctTrace, mode: Mct) -> tuple[list[int],
     Args:
         kept: Positions kept by SRT, in its order; MCT was shown the first `mct.shown` of them.
         mct: The reply. A malformed one changes nothing.
-        mode: `filter`: the documents that it keeps; `merge`: its summary; `rerank`: those that it keeps, then the
-            others.
+        mode: `filter`: the documents that it keeps; `merge`: its summary; `rerank`: those that it keeps first.
 
     Returns:
         Positions, and the reply with `merged` set.

@@ -41,7 +41,6 @@ class PromptedReader:
     """A loaded model of a `PromptScheme` with its engine.
 
     Args:
-        engine: The model's engine.
         max_new_tokens: Maximum length of an answer, in tokens.
         max_reply_tokens: Maximum length of a reply to P_MCT, in tokens.
     """
@@ -69,8 +68,7 @@ class PromptedReader:
         """Compute Score_SRT of each question's documents, equation 7, in one batch; a question may have none.
 
         Returns:
-            In [0, 1], by question and document; None for a document that doesn't fit the context whole with its
-            question and an answer.
+            In [0, 1], by question and document; None for a document that is too long with its question and an answer.
         """
         fitting: list[list[int]] = []
         branches: list[list[list[int]]] = []
@@ -132,7 +130,6 @@ class PromptedReader:
         )
 
     def _generate(self, opened: OpenedQuestions, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
-        """Generate a reply to one prompt of each of these questions."""
         branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
         generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)

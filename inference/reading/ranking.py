@@ -133,8 +133,7 @@ def standing(leads: Sequence[Mapping[str, Mapping[str, float]]]) -> Standing:
     """Compare the full product with the other rankings in one run or several.
 
     Args:
-        leads: For each run, by ranking, the lead of the full product, with keys `low` and `high`, the ends of its 95 %
-            interval.
+        leads: For each run, by ranking, the lead of the full product, with its 95 % interval, `low` to `high`.
 
     Returns:
         It is ahead of a ranking if it is so in every run, and behind if it is so in every run; else they tie.

@@ -44,14 +44,7 @@ def confidence(trace: Trace) -> float | None:
 
 
 def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Chart | None:
-    """Draw the gate's decisions by γ.
-
-    Args:
-        title: Title of the chart.
-        rows: (probability, 1 if it should be looked up else 0).
-        kinds: Names of questions of both kinds.
-        gamma: The gate's own threshold.
-    """
+    """Draw the gate's decisions by γ; rows are (probability, 1 if it should be looked up else 0)."""
     if not rows:
         return None
     values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
@@ -103,7 +96,9 @@ def _calibration(questions: Sequence[Question], traces: Traces, measure: TraceSc
     answered = [
         (p.s_ans, measure.correctness(q, tuned[q.id]))
         for q in measure.official(questions)
-        if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
+        if q.id in tuned
+        and (chosen := tuned[q.id].chosen) is not None
+        and (p := tuned[q.id].passages[chosen]).s_ans is not None
     ]
     by_gate = {
         name: [row for _, rows in by_question for row in rows]
@@ -127,10 +122,6 @@ def _calibration(questions: Sequence[Question], traces: Traces, measure: TraceSc
         return None
     note = f"Ten bins; calibrated is the diagonal. Expected calibration error: {', '.join(errors)}."
     return Chart("Calibration", "probability given", "share that was right", lines, note, diagonal=True)
-
-
-def _chosen(trace: Trace) -> PassageTrace | None:
-    return trace.passages[trace.chosen] if trace.chosen is not None else None
 
 
 def _s_rel(traces: Iterable[Trace], accepts: Callable[[PassageTrace], bool]) -> list[float]:

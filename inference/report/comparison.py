@@ -102,7 +102,6 @@ def _pipeline(name: str, evaluations: Sequence[Metrics]) -> Record:
 
 
 def _question_sets(evaluations: Sequence[Metrics]) -> set[str]:
-    """Return the fingerprints of the different sets of questions."""
     return {content.get("questions", "") for content in evaluations}
 
 

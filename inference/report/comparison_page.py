@@ -109,7 +109,6 @@ def _caption(record: Mapping[str, Any]) -> str:
 
 
 def _notes(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes about unequal rows, then the fronts."""
     pipelines, sets = record["pipelines"], record["question_sets"]
     partial = [f"{name} ({sets - row['unasked']} of {sets} sets)" for name, row in pipelines.items() if row["unasked"]]
     if partial:

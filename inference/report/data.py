@@ -36,7 +36,6 @@ def browser_data(
         dataset: The data set with images and entries.
         questions: The questions to list.
         traces: By pipeline, then by question id.
-        gamma: The gate's threshold.
         measure: Scorer of answers.
 
     Returns:

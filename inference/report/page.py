@@ -44,21 +44,18 @@ def write_report(
     """Write the report of a run.
 
     Args:
-        path: The file to write.
         dataset: The data set with questions, images and the knowledge base.
-        questions: The questions asked.
         traces: By pipeline or stage, then by question id.
         metrics: The content of metrics.json.
         title: Title of the page.
         facts: Facts of the run by name, shown as a table.
         notices: Sentences at the head.
         measure: Scorer of answers.
-        gamma: The gate's threshold.
         most: Most questions to list; a random sample if there are more.
-        seed: Seed of that sample.
     """
     shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
     listed = sample(questions, most, seed, functools.partial(_texts_read, shown))
+    whole = {name: with_texts(table, [question.id for question in listed]) for name, table in shown.items()}
     note = (
         f"All {len(questions)} questions."
         if len(listed) == len(questions)
@@ -76,7 +73,7 @@ def write_report(
         calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
         browse_note=f"{note} Click a question to see its entries, the judgement of each passage, and the answer.",
-        data=browser_data(dataset, listed, _whole(shown, listed), gamma, measure),
+        data=browser_data(dataset, listed, whole, gamma, measure),
     )
     write_atomically(path, page)
 
@@ -125,12 +122,6 @@ def script_json(value: Any) -> Markup:
     return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _whole(traces: Traces, questions: Sequence[Question]) -> Traces:
-    """Return the traces of these questions with their passages' text."""
-    ids = [question.id for question in questions]
-    return {name: with_texts(pipeline_traces, ids) for name, pipeline_traces in traces.items()}
-
-
 def _texts_read(traces: Traces, question: Question) -> int:
     """Return the number of passages whose text is read from the disk to show a question."""
     columns = [column for column in traces.values() if isinstance(column, TraceColumns)]
@@ -143,9 +134,7 @@ def sample(
     """Return at least one question and at most `most`, in the order of their ids; a random sample if there are more.
 
     Args:
-        questions: The questions to draw from.
         most: Most questions.
-        seed: Seed of the draw.
         texts: Number of passage texts that a question adds. The draw ends before there are more than `MOST_TEXTS`.
     """
     chosen = list(questions) if len(questions) <= most else random.Random(seed).sample(list(questions), most)

@@ -172,7 +172,6 @@ def _famous(metrics: Mapping[str, Any]) -> Table | None:
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:
-    """Render the tables that are not None, with sentences under them."""
     shown = [table for table in tables if table is not None]
     return render("inference/report/templates/tables.html", tables=shown, notes=notes)
 

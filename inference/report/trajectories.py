@@ -56,7 +56,6 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
 
 
 def _stop_sentence(stop: Mapping[str, Any]) -> str:
-    """Return a sentence about the savings and losses of PMSR's stop rule."""
     saved, lost = stop["saved"], stop["lost"]
     text = (
         f"PMSR's stop rule: {number(stop['iterations'])} iterations with a record in place of {number(stop['fixed'])}, "
@@ -82,7 +81,6 @@ def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:
     """Return a trajectory's steps as the page shows them.
 
     Args:
-        trace: The trace.
         entity_ids: The question's entries; each step is marked if it found one.
     """
     return [

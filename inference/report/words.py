@@ -30,7 +30,6 @@ def explain(trace: Trace) -> str:
 
 
 def _step(step: Step) -> str:
-    """Return a line about a step of an iterative pipeline: its iteration, operator, queries and findings."""
     parts = [step.text, *(f"“{query}”" for query in step.queries)]
     parts += [f"found {', '.join(dict.fromkeys(hit.entry_id for hit in step.found))}"] if step.found else []
     parts += [f"P(yes) {step.probability:.3f}"] if step.probability is not None else []

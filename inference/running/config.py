@@ -16,7 +16,7 @@ from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
 from reflectune.inference.running.runner import RunSettings
 from reflectune.inference.running.settings import AllPipelines, ReflectingPipelines
-from reflectune.inference.trace_files.opening import trace_files
+from reflectune.inference.trace_files.reading import trace_files
 from reflectune.metrics.config import MetricConfig
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
 from reflectune.retrieval.retrievers.queries import Fusion

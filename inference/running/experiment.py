@@ -215,7 +215,6 @@ def _run(
     key: str,
     traces: dict[str, Mapping[str, Trace]],
 ) -> None:
-    """Run a pipeline over its questions, and add its traces."""
     name, folder, limits = pipeline.name, Path(running.output, "traces"), parts.budget.limits
     is_iterative = pipeline.recipe.is_iterative
     with open_journal(folder / "journal", name, key, limits, traces) if is_iterative else nullcontext() as journal:
@@ -244,7 +243,6 @@ def open_journal(
 
     Args:
         folder: Folder of journals.
-        name: The pipeline's name.
         key: Hash of everything that determines its replies.
         limits: Budgets of its trajectories.
         traces: Has the pipeline's traces when the block ends.

@@ -28,8 +28,6 @@ def run_facts(
     """Return name and value of everything that determined a run, for its report.
 
     Args:
-        config: The evaluation's config.
-        dataset: The data set.
         models: The models that were loaded.
         settings: The settings of the pipelines and stages, by name.
     """

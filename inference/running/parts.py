@@ -35,7 +35,6 @@ def open_parts(
 
     Args:
         config: Has the settings of the parts.
-        dataset: The data set.
         recipes: The pipelines' recipes.
         device: Device of the encoder and the reranker.
         seed: Seed of a diagnosis.
@@ -92,7 +91,6 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
 
     Args:
         config: Has the settings of the parts.
-        parts: The parts.
         remote: True if a remote model reads or answers.
         seed: Seed of a diagnosis.
     """

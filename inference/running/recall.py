@@ -23,7 +23,7 @@ from reflectune.inference.scoring.recall import (
     passage_tables,
 )
 from reflectune.retrieval.indexes.entry_index import load_index, open_encoder
-from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, Retriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
@@ -45,7 +45,18 @@ def run(config: RecallConfig) -> Figures:
     questions = select(dataset, config.splits, config.limit, config.seed)
     figures: Figures = {}
     for table in _search_tables(config, dataset):
-        for split, record in _measure_entries(config, dataset, questions, table).items():
+        measured = measure_entries(
+            dataset,
+            questions,
+            table.searches,
+            config.depths,
+            with_texts=table.with_texts,
+            exact=table.exact,
+            seed=config.seed,
+            progress=True,
+        )
+        print("\n".join(entry_tables(measured, table.head)))
+        for split, record in measured.items():
             searches = record.pop("searches")
             figures[split] = {**record, **figures.get(split, {}), table.key: searches}
     if config.text_index:
@@ -76,9 +87,11 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
     """Yield the configured searches of entries: by ranked entities, or through the index by its weights."""
     if config.ranked_entities:
         ranked = open_ranked(config.ranked_entities, dataset.knowledge, dataset.image_roots)
-        yield _SearchTable(
-            "ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: _of_pictures(ranked)}
-        )
+
+        def search(queries: Sequence[Query], top: int) -> list[list[Hit]]:
+            return ranked.search([query.image for query in queries if query.image is not None], top)
+
+        yield _SearchTable("ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: search})
     elif config.index:
         encoder = open_encoder(config.encoder, config.index, device=config.device)
         retriever = EntryRetriever(load_index(config.index, dataset.knowledge, encoder), encoder)
@@ -95,38 +108,10 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
             yield _SearchTable("text_weights", "text_weight", searches, exact, with_texts=True)
 
 
-def _of_pictures(retriever: Retriever) -> Search:
-    """Return a search by the queries' pictures alone."""
-
-    def search(queries: Sequence[Query], top: int) -> list[list[Hit]]:
-        return retriever.search([query.image for query in queries if query.image is not None], top)
-
-    return search
-
-
 def _weighted(retriever: EntryRetriever | None, weights: Mapping[str, Weights]) -> dict[str, Search]:
-    """Return a search for each of the weights; none without a retriever."""
     if retriever is None:
         return {}
     return {name: functools.partial(retriever.search_queries, weights=value) for name, value in weights.items()}
-
-
-def _measure_entries(
-    config: RecallConfig, dataset: Dataset, questions: Sequence[Question], table: _SearchTable
-) -> Figures:
-    """Measure the searches of a table, and print it."""
-    figures = measure_entries(
-        dataset,
-        questions,
-        table.searches,
-        config.depths,
-        with_texts=table.with_texts,
-        exact=table.exact,
-        seed=config.seed,
-        progress=True,
-    )
-    print("\n".join(entry_tables(figures, table.head)))
-    return figures
 
 
 def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequence[Question]) -> Figures:

@@ -45,16 +45,13 @@ class GateRewardRollout:
     """Measures the outcomes of questions' gates with the pipeline of the model's own scheme.
 
     The traces of each round are stored in `folder/round-NNN/{direct,retrieved,passages}.jsonl`, as in an evaluation:
-    the work is shared among processes and resumable. They don't depend on costs, so that runs with different costs may
-    share the first round.
+    the work is shared among processes and resumable. They don't depend on costs, so that runs can share them.
 
     Args:
         settings: The pipeline's settings, or a config that has them.
         models: Names the base model, and sets how it is loaded.
         retriever: Names the index.
         loaded: The model, which may be trained between two rounds.
-        dataset: The data set.
-        questions: The questions.
         folder: Folder of the traces.
         correctness: Score of an answer by the data set's metric; see `find_metric`.
         batch_questions: Questions in a batch.

@@ -75,8 +75,7 @@ def run_pipeline(
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
 
     Raises:
-        UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces of
-            other settings.
+        UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
 

@@ -26,26 +26,20 @@ def calibration(
     """Compute each gate's expected calibration error, before and after temperature scaling (arXiv 1706.04599).
 
     Args:
-        questions: The questions asked.
         traces: By pipeline or stage, then by question id.
         measure: Scorer of answers; RET predicts errors of the base model's.
-        seed: Seed of the bootstrap.
 
     Returns:
         By gate, as `gate_predictions` names them:
 
         - `ece`: the error without scaling;
-        - `ece_scaled`: the error after scaling, on questions that the temperature was not fitted on. Questions are
-        halved by
-          a hash of their first entity (of their id if they name none), so that questions about one entity are in one
-          half;
-          each half is scaled by the temperature of the other;
+        - `ece_scaled`: the error after scaling, on questions that the temperature was not fitted on. Each half is
+          scaled by the temperature of the other, halved by a hash of the first entity (of the id if they name none);
         - `reduction`: the first minus the second, paired by question;
         - `temperature`: fitted on all questions, for use on others;
         - `n`: number of questions.
 
-        Intervals resample questions with all their passages, at fixed temperatures. A gate is left out if all outcomes
-        of a half are equal.
+        Intervals resample questions with all passages, at fixed temperatures. A gate whose half has one outcome is out.
     """
     predictions = gate_predictions(questions, traces, measure)
     measured = {name: _calibrated(by_question, seed) for name, by_question in predictions.items()}
@@ -95,7 +89,8 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
     rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
     probabilities, labels = rows[:, 0], rows[:, 1]
     counts = np.array([len(question_rows) for _, question_rows in by_question])
-    half = np.repeat(gates.halves([_group(question) for question, _ in by_question]), counts)
+    groups = [q.entity_ids[0] if q.entity_ids else q.id for q, _ in by_question]  # pictures of an entity go together
+    half = np.repeat(gates.halves(groups), counts)
     if any(len(set(labels[half == side])) < 2 for side in (False, True)):
         return None
     before = _by_question(rows, counts)
@@ -110,11 +105,6 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
         "temperature": gates.fit_temperature(probabilities, labels),
         "n": len(counts),
     }
-
-
-def _group(question: Question) -> str:
-    """Return a question's key of halving: its first entity, shown in its image, or its id if it names none."""
-    return question.entity_ids[0] if question.entity_ids else question.id
 
 
 def _by_question(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:

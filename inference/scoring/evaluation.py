@@ -40,11 +40,8 @@ def evaluate(
     """Compute all scores of a run.
 
     Args:
-        questions: The questions asked.
         traces: By pipeline (or stage that measures one), then by question id.
         measure: Scorer of answers; selects the scored questions.
-        gamma: The gate's threshold.
-        seed: Seed of the bootstrap.
 
     Returns:
         The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
@@ -84,7 +81,11 @@ def evaluate(
         "calibration": calibration(questions, traces, measure=measure, seed=seed),
         "comparisons": _comparisons(official, pipelines, measure, seed),
         "famous": {
-            name: _famous(official, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()
+            name: {
+                answer: mean(measure.correct([q for q in official if q.meta.get("famous") == answer], table), seed)
+                for answer in ("yes", "no")
+            }
+            for name, table in pipelines.items()
         },
         "two_hop": {
             name: mean(measure.correct(measure.two_hop(questions), pipeline_traces), seed)
@@ -114,12 +115,7 @@ def _table(
 
 
 def _strongest_baseline(tables: Mapping[str, Any], headline: str) -> str | None:
-    """Return the baseline with the highest score on these very questions, which favours it.
-
-    Args:
-        tables: Scores by pipeline.
-        headline: The deciding column: `overall`, or InfoSeek's one half if only that was asked.
-    """
+    """Return the baseline with the highest score in this column on these very questions, which favours it."""
     scores = {name: score["value"] for name in baselines() if name in tables and (score := tables[name].get(headline))}
     return max(scores, key=lambda name: scores[name]) if scores else None
 
@@ -140,8 +136,8 @@ def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
         "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
         "look_alikes": _balanced(look_alike, _is_look_alike, seed),
         "by_attribute": {
-            attribute: score_rows(_judged(traces, _differs_in(attribute)), seed, _rejected_share)
-            for attribute in attributes
+            name: score_rows(_judged(traces, _differs_in(name)), seed, lambda r: float(r[:, 2].sum() / r[:, 3].sum()))
+            for name in attributes
         },
     }
 
@@ -165,10 +161,6 @@ def _judged(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool]) -
     return np.array(rows, dtype=float).reshape(-1, 4)
 
 
-def _rejected_share(rows: np.ndarray) -> float:
-    return float(rows[:, 2].sum() / rows[:, 3].sum())
-
-
 def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
     """Return the mean of the shares of gold passages accepted and of negatives rejected; resampled by question."""
     rows = _judged(traces, negative)
@@ -177,11 +169,8 @@ def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool],
 
 def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
     known = [q for q in questions if q.id in traces and q.entity_ids and not traces[q.id].error]
-    return {f"article_recall@{k}": mean([_found(q, traces[q.id], k) for q in known], seed) for k in (1, 5)}
-
-
-def _found(question: Question, trace: Trace, k: int) -> float:
-    return article_recall_at_k([hit.entry_id for hit in trace.hits], question.entity_ids, k)
+    found = [([hit.entry_id for hit in traces[q.id].hits], q.entity_ids) for q in known]
+    return {f"article_recall@{k}": mean([article_recall_at_k(*row, k) for row in found], seed) for k in (1, 5)}
 
 
 def _rankings(
@@ -214,31 +203,13 @@ def _comparisons(
 ) -> dict[str, dict[str, Any] | None]:
     """Compare each reflecting or iterative pipeline with each baseline by the headline score, paired by question."""
     every = itertools.product((*reflecting(), *iterative()), (BEST_BASELINE, *baselines()))
-    pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
-    return {
-        f"{first} - {second}": _difference(questions, pipelines[first], pipelines[second], measure, seed)
-        for first, second in pairs
-    }
-
-
-def _difference(
-    questions: Sequence[Question],
-    first: Mapping[str, Trace],
-    second: Mapping[str, Trace],
-    measure: TraceScorer,
-    seed: int,
-) -> dict[str, Any] | None:
-    both = [q for q in questions if q.id in first and q.id in second]
-    return measure.difference(both, measure.correct(both, first), measure.correct(both, second), seed)
-
-
-def _famous(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
-) -> dict[str, Score | None]:
-    return {
-        answer: mean(measure.correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
-        for answer in ("yes", "no")
-    }
+    table: dict[str, dict[str, Any] | None] = {}
+    for name, other in every:
+        if {name, other} <= set(pipelines):
+            both = [q for q in questions if q.id in pipelines[name] and q.id in pipelines[other]]
+            first, second = (measure.correct(both, pipelines[key]) for key in (name, other))
+            table[f"{name} - {other}"] = measure.difference(both, first, second, seed)
+    return table
 
 
 def _by_split(

@@ -13,7 +13,7 @@ from reflectune.inference.scoring.trajectories import reply_sentences
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
-"""Models with fewer parameters are miniatures."""
+"""Models with fewer parameters are miniatures, too small to know anything but the drawn world."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,6 @@ class ModelFacts:
     name: str
     fingerprint: str
     parameters: int
-
-    @property
-    def is_miniature(self) -> bool:
-        """True if the model is too small to know anything but the drawn world."""
-        return self.parameters < MINIATURE_PARAMETERS
 
     def __str__(self) -> str:
         return f"{self.name}, {self.parameters / 1e6:.1f} M parameters, fingerprint {self.fingerprint}"
@@ -45,7 +40,6 @@ def notices(
     """Return sentences for the head of a report; none if everything could be measured.
 
     Args:
-        questions: The questions asked.
         traces: By pipeline or stage, then by question id.
         metrics: The content of metrics.json.
         manifest: The data set's manifest; a drawn world's has `looks`.
@@ -54,7 +48,7 @@ def notices(
     """
     sentences = []
     drawn = bool(manifest.get("looks"))
-    if any(model.is_miniature for model in models):
+    if any(model.parameters < MINIATURE_PARAMETERS for model in models):
         sentences.append(
             "Miniature numbers: a model of this size knows only the drawn world. They show that the mechanism works "
             "and are not comparable with a paper's."
@@ -132,7 +126,6 @@ def _nothing_found(traces: Traces) -> list[str]:
 
 
 def _cut_short(traces: Traces) -> list[str]:
-    """Return the number of trajectories that a budget ended, by pipeline."""
     sentences = []
     for name, pipeline_traces in traces.items():
         ended = Counter(trace.ended for trace in pipeline_traces.values() if trace.limit)
@@ -146,7 +139,6 @@ def _cut_short(traces: Traces) -> list[str]:
 
 
 def _searched_in_vain(traces: Traces) -> list[str]:
-    """Return the number of searches that went without a failed knowledge base, by pipeline and base."""
     sentences = []
     for name, pipeline_traces in traces.items():
         searches = [step for trace in pipeline_traces.values() for step in trace.steps if step.operator == "search"]
@@ -161,7 +153,6 @@ def _searched_in_vain(traces: Traces) -> list[str]:
 
 
 def _failures(traces: Traces) -> list[str]:
-    """Return the number of failed questions by pipeline, and the first few with their reasons."""
     sentences = []
     for name, pipeline_traces in traces.items():
         failed = [trace for trace in pipeline_traces.values() if trace.error]

@@ -60,7 +60,6 @@ def measure_entries(
         depths: k of recall@k. The reciprocal rank is of the deepest, and 0 beyond.
         with_texts: Search with each question's picture and text; else with its picture alone.
         exact: Exact searches by the same names, to measure the overlap of approximate ones.
-        seed: Seed of the intervals.
         progress: Show a progress bar over queries.
 
     Returns:
@@ -98,7 +97,12 @@ def measure_entries(
             "searches": {
                 name: {
                     **_entry_scores(in_split, lists[name, False], depths, seed),
-                    **(_overlaps(lists[name, False], lists[name, True], depths, seed) if exact else {}),
+                    **{
+                        f"overlap@{k}": mean(
+                            list(map(overlap_at_k, lists[name, False], lists[name, True], repeat(k))), seed
+                        )
+                        for k in (depths if exact else ())
+                    },
                 }
                 for name in searches
             },
@@ -125,10 +129,8 @@ def measure_passages(
         questions: Questions. Those without evidence in the knowledge base have no passage recall, those without an
             answer no pseudo-relevance; both are counted.
         knowledge: The knowledge base of the passages.
-        search: The search.
         depths: k.
         exact: The exact search, to measure the overlap of an approximate one.
-        seed: Seed of the intervals.
         progress: Show a progress bar over questions.
 
     Returns:
@@ -162,8 +164,6 @@ def measure_passages(
 
 
 class _Found(NamedTuple):
-    """A question, the passages that a search found with its words, and those of an exact search."""
-
     question: Question
     hits: Sequence[PassageHit]
     exact: Sequence[PassageHit]
@@ -195,12 +195,6 @@ def _entry_scores(
         f"article_recall@{k}": mean([article_recall_at_k(ids, gold, k) for ids, gold in pairs], seed) for k in depths
     }
     return {**recalls, "mrr": mean([reciprocal_rank(ids, gold) for ids, gold in pairs], seed)}
-
-
-def _overlaps(
-    ranked: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], depths: Sequence[int], seed: int
-) -> Scores:
-    return {f"overlap@{k}": mean(list(map(overlap_at_k, ranked, truth, repeat(k))), seed) for k in depths}
 
 
 def entry_tables(figures: Figures, searched_by: str) -> Iterator[str]:

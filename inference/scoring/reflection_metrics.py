@@ -28,11 +28,9 @@ def reflection(
     """Measure how well the tuned model reflects; None if neither its pipeline nor the stage `reflection` was run.
 
     Args:
-        questions: The questions asked.
         traces: By pipeline or stage, then by question id.
         measure: Scorer of answers; the columns of its tables are the scopes here.
         gamma: RET's threshold.
-        seed: Seed of the bootstrap.
 
     Returns:
         `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
@@ -41,8 +39,7 @@ def reflection(
         `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share
         of questions with a stating document among their documents, and of these the share where the first one is
         stating, by SRT (`stating_first`) and in the retriever's order (`stating_first_retriever`). `retrieved`: the
-        share of the pipeline's questions that were looked up. `mct`: the number of replies, and by problem the number
-        of malformed ones.
+        share of the pipeline's questions that were looked up. `mct`: the numbers of replies and of each malformation.
     """
     answers = traces_of_reflecting(traces, "reflection")
     if not answers and "reflection" not in traces:
@@ -94,20 +91,17 @@ def _by_scope(
 
 
 def _ret(gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
-    """Return RET's numbers in one scope."""
     rows = np.array(gates_and_errors, dtype=float).reshape(-1, 2)
     decided = np.array(ret_decisions(gates_and_errors), dtype=float).reshape(-1, 2)
     both = len(set(decided[:, 1])) == 2
     return {
-        "auroc": score_rows(decided, seed, _auroc, strata=decided[:, 1]) if both else None,
+        "auroc": score_rows(decided, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=decided[:, 1])
+        if both
+        else None,
         "accuracy": mean((decided[:, 0] > gamma) == (decided[:, 1] == 1), seed),
         "calibration_error": score_rows(rows, seed, CALIBRATION_ERROR),
         "base_wrong": mean(rows[:, 1], seed),
     }
-
-
-def _auroc(rows: np.ndarray) -> float:
-    return gates.auroc(rows[:, 0], rows[:, 1])
 
 
 def _calibration_errors(resamples: np.ndarray) -> np.ndarray:

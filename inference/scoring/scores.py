@@ -48,7 +48,6 @@ class TraceScorer:
         """Score all answers of some traces by BEM in batches, which is many times as fast as one by one.
 
         Args:
-            questions: The questions.
             traces: Mappings of traces by question id.
         """
         if self.metric != "evqa":
@@ -154,7 +153,6 @@ class TraceScorer:
             questions: Questions that both answered.
             first: One value per question.
             second: The other system's values, in the same order.
-            seed: Seed of the interval.
             column: A column of the metric's table; the headline score if "".
 
         Returns:

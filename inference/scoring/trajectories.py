@@ -81,14 +81,12 @@ def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) ->
     Args:
         questions: The scored questions.
         traces: By pipeline, then by question id.
-        seed: Seed of the intervals.
 
     Returns:
         By pipeline: `iterations` (mean, the first one included), `ended` (count by reason), `by_iteration` (a list:
         cumulative `article_recall`, over all knowledge bases and by base, and `record`: the share of records that state
         an accepted answer, the last record up to that iteration), `gained` (the last iteration minus the first, paired
         by question: `article_recall` and `record`; and `bases`, the last recall of all knowledge bases minus the best
-            single
         one's; None if undefined), `asked` (of the searches after a trajectory's first, the share with a query that the
         model wrote; None without any) and `courses` (share of each `Course`).
     """
@@ -164,8 +162,7 @@ def _asked(questions: Sequence[Question], traces: Mapping[str, Trace]) -> list[f
 def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> bool:
     """Return True if a search has a query of the model's own, not the question, expanded and condensed or not.
 
-    A condensed question is a reply of the same iteration to a prompt without documents. Only the first query may be
-    one.
+    A condensed question is a reply of the same iteration to a prompt without documents. Only a first query can be.
     """
     if not search.queries:
         return False

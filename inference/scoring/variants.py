@@ -31,14 +31,12 @@ def stop_rule(
         questions: The scored questions.
         traces: By pipeline, then by question id.
         measure: Scorer of answers.
-        seed: Seed of the intervals.
 
     Returns:
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
         share of iterations, with its interval over questions), `lost` (the score without the stop minus the score with
         it, paired by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop
-        minus that of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED` and `verdict` on both
-        targets.
+        minus that of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED`; `verdict` on both.
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]
@@ -46,7 +44,7 @@ def stop_rule(
     rows = np.array([(_records(stopping[q.id]), _records(fixed[q.id])) for q in both], dtype=float).reshape(-1, 2)
     if not len(rows) or not rows[:, 1].all():  # none was asked, or a trajectory was cut short before its first record
         return None
-    saved = score_rows(rows, seed, _saved)
+    saved = score_rows(rows, seed, lambda r: float(1 - r[:, 0].sum() / r[:, 1].sum()))
     lost = measure.difference(both, measure.correct(both, fixed), measure.correct(both, stopping), seed)
     gained = _gained(both, traces, measure, seed)
     return {
@@ -95,10 +93,6 @@ def noise(traces: Traces) -> dict[str, int]:
 
 def _records(trace: Trace) -> int:
     return sum(step.operator == "reason" for step in trace.steps)
-
-
-def _saved(rows: np.ndarray) -> float:
-    return float(1 - rows[:, 0].sum() / rows[:, 1].sum())
 
 
 def _at_least(score: Score | Mapping[str, Any] | None, mark: float) -> Verdict:

@@ -54,7 +54,6 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
 
     Args:
         grid_run: The points, their scorer, and the log.
-        questions: The questions.
         runner: Runs a point's pipeline on a batch.
 
     Returns:

@@ -58,7 +58,12 @@ def charts(outcomes: GridOutcomes, record: Record) -> dict[str, Chart]:
 def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) -> Chart:
     """Chart accuracy with its interval, and retrieval rate, along one setting. The other settings keep their start."""
     others = {name: show(value) for name, value in start.items() if name != axis}
-    axis_points = [p for p in points if axis in p["settings"] and _matches(p["settings"], others)]
+    axis_points = [
+        point
+        for point in points
+        if axis in point["settings"]
+        and all(name not in others or others[name] == show(value) for name, value in point["settings"].items())
+    ]
     axis_points.sort(key=lambda point: _order(point["settings"][axis]))
     positions = _positions(axis, [point["settings"][axis] for point in axis_points])
     scored = [(x, point) for x, point in zip(positions, axis_points, strict=True) if point["accuracy"] is not None]
@@ -97,10 +102,6 @@ def reliability(name: str, outcome: str, judged: Sequence[CheckedProbability]) -
         note=f"{note}. Ten bins; calibrated is the diagonal.",
         diagonal=True,
     )
-
-
-def _matches(settings: Mapping[str, Any], expected: Mapping[str, str]) -> bool:
-    return all(name not in settings or show(settings[name]) == value for name, value in expected.items())
 
 
 def _order(value: Any) -> tuple[bool, float, str]:

@@ -66,19 +66,12 @@ def expand(grid: Mapping[str, Sequence[Any]], start: Mapping[str, Any], *, produ
         product: Take all combinations; else vary one setting at a time.
     """
     if product:
-        named = {
-            label(settings): settings
-            for settings in (dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values()))
-        }
-        return [
-            Point(START, start),
-            *(Point(n, settings) for n, settings in named.items() if label(settings) != label(start)),
-        ]
-    varied = {label({name: value}): {**start, name: value} for name, values in grid.items() for value in values}
-    return [
-        Point(START, start),
-        *(Point(n, settings) for n, settings in varied.items() if label(settings) != label(start)),
-    ]
+        combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        named = {label(settings): settings for settings in combined}
+    else:
+        named = {label({name: value}): {**start, name: value} for name, values in grid.items() for value in values}
+    others = (Point(name, settings) for name, settings in named.items() if label(settings) != label(start))
+    return [Point(START, start), *others]
 
 
 def label(settings: Mapping[str, Any]) -> str:
@@ -101,13 +94,9 @@ def problems(grid: Mapping[str, Any], config: GridSettings) -> list[str]:
         elif name not in fields | set(ELSEWHERE):
             issues.append(f"`grid`: `{name}` is not a setting of a pipeline")
         elif name in fields:
-            issues += [f"`grid`: {issue}" for value in values for issue in _refused(config, name, value, accepted)]
+            found = [find_problems(type(config), {**config.model_dump(), name: value}) for value in values]
+            issues += [f"`grid`: {issue}" for of_value in found for issue in of_value if issue not in accepted]
     return issues
-
-
-def _refused(config: GridSettings, name: str, value: Any, accepted: set[str]) -> list[str]:
-    issues = find_problems(type(config), {**config.model_dump(), name: value})
-    return [issue for issue in issues if issue not in accepted]
 
 
 def show(value: Any) -> str:

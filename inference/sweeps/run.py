@@ -16,7 +16,7 @@ from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
 from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
-from reflectune.inference.sweeps.outcomes import GridOutcomes, point_scores
+from reflectune.inference.sweeps.outcomes import point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
@@ -69,7 +69,10 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "seed": config.seed,
         "start": config.start(),
         "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
-        "points": [_record(outcomes, point, config.seed) for point in points],
+        "points": [
+            {"name": point.name, "settings": dict(point.settings), **point_scores(outcomes, point.name, config.seed)}
+            for point in points
+        ],
     }
     write_json(Path(config.output, "sweep.json"), record)
     write_page(Path(config.output), outcomes, record)
@@ -91,10 +94,6 @@ def describe(config: SweepConfig) -> str:
             f"into {config.output}: sweep.json, sweep.html, one SVG a plot",
         ]
     )
-
-
-def _record(results: GridOutcomes, point: Point, seed: int) -> dict[str, Any]:
-    return {"name": point.name, "settings": dict(point.settings), **point_scores(results, point.name, seed)}
 
 
 def _fingerprint(

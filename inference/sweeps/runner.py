@@ -40,7 +40,6 @@ class GridRunner:
 
         Args:
             config: Names the models, the index, and the settings that points start from.
-            dataset: The data set.
             pipeline: The pipeline of points that don't name one.
             seed: Seed of the passages that a diagnosis draws.
         """

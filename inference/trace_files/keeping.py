@@ -106,12 +106,10 @@ class TraceStore:
 
     @property
     def _table(self) -> list[Path]:
-        """The merged Parquet file, if it exists."""
         return [path for path in [self.folder / f"{self.name}.parquet"] if path.exists()]
 
     @property
     def _lines(self) -> list[Path]:
-        """The merged JSONL file, if it exists."""
         return [path for path in [self.folder / f"{self.name}.jsonl"] if path.exists()]
 
     def _drop(self, unwanted: Reopen) -> None:
@@ -129,11 +127,7 @@ class TraceStore:
         return {question_id for column in columns for question_id in column.to_pylist()}
 
     def _merge(self, ids: Sequence[str]) -> None:
-        """Merge the processes' parts with the merged file, and delete the parts.
-
-        Raises:
-            RuntimeError: A question has no row.
-        """
+        """Merge the processes' parts with the merged file, and delete the parts."""
         logs, tables, lines = self._logs, self._table, self._lines
         stored = {*logs.places(), *self._ids([*tables, *logs.sealed()])}
         stored |= {row["id"] for log in lines for row in self._rows(log)}
@@ -159,7 +153,6 @@ class TraceStore:
         return long or bool(self._table) or bool(self._logs.sealed())
 
     def _merge_tables(self) -> None:
-        """Seal the remaining JSONL, and merge all Parquet files."""
         logs, no_keys = self._logs, np.empty(0, np.int64)
         stems = {log: log.with_suffix("") for log in logs.paths()}
         stems |= dict.fromkeys(self._lines, logs.folder / f"{self.name}.merged")

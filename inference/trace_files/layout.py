@@ -31,16 +31,14 @@ KEY: Final = "key"
 _FINGERPRINT: Final = b"fingerprint"
 _TEXTS: Final = ".passages.parquet"
 
-
-def _without_text() -> pa.DataType:
-    """Return the columns of a `PassageTrace` with the passage replaced by its key."""
-    columns = [column for column in schema_of(PassageTrace) if column.name != "passage"]
-    return pa.struct([pa.field(KEY, pa.int64()), *columns])
-
+_WITHOUT_TEXT: Final = pa.struct(
+    [pa.field(KEY, pa.int64()), *(c for c in schema_of(PassageTrace) if c.name != "passage")]
+)
+"""Columns of a `PassageTrace` with the passage replaced by its key."""
 
 QUESTIONS: Final = pa.schema(
     [
-        pa.field(column.name, pa.list_(_without_text())) if column.name == "passages" else column
+        pa.field(column.name, pa.list_(_WITHOUT_TEXT)) if column.name == "passages" else column
         for column in schema_of(Trace)
     ]
 )

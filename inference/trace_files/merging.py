@@ -97,7 +97,6 @@ def drop_traces(path: Path, fingerprint: str, unwanted: Callable[[Mapping[str, f
     """Remove traces from a questions' file; their passages stay.
 
     Args:
-        path: The file.
         fingerprint: Hash of everything that determines a trace.
         unwanted: Returns True for a trace to remove, by the budget that ended it (`Trace.limit`).
     """
@@ -123,7 +122,6 @@ def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, finger
     Args:
         logs: JSONL files.
         tables: The questions' files; passages of one may be stored with another.
-        path: The file to write.
         fingerprint: Hash of everything that determines a trace.
     """
     texts = [passages_path(table) for table in tables]
@@ -156,7 +154,6 @@ def _read(ids: Sequence[str], holders: Mapping[str, TraceFile]) -> dict[str, Tra
 
 
 def _line_at(log: Path, begin: int) -> bytes:
-    """Read the line of a log at a byte offset."""
     with log.open("rb") as file:
         file.seek(begin)
         return file.readline()

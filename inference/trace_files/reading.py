@@ -1,4 +1,4 @@
-"""Read traces from Parquet, with their passages' text, a row group at a time or by question id."""
+"""Read traces of finished pipelines: from Parquet a row group at a time, or by question id in either format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reflectune.core import rows
+from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
-from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.layout import KEY, frugal, open_table, passages_path, read_column, reading
+from reflectune.inference.trace import Trace, from_row
+from reflectune.inference.trace_files.layout import (
+    KEY,
+    frugal,
+    is_questions,
+    open_table,
+    passages_path,
+    read_column,
+    reading,
+)
 
 
 class TraceFile:
@@ -97,11 +106,7 @@ class TraceFile:
             yield trace
 
     def _passages(self, keys: set[int]) -> dict[int, Passage]:
-        """Read passages by key.
-
-        Raises:
-            UserError: A passage is in no file.
-        """
+        """Read passages by key; UserError if a passage is in no file."""
         passages: dict[int, Passage] = {}
         for texts in self._texts:
             passages |= texts.read(keys - passages.keys())
@@ -114,7 +119,6 @@ class TraceFile:
 
 
 def _keys_of(table: pa.Table) -> list[int]:
-    """Return the keys of all passages of some questions."""
     lists = table.column("passages").combine_chunks()
     keys: list[int] = pc.struct_field(lists.flatten(), KEY).to_pylist()
     return keys
@@ -128,8 +132,6 @@ def without_none(value: Any) -> Any:
 
 
 class _PassageFile:
-    """A file of passages."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -151,5 +153,44 @@ class _PassageFile:
 
     @functools.cached_property
     def _keys(self) -> np.ndarray:
-        """The keys, in the order of the file."""
         return read_column(self.path, KEY).to_numpy()
+
+
+def trace_files(folder: Path) -> dict[str, Path]:
+    """Return the files of finished pipelines and stages, by name."""
+    tables = {path.stem: path for path in folder.glob("*.parquet") if is_questions(path)}
+    return dict(sorted({**{path.stem: path for path in folder.glob("*.jsonl")}, **tables}.items()))
+
+
+def read_traces(path: Path) -> Iterator[Trace]:
+    """Yield the whole traces of a file, with one row group or line in memory.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    return iter(TraceFile(path)) if path.suffix == ".parquet" else map(from_row, read_rows(path))
+
+
+def find_trace(path: Path, question_id: str) -> Trace | None:
+    """Return the trace of a question; None if the file has none.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    if path.suffix == ".parquet":
+        return TraceFile(path).read([question_id]).get(question_id)
+    return next((from_row(row) for row in read_rows(path) if row["id"] == question_id), None)
+
+
+def find_traces(files: dict[str, Path], question_id: str) -> dict[str, Trace]:
+    """Return a question's traces by pipeline.
+
+    Raises:
+        UserError: No pipeline has one, or a file is damaged.
+    """
+    by_pipeline = {name: trace for name, path in files.items() if (trace := find_trace(path, question_id)) is not None}
+    if not by_pipeline:
+        raise UserError(
+            f"no trace of question {question_id} among those of {', '.join(files)}: it was not asked, or has another id"
+        )
+    return by_pipeline

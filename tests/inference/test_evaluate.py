@@ -22,7 +22,7 @@ from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.trace import to_row
-from reflectune.inference.trace_files.opening import read_traces, trace_files
+from reflectune.inference.trace_files.reading import read_traces, trace_files
 from reflectune.models.weights import spreading
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")

@@ -26,7 +26,7 @@ from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import Trace, by_question
-from reflectune.inference.trace_files.opening import read_traces, trace_files
+from reflectune.inference.trace_files.reading import read_traces, trace_files
 from reflectune.models.loading import load
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint

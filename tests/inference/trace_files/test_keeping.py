@@ -24,7 +24,7 @@ from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, with_texts
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
-from reflectune.inference.trace_files.opening import find_trace, read_traces, trace_files
+from reflectune.inference.trace_files.reading import find_trace, read_traces, trace_files
 
 COUNT, BATCH = 23, 4
 PIPELINES = ("closed_book", "mr2ag", "relevance", "retrieval", "reflection", "pmsr")
