@@ -165,7 +165,6 @@ def save_checkpoint(
     """Write a checkpoint: weights or adapter, processor and tokenizer, `scheme.json`, and last `reflectune.json`.
 
     Args:
-        folder: Folder of the checkpoint.
         model: A transformers model, or a PEFT model; only its adapter is written.
         processor: The processor with the scheme's tokens.
         scheme: The scheme that it was trained with.
@@ -287,9 +286,7 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
 
 
 def _is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:
-    """Return True for a checkpoint that others trained with the scheme: it has all of its tokens, and no record of
-    ours.
-    """
+    """Return True for a checkpoint that others trained: it has all of the scheme's tokens, and no record of ours."""
     ours = getattr(network.config, "reflection_scheme", None) is not None
     every = known_tokens(processor.tokenizer, wanted) == set(wanted.tokens.values())
     return wanted.is_released and every and not ours
@@ -355,11 +352,7 @@ def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractCo
 
 
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
-    """A hash of a folder's weights and configs, or the hub's commit and the name.
-
-    Raises:
-        UserError: A folder's weights hold NaN or infinite values, or its files are not those that were saved.
-    """
+    """A hash of a folder's finite weights and configs as they were saved, or the hub's commit and the name."""
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
     weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
@@ -370,12 +363,7 @@ def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
 
 
 def _check_saved(folder: Path, weights: str) -> None:
-    """Refuse a checkpoint whose files have other hashes than its record says.
-
-    Args:
-        folder: The checkpoint's. Without a record, or with one of an earlier version, nothing is compared.
-        weights: The hash of its weights and their config.
-    """
+    """Refuse a checkpoint whose files have other hashes than its record says, if it has such a record."""
     if not (folder / INFO_FILE).is_file():
         return
     record = read_info(folder)
@@ -395,6 +383,5 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _processor_files(folder: Path) -> list[Path]:
-    """A checkpoint's files of its tokenizer and its image processor."""
     names = ("processor_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
     return [path for name in names if (path := folder / name).is_file()]

@@ -29,9 +29,7 @@ _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]
 
 
 class ModelCollection(Protocol):
-    """Collection of models that an installed package resolves by name; loaded from an entry point of
-    `reflectune.models`.
-    """
+    """Collection of models of an installed package, from an entry point of `reflectune.models`."""
 
     def names(self) -> list[str]:
         """Return every model's name, prefix included."""
@@ -74,9 +72,7 @@ def model_name(value: str) -> str:
 
 
 def encoder_name(value: str) -> str:
-    """Return the problem of an encoder's name: as `model_name`, without adapters, with hub commits, or `gme:MODEL`; ""
-    for none.
-    """
+    """Return the problem of an encoder's name: as `model_name`, without adapters, with hub commits, or `gme:MODEL`."""
     way, colon, model = value.partition(":")
     if colon and way in EMBEDDERS:
         return _named(model, ("config.json",)) if model else f"{short(value)} names no model behind the colon"

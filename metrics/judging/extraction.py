@@ -161,7 +161,6 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts with neighbouring texts as one."""
     joined: list[dict[str, Any]] = []
     for part in parts:
         if joined and part["type"] == joined[-1]["type"] == "text":

@@ -16,9 +16,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
 
 Complete = Callable[[list[dict[str, Any]]], str]
-"""Function of chat messages in OpenAI's form that returns the reply's text at `TEMPERATURE`, and raises without a
-reply.
-"""
+"""Function of chat messages in OpenAI's form that returns the reply's text at `TEMPERATURE`, and raises without one."""
 
 CompleteAll = Callable[[list[list[dict[str, Any]]]], Sequence[str]]
 """The same for many conversations, replies in their order; "" for one that the server refuses."""
@@ -209,8 +207,7 @@ PROTOCOLS = {
     protocol.name: protocol
     for protocol in (Protocol("pmsr", JUDGE_PMSR, tagged_verdict), Protocol("mrag", JUDGE_MRAG, label_verdict))
 }
-"""`pmsr`: GPT-4o in the paper; reads the question, gives its reasons first. `mrag`: GPT-4.1 and InternVL3-14B; does
-not.
+"""`pmsr`: GPT-4o in the paper; reads the question, gives its reasons first. `mrag`: GPT-4.1, InternVL3-14B.
 
 Several references are written as a Python list, as in PMSR's program, where a paper does not specify it.
 """

@@ -12,8 +12,7 @@ from reflectune.core.errors import UserError
 def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> float:
     """F-measure of the longest common subsequence of words, the best over the references, in [0, 1].
 
-    The library reads lower-cased ASCII letters and digits only: "Ōsaka" is "saka", and a text in another script has no
-    words and scores 0.
+    The library reads lower-cased ASCII letters and digits only: "Ōsaka" is "saka", and another script scores 0.
 
     Args:
         prediction: The answer given.

@@ -141,9 +141,7 @@ def _score(question: str, reference: str, candidate: str, question_type: str, be
 
 
 def _overlaps(reference: str, items: Sequence[str], iou_threshold: float = 0.5) -> bool:
-    """Return True if a reference, split at `&&`, and a list's items overlap enough; ValueError if the reference is
-    empty.
-    """
+    """Return True if a reference, split at `&&`, and a list's items overlap enough; it must not be empty."""
     wanted = _preprocessed(reference.split("&&"))
     if not wanted:
         raise ValueError("Reference list is empty after preprocessing.")
@@ -151,7 +149,6 @@ def _overlaps(reference: str, items: Sequence[str], iou_threshold: float = 0.5) 
 
 
 def _softmax(logits: Sequence[float]) -> np.ndarray:
-    """Softmax of a vector of logits."""
     values = np.squeeze(np.asarray(logits))
     powers = np.exp(values - values.max())
     return powers / powers.sum()

@@ -234,7 +234,6 @@ def clean_str_range(text: str) -> str:
 
 
 def _number(written: str) -> float:
-    """The value of one match of `_NUMBER`."""
     parts = written.replace(",", "").strip(".").split(".")
     return float(".".join(parts[:2]))
 

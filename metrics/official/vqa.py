@@ -97,13 +97,9 @@ _WRITTEN_OUT = """
 """
 
 
-def _slips(word: str) -> list[str]:
-    """The word with one of its apostrophes left out, once for each of them."""
-    return [word[:i] + word[i + 1 :] for i, letter in enumerate(word) if letter == "'"]
-
-
 CONTRACTIONS = MappingProxyType(
-    {slip: word for word in _WRITTEN_OUT.split() for slip in _slips(word)} | {"somebody'd": "somebodyd"}
+    {word[:i] + word[i + 1 :]: word for word in _WRITTEN_OUT.split() for i, letter in enumerate(word) if letter == "'"}
+    | {"somebody'd": "somebodyd"}
 )
 """A contraction that lacks one apostrophe, to its full form. "somebody'd" goes the wrong way round, as it does there.
 

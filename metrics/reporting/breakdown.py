@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,11 @@ def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]
         said = [kind for kind in _VQA_TYPES if any(_vqa_type(question) == kind for question in questions)]
         return tuple(Column(kind, kind, _is(_vqa_type, kind)) for kind in said) if len(said) > 1 else ()
     splits = sorted({question.split for question in questions})
-    return tuple(Column(f"split:{name}", name, _is(_split, name)) for name in splits) if len(splits) > 1 else ()
+    return (
+        tuple(Column(f"split:{name}", name, _is(attrgetter("split"), name)) for name in splits)
+        if len(splits) > 1
+        else ()
+    )
 
 
 def kind(question: Question, metric: Metric) -> str:
@@ -177,10 +182,6 @@ def _average(values: np.ndarray) -> float:
 
 def _is(of: Callable[[Question], str], value: str) -> Callable[[Question], bool]:
     return lambda question: of(question) == value
-
-
-def _split(question: Question) -> str:
-    return question.split
 
 
 def _vqa_type(question: Question) -> str:

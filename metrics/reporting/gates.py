@@ -76,8 +76,7 @@ def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
 
     Returns:
         Above 1 for an overconfident gate, below 1 for an underconfident one. 1 if every probability is 0.5; a bound of
-        `TEMPERATURES` if the likelihood still rises there: the lowest for a gate without errors, the highest for one at
-        chance.
+        `TEMPERATURES` if the likelihood still rises there: the lowest without errors, the highest at chance.
 
     Raises:
         ValueError: Outcomes are all equal, there is none, or a probability is not in [0, 1].

@@ -12,7 +12,7 @@ from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.judging.judges import Judging, answer_to
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
-from reflectune.metrics.scoring.predictions import PredictionFile, read_predictions
+from reflectune.metrics.scoring.predictions import read_predictions
 from reflectune.metrics.scoring.registry import Mode, evqa_candidate
 from reflectune.metrics.scoring.scoring import Joined, Scored, join, score
 
@@ -45,12 +45,19 @@ def score_files(
         report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
     files = [read_predictions(path) for path in paths]
     if touched:
-        questions = _of_touched_splits(files[0], questions)
+        splits = {question.split for question, _ in join(files[0].rows, questions, "official").pairs}
+        questions = [question for question in questions if question.split in splits]
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []
     for path, file in zip(paths, files, strict=True):
         joined = join(file.rows, questions, mode)
-        run = {"predictions": str(path), "layout": file.layout, "counts": joined.counts, **_contents(file, joined)}
+        run: dict[str, Any] = {
+            "predictions": str(path),
+            "layout": file.layout,
+            "counts": joined.counts,
+            "fingerprint": file_fingerprint(*([path] if path.is_file() else sorted(path.glob("*.json*")))),
+            "retrieval": retrieval_table(file, joined),
+        }
         if file.layout != "echosight_retrieval":
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
@@ -59,7 +66,10 @@ def score_files(
                 sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
             )
             if judging is not None:
-                run["judge"] = _judged(joined, judging)
+                judged = judging.judged(
+                    [answer_to(question, str(prediction.answer)) for question, prediction in joined.pairs]
+                )
+                run["judge"] = judged.summary(missing=len(joined.missing))
         report["runs"].append(run)
     if len(scored) == 2:
         first, second = scored
@@ -89,26 +99,11 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield _difference_line(report["difference"])
 
 
-def _contents(file: PredictionFile, joined: Joined) -> dict[str, Any]:
-    files = [file.path] if file.path.is_file() else sorted(file.path.glob("*.json*"))
-    return {"fingerprint": file_fingerprint(*files), "retrieval": retrieval_table(file, joined)}
-
-
 def _connected_lists(joined: Joined, metric: Metric) -> int:
     """Return the number of answers in which `&&` is read as a comma for the official code."""
     if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
         return 0
     return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
-
-
-def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> list[Question]:
-    splits = {question.split for question, _ in join(file.rows, questions, "official").pairs}
-    return [question for question in questions if question.split in splits]
-
-
-def _judged(joined: Joined, judging: Judging) -> dict[str, Any]:
-    answers = [answer_to(question, str(prediction.answer)) for question, prediction in joined.pairs]
-    return judging.judged(answers).summary(missing=len(joined.missing))
 
 
 def _judge_lines(verdicts: Mapping[str, Any] | None) -> Iterator[str]:

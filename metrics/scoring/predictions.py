@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """(FILE:LINE, row) of a JSONL file, a JSON array, or a JSON object of objects (its keys become `data_id`).
-
-    The header of reflectune's own row logs, a fingerprint alone, is left out.
-    """
+    """(FILE:LINE, row) of a JSONL file without a log's header, a JSON array, or an object of objects by `data_id`."""
     if path.suffix.lower() == ".parquet":
         yield from _table_rows(path)
         return
@@ -188,14 +186,9 @@ def _layout(where: str, row: Row) -> str:
     )
 
 
-def _by_id(where: str, row: Row) -> Prediction:
+def _with_answer(where: str, row: Row, field: str) -> Prediction:
     key = _text(where, row, "data_id", "")
-    return Prediction(where, (key,), _text(where, row, "prediction", key), row=row)
-
-
-def _evqa(where: str, row: Row) -> Prediction:
-    key = _text(where, row, "data_id", "")
-    return Prediction(where, (key,), _text(where, row, "candidate", key), row=row)
+    return Prediction(where, (key,), _text(where, row, field, key), row=row)
 
 
 def _vqa(where: str, row: Row) -> Prediction:
@@ -252,8 +245,8 @@ def _text(where: str, row: Row, key: str, row_id: str) -> str:
 _LAYOUTS: dict[str, tuple[tuple[str, ...], Callable[[str, Row], Prediction]]] = {
     "pmsr": (("trajectory",), _pmsr),
     "echosight_retrieval": (("data_id", "retrieved_entries"), _echosight_retrieval),
-    "data_id": (("data_id", "prediction"), _by_id),
-    "evqa": (("data_id", "candidate"), _evqa),
+    "data_id": (("data_id", "prediction"), partial(_with_answer, field="prediction")),
+    "evqa": (("data_id", "candidate"), partial(_with_answer, field="candidate")),
     "reflectiva_evqa": (("question", "reference", "answers"), _reflectiva),
     "traces": (("question_id", "pipeline"), _trace),
     "vqa": (("question_id", "answer"), _vqa),

@@ -33,8 +33,7 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
         metric: `infoseek`: exact match, the range of numbers, the overlap of lists; `evqa`: exact match or overlap of
             lists, else BEM; `evqa_exact`: its part without a model, a lower bound that must not stand in for it; `vqa`:
             soft accuracy over annotators; `exact_match`: see `exact_match`; `hotpotqa_f1`: F1 of words with the answer;
-            `cover_match`: an accepted answer is in the reply; `rouge_l`: F-measure of the longest common subsequence of
-            words.
+            `cover_match`: an answer is in the reply; `rouge_l`: F-measure of the longest common subsequence.
         mode: Mode of `cover_match`.
         bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
 

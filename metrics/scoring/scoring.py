@@ -152,7 +152,6 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
 
 
 def _counts(question: Question) -> bool:
-    """Return True if official scores cover a question."""
     return question.is_knowledge_based is not False
 
 
@@ -205,7 +204,6 @@ def score_answers(
     """Score answers; BEM reads all that it is asked about in one call.
 
     Args:
-        answers: The answers.
         metric: `evqa` needs `bem`.
         mode: Mode of `cover_match`.
         bem: The answer-equivalence model.

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,7 +38,7 @@ class _Form:
     answer_field: str
     is_array: bool
     key: Callable[[Question], str | int]
-    extra: Callable[[Question], dict[str, Any]]
+    extra: Callable[[Question], dict[str, Any]] = lambda question: {}
 
 
 def write_submission(
@@ -62,8 +63,7 @@ def write_submission(
         fill: Give a question without an answer an empty one.
 
     Raises:
-        UserError: The file answers none of the questions, answers one twice, or holds no answers; or see
-            `submission_rows`.
+        UserError: The file answers none of the questions, answers one twice, or has no answers; see `submission_rows`.
     """
     joined = join(read_predictions(predictions).rows, questions, "official")
     if not joined.pairs:
@@ -189,10 +189,6 @@ def _by_official_id(form: _Form, questions: Iterable[Question]) -> dict[str | in
     return by_id
 
 
-def _infoseek_id(question: Question) -> str:
-    return question.id
-
-
 def _evqa_id(question: Question) -> str:
     row = question.meta.get("row", "")
     if not _IN_EVQA.fullmatch(f"E-VQA_{row}"):
@@ -212,17 +208,15 @@ def _vqa_id(question: Question) -> int:
     return int(question.id)
 
 
-def _nothing(question: Question) -> dict[str, Any]:
-    return {}
-
-
-def _arguments(question: Question) -> dict[str, Any]:
-    """Return the arguments of E-VQA's `evaluate_example` next to the candidate."""
-    return {"question": question.text, "reference_list": list(question.answers), "question_type": evqa_type(question)}
-
-
 _FORMS: Mapping[Layout, _Form] = {
-    "infoseek": _Form("data_id", "prediction", False, _infoseek_id, _nothing),
-    "evqa": _Form("data_id", "candidate", False, _evqa_id, _arguments),
-    "vqa": _Form("question_id", "answer", True, _vqa_id, _nothing),
+    "infoseek": _Form("data_id", "prediction", False, attrgetter("id")),
+    "evqa": _Form(
+        "data_id",
+        "candidate",
+        False,
+        _evqa_id,
+        # the arguments of `evaluate_example` next to the candidate
+        lambda q: {"question": q.text, "reference_list": list(q.answers), "question_type": evqa_type(q)},
+    ),
+    "vqa": _Form("question_id", "answer", True, _vqa_id),
 }

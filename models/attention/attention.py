@@ -65,13 +65,8 @@ def attend_backward(
     Args:
         grad: Gradient of the attention to the *whole* context.
         query: As in `attend`; keys, values, scale, bias and causal too.
-        keys: See `query`.
-        values: See `query`.
         output: Attention to the whole context.
         lse: Log-sum-exp of the scores of the whole context; +inf for queries that don't count.
-        scale: See `query`.
-        bias: See `query`.
-        causal: See `query`.
     """
     few = query.dtype != torch.float32 and keys.shape[2] <= FEW_KEYS
     backward = _attend_backward_plainly if few else _attend_backward_on_cpu
@@ -90,7 +85,6 @@ def _attend_backward_on_cpu(
     bias: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call PyTorch's FlashAttention backward for CPUs."""
     mask = None if bias is None else bias.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
     heads, key_heads = query.shape[1], keys.shape[1]
     groups = heads // key_heads

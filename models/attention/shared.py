@@ -22,9 +22,7 @@ IMPLEMENTATION = "reflectune_shared_prefix"
 """Name of this attention in transformers."""
 
 COPIED = 80
-"""Number of shared tokens up to which they are copied for each row on a CPU: one kernel is then faster than two and a
-merge.
-"""
+"""Number of shared tokens up to which they are copied for each row on a CPU: one kernel is then faster than two."""
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, of shape (rows, key heads, tokens, head size)."""

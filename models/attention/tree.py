@@ -60,8 +60,7 @@ def independent_rows(tree: Tree) -> list[Tree]:
         return [tree]
     silent = replace(tree.prefix, labels=(IGNORE,) * len(tree.prefix.ids), weights=(0.0,) * len(tree.prefix.ids))
     prefixes = [tree.prefix] + [silent] * (len(tree.branches) - 1)
-    return [Tree(_concatenate(p, b), (), tree.vision) for p, b in zip(prefixes, tree.branches, strict=True)]
-
-
-def _concatenate(first: Segment, second: Segment) -> Segment:
-    return Segment(first.ids + second.ids, first.labels + second.labels, first.weights + second.weights)
+    return [
+        Tree(Segment(p.ids + b.ids, p.labels + b.labels, p.weights + b.weights), (), tree.vision)
+        for p, b in zip(prefixes, tree.branches, strict=True)
+    ]

@@ -169,8 +169,7 @@ def tree_mask(segments: Tensor) -> Tensor:
         segments: Shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
 
     Returns:
-        Bool of shape (B, 1, L, L): a query sees earlier tokens of the prefix and of its own branch; padding sees
-        itself.
+        Bool of shape (B, 1, L, L): a query sees earlier tokens of its prefix and branch; padding sees itself.
     """
     order = torch.arange(segments.shape[1], device=segments.device)
     same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])

@@ -67,7 +67,6 @@ def fill(
     that another run is computing into the same cache is left to it, and awaited at the end.
 
     Args:
-        cache: The cache.
         loaded: The model; its tower is moved to the device.
         pictures: Pictures, each once.
         device: Device of the tower.

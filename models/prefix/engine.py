@@ -210,7 +210,9 @@ class PrefixEngine:
                 read = self._read_branches(prefixes, branches, chosen)
                 kept += read.last_level.real.numel()
                 places.update({row: (len(chunks), i) for i, row in enumerate(chosen)})
-                chunks.append(BranchRows(chosen, read if kept <= self._most_kept else _forget(read)))
+                if kept > self._most_kept:  # they are read again to be continued
+                    read = replace(read, levels=(*read.levels[:-1], replace(read.last_level, cache=[])))
+                chunks.append(BranchRows(chosen, read))
         return Branches(self, prefixes, branches, chunks, places)
 
     @torch.no_grad()
@@ -344,7 +346,10 @@ class PrefixEngine:
                 active, rows = active[going_on], rows.take(going_on)
                 shared, written = rows.shared(), rows_of(written, going_on)
             hidden, written = self._forward.decode_step(chosen[~ended], rows.next_position + step, shared, written)
-        return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
+        return [
+            Generation(row, self.renderer.decode(row[:-1] if ended else row), scores, ended)
+            for row, scores, ended in zip(ids, log_probs, finished.tolist(), strict=True)
+        ]
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probabilities of the answers' tokens; the state before a token predicts it."""
@@ -361,10 +366,6 @@ class PrefixEngine:
             answer_log_probs.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
         return answer_log_probs
 
-    def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
-        text = self.renderer.decode(ids[:-1] if finished else ids)
-        return Generation(ids, text, log_probs, finished)
-
     def _log_probabilities(self, hidden: Tensor, asked: Sequence[int] = ()) -> Tensor:
         """Return log-probabilities (rows, vocabulary), from float32 logits of the tokens that are asked for."""
         head = self._model.get_output_embeddings()
@@ -379,11 +380,6 @@ class PrefixEngine:
                 f"a question with its passage is {length} tokens long, but the model takes {self.max_length}; "
                 "shorten the passages (they are never cut here)"
             )
-
-
-def _forget(rows: Rows) -> Rows:
-    """Return the rows without the keys and values of their last level."""
-    return replace(rows, levels=(*rows.levels[:-1], replace(rows.last_level, cache=[])))
 
 
 def _end_tokens(loaded: Loaded) -> list[int]:

@@ -20,8 +20,7 @@ WORTHWHILE = 512
 def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
     """Split a prefix after the token that follows its last picture.
 
-    That token belongs to the first part: positions continue from a text token, and M-RoPE advances past a picture by
-    its size.
+    That token belongs to the first part: positions continue from a text token, and M-RoPE advances by a picture's size.
 
     Returns:
         The image prefix and the ids that follow it; None without a picture, or if fewer than two tokens follow it.

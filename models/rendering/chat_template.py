@@ -68,8 +68,7 @@ def check_has_template(processor: Any) -> None:
 
 
 def before_reply(processor: Any) -> str:
-    """Return the text of a chat template between the assistant's cue and its reply: a space (LLaVA's), or nothing
-    (Qwen's).
+    """Return a chat template's text between the assistant's cue and reply: a space (LLaVA's), or nothing (Qwen's).
 
     Raises:
         UserError: The template is missing, or can't take an image and a text.

@@ -29,7 +29,6 @@ def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | Non
 
     Args:
         processor: A processor of pictures, or of pictures and texts.
-        image: The picture.
         fitted: The picture at the size that the processor needs; None for the picture itself.
         **arguments: Further arguments of the processor.
 

@@ -202,8 +202,7 @@ class Renderer:
         """Return ids and labels that continue `prefix`; each assistant turn is supervised, from its token to its end.
 
         Args:
-            turns: The whole conversation, which ends with the assistant's turn. Each reply begins with one of the
-                scheme's tokens.
+            turns: The conversation, up to an assistant's turn. Each reply begins with a token of the scheme.
             texts: Texts of its slots, without the question.
         """
         ids = self._safe.encode_continuation(fill_slots(self._after_gate(turns), texts))
@@ -220,9 +219,7 @@ class Renderer:
         return list(self._shared_beginning(turns))
 
     def reply_ids(self, text: str) -> list[int]:
-        """Return the ids of a reply after the assistant's cue, and of the token that ends it: those to score and to
-        train on.
-        """
+        """Return the ids of a reply after the assistant's cue, and of its end token: those to score and to train on."""
         reply = self._before_reply + SafeTokenizer.clean(text)
         return [*self._safe.encode_continuation(reply, self._cue), self.end_token_id]
 
@@ -257,7 +254,6 @@ class Renderer:
 
     @functools.cached_property
     def _reply_ids(self) -> frozenset[int]:
-        """The tokens that a reply begins with."""
         return frozenset(self.token_ids[role] for role in self.scheme.replies) if self.scheme else frozenset()
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  a renderer lives as long as its model
@@ -286,7 +282,9 @@ class Renderer:
 
     def _with_image(self, ids: list[int], image: Image.Image) -> Rendered:
         """A sequence with the image's placeholder expanded by the processor."""
-        expansion, vision = self._see(image)
+        expansion, vision = self._process(image)
+        if self.features:
+            vision = self.features.swapped(vision)
         place = ids.index(self.image_token_id)
         ids = [*ids[:place], *expansion, *ids[place + 1 :]]
         return Rendered(ids, [IGNORE] * len(ids), vision)
@@ -294,11 +292,6 @@ class Renderer:
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for a picture, with pixels."""
         return self._process(image)[1]
-
-    def _see(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
-        """Return the image's placeholder ids, and the vision tower's inputs or features."""
-        expansion, vision = self._process(image)
-        return expansion, self.features.swapped(vision) if self.features else vision
 
     def _process(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
         from reflectune.models.rendering.image_fitting import call_processor  # imports torch

@@ -70,7 +70,6 @@ class Vocabulary(Protocol):
 GAP: Final = Gap()
 QUESTION: Final = Slot("question")
 ANSWER: Final = Slot("answer")
-PASSAGE: Final = Slot("passage")
 
 ANSWER_PROMPTS: Final[Mapping[str, str]] = {
     "answer_short": "Answer the question with a single word or phrase.",

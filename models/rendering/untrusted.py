@@ -74,9 +74,7 @@ class SafeTokenizer:
         return [int(match[1]) for match in _SECRET.finditer(text)]
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Return the ids of a text that begins a sequence; the tokenizer's leading tokens are added, unless the text
-        has them.
-        """
+        """Return the ids of a text that begins a sequence; the leading tokens are added, unless the text has them."""
         ids = self._encode(text)
         return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
 
@@ -128,7 +126,6 @@ def fill_slots(pieces: Iterable[str | Slot], texts: Mapping[str, str]) -> str:
 
 
 def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokenizer's leading tokens, such as the beginning-of-sequence token."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     full = tokenizer("a")["input_ids"]
     starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]

@@ -1,7 +1,6 @@
 """MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours.
 
-P_vqa is the prompt of a plain model (`turns.answer_turns`), so that it asks a base model as naive RAG and closed book
-do.
+P_vqa is the prompt of a plain model (`turns.answer_turns`), as naive RAG and closed book ask a base model.
 """
 
 from __future__ import annotations

@@ -101,17 +101,14 @@ class PassageScheme(Scheme):
         return [renderer.token_id("no_retrieve")] if turns is None else renderer.after_prefix(turns, {})
 
     def passage_reply(self, renderer: Renderer, branch: Branch, style: AnswerStyle = "short") -> Supervised:
-        """Return token ids and labels of the passage branch and its reply: the verdict, and the answer if the passage
-        is relevant.
-        """
+        """Return ids and labels of the passage branch and its reply: the verdict, and an answer if it is relevant."""
         texts = {"passage": passage_text(branch.passage), "answer": branch.answer}
         return renderer.supervised(self.verdict_turns(style, relevant=branch.relevant), texts)
 
     def direct_reply(
         self, renderer: Renderer, answer: str, style: AnswerStyle = "short", follow_ups: Sequence[FollowUp] = ()
     ) -> Supervised:
-        """Return token ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns'
-        ends.
+        """Return token ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and the ends.
 
         Args:
             renderer: Renderer of the model.

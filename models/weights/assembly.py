@@ -50,8 +50,7 @@ class Parts:
         tokenizer: Folder or hub id of the tokenizer, if it is not in the language model's folder.
         chat_template: Jinja; "" uses the tokenizer's, extended to pictures, or LLaVA-1.5's if it has none.
         image_fit: `pad` pictures to a square, or `crop` their middle.
-        image_size: Side of the pictures in pixels; fewer than the tower's own give fewer image tokens. 0: the tower's
-            own.
+        image_size: Side of the pictures in pixels; fewer give fewer image tokens. 0: the tower's own.
         dtype: Precision of the weights.
     """
 
@@ -69,8 +68,7 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
     """The model of the parts, in evaluation mode, and its processor.
 
     Raises:
-        UserError: A part can't be loaded, or lacks weights, or they don't fit together, or the chat template can't be
-            extended to pictures.
+        UserError: A part can't be loaded or lacks weights, they don't fit, or the chat template can't take pictures.
     """
     projector = read_projector(parts.projector) if parts.projector is not None else None
     tokenizer = load_part(AutoTokenizer, parts.tokenizer or parts.language, "tokenizer")

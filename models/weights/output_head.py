@@ -18,14 +18,12 @@ from torch import Tensor, nn
 def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Return a head's logits in float32, those of some tokens computed in float32 from the same hidden states.
 
-    Gradients are those of `logits`. A float32 head, or one whose weights are offloaded between passes, is not asked
-    again.
+    Gradients are those of `logits`. A float32 head, or one with offloaded weights, is not asked again.
 
     Args:
         head: The output head, perhaps with trainable rows of new tokens.
         hidden: Its input, shape (..., width).
         logits: Its output, shape (..., vocabulary).
-        token_ids: The tokens.
     """
     new_rows = head.token_adapter if isinstance(head, TrainableTokensWrapper) else None
     layer: Any = new_rows.get_base_layer() if new_rows else head

@@ -11,8 +11,7 @@ Args:
         `settle`.
 
 Raises:
-    UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or of a
-        different shape.
+    UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or misshaped.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ def load_pretrained(
             the config say `dtype`: what `settle` makes of them.
 
     Raises:
-        UserError: The model is missing, broken or stored quantised, or tensors of it are missing, unknown or of
-            another shape.
+        UserError: The model is missing, broken or stored quantised, or a tensor is missing, unknown or misshaped.
     """
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -101,7 +99,11 @@ def load_pretrained(
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
     _agree_on_image_tokens(source, network, processor)
-    _forget_unused_renamings(network)
+    if any(hasattr(parameter, "ds_shape") for parameter in network.parameters()):
+        # Under ZeRO-3 transformers (5.23) applies every renaming backwards as it saves, used or not: LLaVA's
+        # `language_model.model` became `language_model.model.model`. Can go once `_load_state_dict_into_zero3_model`
+        # keeps those that were used, as loading without ZeRO-3 does.
+        network._weight_conversions = None
     if stored not in (None, dtype):
         _plan_cast(network, dtype)
     return check_quantized(network) if quantization else network, processor
@@ -114,7 +116,6 @@ def settle(module: PreTrainedModel, device: torch.device) -> None:
 
     Args:
         module: A model that was loaded without a cast, and not sharded.
-        device: The device.
     """
     dtype = as_dtype(module.config.dtype or module.dtype)
     for parameter in module.parameters():
@@ -228,17 +229,6 @@ def without_load_report() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _forget_unused_renamings(network: Any) -> None:
-    """Under ZeRO-3, let weights be saved under the names that they have otherwise.
-
-    There transformers (5.23) remembers every renaming that a checkpoint might have needed, used or not, and saving
-    applies them backwards: LLaVA's `language_model.model` became `language_model.model.model`. Can go once
-    `_load_state_dict_into_zero3_model` keeps those that were used, as loading without ZeRO-3 does.
-    """
-    if any(hasattr(parameter, "ds_shape") for parameter in network.parameters()):
-        network._weight_conversions = None
 
 
 def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:

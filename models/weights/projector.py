@@ -69,8 +69,7 @@ def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int =
 
     CLIP's features have a few dimensions that are many times larger than the others, and a small language model's
     embeddings are small. The first layer standardizes each dimension of the features (folded into its weights); the
-    second is scaled so that projected tokens have the mean and the root mean square of the language model's token
-    embeddings.
+    second is scaled so that projected tokens have the mean and root mean square of the token embeddings.
 
     Args:
         vision: The tower; its last but one layer is read, without the class token.

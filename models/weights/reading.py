@@ -32,11 +32,9 @@ def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
 
     Args:
         processor: The processor with the scheme's tokens.
-        scheme: The scheme.
 
     Returns:
-        `token_ids` by role; and hashes of the tokenizer's `vocabulary`, of the ids of a few fixed `texts`, and of the
-        `chat_template`.
+        `token_ids` by role; hashes of the `vocabulary`, of the ids of fixed `texts`, and of the `chat_template`.
     """
     tokenizer = processor.tokenizer
     texts = (*_PROBES, *scheme.descriptions.values(), *scheme.prompts.values())
@@ -52,7 +50,6 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
     """Refuse a checkpoint whose tokens, tokenizer or chat template differ from those of its training.
 
     Args:
-        folder: Folder of the checkpoint.
         processor: The loaded processor with the scheme's tokens.
         scheme: The checkpoint's scheme.
 

@@ -103,7 +103,8 @@ def input_device(model: PreTrainedModel) -> torch.device:
     stored = ("cpu", "disk")  # what lies there is used on the first of the other devices
     first = next((place for place in places.values() if place not in stored), "cpu")
     place = _place_of(f"{name}.weight", places)
-    return _device(first if place in stored else place)
+    place = first if place in stored else place
+    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
 
 
 def gpus_of(model: PreTrainedModel) -> list[torch.device]:
@@ -116,7 +117,3 @@ def _place_of(parameter: str, places: Places) -> int | str:
     """Return the device of a parameter: by the longest module name around it, or its own."""
     around = [name for name in places if not name or parameter == name or parameter.startswith(f"{name}.")]
     return places[max(around, key=len)]
-
-
-def _device(place: int | str) -> torch.device:
-    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)

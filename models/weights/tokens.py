@@ -39,7 +39,8 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
     if not ids or getattr(model.config, "reflection_scheme", None) == scheme.fingerprint:
         return ids
     tokenizer = processor.tokenizer
-    if max(ids.values()) >= _rows(model.get_input_embeddings().weight):
+    embedding = model.get_input_embeddings().weight  # under ZeRO-3 its whole shape is `ds_shape`
+    if max(ids.values()) >= getattr(embedding, "ds_shape", embedding.shape)[0]:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     words = {role: tokenizer(scheme.descriptions[role], add_special_tokens=False)["input_ids"] for role in ids}
     for number, matrix in enumerate(_matrices(model)):
@@ -53,8 +54,7 @@ def add_to_tokenizer(processor: ProcessorMixin, scheme: Scheme) -> dict[str, int
     """Add the scheme's tokens to the tokenizer alone; the id of each role's token.
 
     The space that LLaVA's chat template puts before a reply must belong to the token (`lstrip`), so that it follows the
-    cue directly. Qwen's cue ends in a line break, which a token with `lstrip` would swallow in training and not in
-    inference.
+    cue directly. Qwen's cue ends in a line break, which a token with `lstrip` would swallow in training only.
     """
     lstrip = bool(scheme.tokens) and before_reply(processor).startswith(" ")
     tokens = [
@@ -98,11 +98,6 @@ def _initialise_rows(matrix: Tensor, ids: Mapping[str, int], words: Mapping[str,
         matrix[ids[role]] = (mean + noise.to(mean.device)).to(matrix.dtype)
 
 
-def _rows(matrix: Tensor) -> int:
-    """Rows of a matrix, whether or not it is divided among processes by ZeRO-3."""
-    return getattr(matrix, "ds_shape", matrix.shape)[0]
-
-
 def _whole(matrix: Tensor) -> AbstractContextManager[None]:
     """Within, a matrix that ZeRO-3 has divided is whole; afterwards every process has its part of the first one's."""
     if not hasattr(matrix, "ds_shape"):
@@ -113,6 +108,5 @@ def _whole(matrix: Tensor) -> AbstractContextManager[None]:
 
 
 def _matrices(model: Any) -> list[Tensor]:
-    """Return the embedding, and the output matrix if it is a separate one."""
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return [embedding] if output is embedding else [embedding, output]

@@ -6,7 +6,6 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.models.rendering.turns import (
     ANSWER_PROMPTS,
-    PASSAGE,
     QUESTION,
     Slot,
     Turn,
@@ -173,7 +172,7 @@ def test_an_answer_in_one_turn_follows_the_question():
     (alone,) = answer_turns(MMKB_RAG.prompts, "short", documents=False)
     assert alone == Turn("user", (QUESTION, " ", short), image=True)
     (reading,) = answer_turns(MMKB_RAG.prompts, "list", documents=True)
-    assert reading.parts[:3] == (QUESTION, " ", PASSAGE)
+    assert reading.parts[:3] == (QUESTION, " ", Slot("passage"))
     assert "'&&'" in reading.parts[3]
     assert answer_turns(MMKB_RAG.prompts, "free", documents=False) == question_turns()
 
