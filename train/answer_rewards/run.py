@@ -41,7 +41,6 @@ def train_answers(
     """Train answers, and write the checkpoint into `output_dir`; resume from the last checkpoint there.
 
     Args:
-        config: Settings of the run.
         dataset: The data set with the prompts' questions.
         hashes: Hashes of the inputs of rewards, next to the settings.
         correctness: Scores an answer by the data set's metric.

@@ -49,7 +49,6 @@ class EncodedExamples(Dataset[EncodedExample]):
     """Examples that are encoded at their first use.
 
     Args:
-        examples: The examples.
         renderer: Writes them as token trees.
         roots: Folders that their image paths may lead into; relative ones start at the first.
         share_prefix: One tree holds all branches, instead of one tree each.
@@ -82,8 +81,7 @@ class EncodedExamples(Dataset[EncodedExample]):
     def __getitem__(self, index: int) -> EncodedExample:
         """Return an encoded example; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
 
-        Branches that are too long are left out, as in inference. If nothing fits, the next example that fits is
-        returned with no weight.
+        Branches that are too long are left out, as in inference. If nothing fits, the next that fits has no weight.
 
         Raises:
             UserError: Its image is unreadable, the processor refuses it, nothing is supervised, or no example fits.

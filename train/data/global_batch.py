@@ -77,7 +77,6 @@ def refuse_other_batch(
     """Raise a `UserError` if the run in a folder has another global batch, or other processes than it must have.
 
     Args:
-        output_dir: Folder of the run.
         recorded: Settings of the run in that folder; None if there is none.
         batch: The batch of this launch.
         why_fixed: From the function of this name.
@@ -104,7 +103,6 @@ def _has_dropout(model: PreTrainedModel) -> bool:
 
 
 def _dropout_rates(config: Mapping[Any, Any]) -> Iterator[float]:
-    """Yield the dropout rates in a model's config, its towers' included."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _dropout_rates(value)

@@ -33,7 +33,6 @@ class TrainingOrder(Sampler[int]):
         lengths: Length of each example, in any unit.
         kinds: Kind of each example.
         batch_size: Examples of an optimiser step, over all processes.
-        seed: Seed of the shuffles.
         group_by_length: Put examples of similar length into the same batch.
         parts: For each data set, in the order of the examples, its number of examples and the reads of each in an
             epoch: 2 for two, 0.5 for a half of them, drawn again each epoch. None for one data set, read once.

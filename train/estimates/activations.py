@@ -49,8 +49,7 @@ class ForwardPass:
 
     Attributes:
         compute: Bytes of a number in products: 2 in bfloat16, 4 in float32.
-        residual: Bytes of a number of the hidden states between layers: 4 under autocast of float32 weights, else the
-            size of a weight.
+        residual: Bytes of a number of the hidden states between layers: 4 under autocast of float32, else a weight's.
         adapters: Rank of the adapters, if only they train; None if all weights of the decoder do, 0 if none does.
         dropout: True if adapters have dropout.
         trains_vision: True if the vision tower trains.

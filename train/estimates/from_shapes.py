@@ -59,7 +59,6 @@ def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes:
     """Return the bytes of a picture's cached features: Qwen's after the projector, LLaVA's of each layer that it reads.
 
     Args:
-        config: Settings of the run.
         model: Config of the model.
         frozen_bytes: Bytes of a number that a frozen tower puts out.
     """

@@ -33,7 +33,6 @@ def train_gates(config: GateConfig, dataset: Dataset, hashes: Mapping[str, str],
     """Train gates, and write the checkpoint into `output_dir`; resume from the last checkpoint there.
 
     Args:
-        config: Settings of the run.
         dataset: The data set with the questions.
         hashes: Hashes of the inputs of rewards, next to the settings and the checkpoint.
         measuring: Has the questions answered without and with retrieval.

@@ -53,7 +53,6 @@ class GateTrainer(ReflectionTrainer):
         collator: Makes a batch of them.
         order: The order in which to read them.
         projector_learning_rate: Peak learning rate of the projector; None for that of all other weights.
-        objective: The objective.
         first: Outcomes of the first round.
         measure: Measures the outcomes of later rounds.
         refresh_steps: Steps from one round to the next; 0 for the first round alone.

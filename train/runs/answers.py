@@ -32,7 +32,6 @@ class AnswerReader:
         examples: The validation data.
         roots: Folders that its image paths may lead into; relative ones start at the first.
         count: Questions in the sample; fewer if there are fewer with an answer.
-        seed: Seed of the sample.
         batch_size: Questions read together.
     """
 

@@ -90,7 +90,6 @@ def track_as_one_run(trainer: Trainer) -> None:
 
 
 def _run_id(path: Path) -> str:
-    """Read the run's id, and draw one if there is none."""
     if not path.is_file():
         write_atomically(path, secrets.token_hex(4))
     return path.read_text(encoding="utf-8").strip()

@@ -52,7 +52,6 @@ def describe(
     """Describe a run.
 
     Args:
-        config: Settings of the run.
         model: Ready to train.
         dataset: The training examples.
         renderer: Decodes their tokens.

@@ -215,7 +215,6 @@ def save_model(
     """Write a checkpoint that `reflectune.models.loading.load`, transformers and peft load.
 
     Args:
-        folder: Folder to write.
         model: The model, not wrapped.
         state_dict: Its weights, if they are sharded and were gathered.
         loaded: Its processor and scheme, and its base.

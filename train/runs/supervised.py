@@ -36,11 +36,7 @@ def fine_tune(config: SftConfig) -> None:
 
 
 class SupervisedFineTuning(Method):
-    """Fine-tuning on reflection data.
-
-    Args:
-        config: Settings of the run.
-    """
+    """Fine-tuning on reflection data."""
 
     def __init__(self, config: SftConfig) -> None:
         self._config = config
@@ -98,9 +94,10 @@ class SupervisedFineTuning(Method):
             answers = AnswerReader(
                 loaded, *self._validation, count=config.eval_answers, seed=config.seed, batch_size=batch_size
             )
+        cache_bytes = config.cache_bytes(read_again=any(weight > 1 for _, weight in data.parts))
         return ReflectionTrainer(
             run,
-            encoded_examples(data.examples, data.image_roots, loaded, config, self._cache_bytes()),
+            encoded_examples(data.examples, data.image_roots, loaded, config, cache_bytes),
             collator,
             self._order(batch),
             projector_learning_rate=config.projector_learning_rate,
@@ -112,9 +109,6 @@ class SupervisedFineTuning(Method):
     def data_summary(self) -> str:
         """Count the questions by kind, and their branches."""
         return data_in_words(self._data.examples, self._data.scheme)
-
-    def _cache_bytes(self) -> int:
-        return self._config.cache_bytes(read_again=any(weight > 1 for _, weight in self._data.parts))
 
     def _order(self, batch: GlobalBatch) -> TrainingOrder:
         config = self._config

@@ -165,9 +165,7 @@ def first_gates(ids: Tensor, labels: Tensor, image_token: int, gate_tokens: Sequ
     """Mark the first label of these gates in each question.
 
     Args:
-        ids: Token ids of packed questions, shape (rows, tokens); a question has one run of image tokens, before its
-            labels.
-        labels: Their labels.
+        ids: Token ids of packed questions, shape (rows, tokens); a question's image tokens precede its labels.
         image_token: The id of an image's placeholder.
         gate_tokens: The ids of a gate's two tokens.
 

@@ -9,7 +9,6 @@ from typing import Final, Literal
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.models.names import ModelName
 from reflectune.models.rendering.image_config import ImageKeys
-from reflectune.models.schemes.registry import all_schemes
 
 TOWERS: Final = ("vision_tower", "projector", "language_model")
 """The parts of a multimodal model, as `train_towers` names them."""
@@ -100,13 +99,3 @@ class AdapterConfig(Settings):
             yield "`projector_learning_rate`: the projector doesn't train; name it in `train_towers`"
         if rate is not None and trained == {"projector"}:
             yield "`projector_learning_rate`: nothing but the projector trains; set `learning_rate`"
-
-    def token_problems(self, scheme: str) -> list[str]:
-        """Return a problem if a scheme's new tokens can't be learned: their rows are the language model's."""
-        known = all_schemes().get(scheme)
-        if known is None or not known.tokens or "language_model" in self.trained_towers:
-            return []
-        return [
-            f"`train_towers` leaves out language_model, whose rows of the tokens of `scheme: {scheme}` would stay "
-            "untrained; name it too, or set `scheme: plain`"
-        ]

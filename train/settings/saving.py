@@ -56,7 +56,6 @@ _TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio
 
 
 def _repository_problems(repository: str) -> list[str]:
-    """Return the problems of an upload to a repository."""
     from huggingface_hub import constants, get_token  # slow to import: only if something is to be uploaded
 
     issues = []

@@ -7,6 +7,7 @@ from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed
+from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.quantization import missing_bitsandbytes
 from reflectune.train.settings.model import AdapterConfig, ModelConfig
 from reflectune.train.settings.saving import PublishingConfig, SavingConfig
@@ -86,5 +87,11 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
 
     @cross_check
     def scheme_problems(self) -> list[str]:
-        """Return a problem if the scheme's tokens can't be learned."""
-        return self.token_problems(self.scheme)
+        """Return a problem if the scheme's new tokens can't be learned: their rows are the language model's."""
+        known = all_schemes().get(self.scheme)
+        if known is None or not known.tokens or "language_model" in self.trained_towers:
+            return []
+        return [
+            f"`train_towers` leaves out language_model, whose rows of the tokens of `scheme: {self.scheme}` would stay "
+            "untrained; name it too, or set `scheme: plain`"
+        ]

@@ -52,7 +52,6 @@ def last_whole_checkpoint(
     """Find the newest whole checkpoint of a run, skipping damaged ones; None if there is none yet.
 
     Args:
-        output_dir: Folder of the run.
         settings: Everything that determines the weights.
         discard: Mark damaged checkpoints as incomplete. One process of a launch does it.
         say: Takes a line about skipped checkpoints.
@@ -158,7 +157,6 @@ def _newest_whole(output_dir: str | Path) -> Path | None:
 
 
 def _unreadable_record(folder: Path) -> str:
-    """Describe the damage to a checkpoint's record; "" if there is none."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -34,7 +34,6 @@ def plan_merge(checkpoint: str | Path, dtype: str = "auto") -> Merge:
     """Plan the merge of an adapter.
 
     Args:
-        checkpoint: The adapter's folder.
         dtype: `float32`, `bfloat16`, `float16`; `auto` for the base model's own.
 
     Raises:
@@ -57,7 +56,6 @@ def is_merged(checkpoint: str | Path, output: str | Path, planned: Merge) -> boo
 
 
 def _record(checkpoint: str | Path, planned: Merge) -> dict[str, str]:
-    """Return the origin of a merged checkpoint, for its `reflectune.json`."""
     return {
         "base_model": planned.base_model,
         "merged_from": str(Path(checkpoint).resolve()),
@@ -72,8 +70,6 @@ def merge_adapter(checkpoint: str | Path, output: str | Path, planned: Merge) ->
     Sums are computed in fp32 and rounded once.
 
     Args:
-        checkpoint: The adapter's folder.
-        output: The folder to write.
         planned: From `plan_merge`.
 
     Raises:
@@ -96,7 +92,6 @@ def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:
 
     Args:
         settings: The parts.
-        output: The folder to write.
         dtype: Precision of the weights; `auto` is bfloat16.
 
     Raises:

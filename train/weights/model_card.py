@@ -42,7 +42,6 @@ def write_card(
     """Write README.md into a checkpoint's folder.
 
     Args:
-        folder: Folder of the checkpoint.
         publishing: The repository, and the licence.
         loaded: The base model, and the scheme.
         data: Description of the training data.
@@ -162,7 +161,6 @@ def upload(folder: str | Path, repository: str, *, private: bool) -> str:
     """Upload a checkpoint's own files, without those of earlier steps and the run's record.
 
     Args:
-        folder: Folder of the checkpoint.
         repository: `owner/name`; created if it doesn't exist.
         private: Make a new repository private.
 

@@ -85,8 +85,7 @@ def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, ra
 def freeze_unread(model: nn.Module) -> None:
     """Freeze the layers of LLaVA's vision tower after `vision_feature_layer`, which the language model never reads.
 
-    They get no gradient anyway. FSDP fails to resume with a trained weight that has none (torch 2.13, "Missing
-    optimizer state").
+    They get no gradient anyway. FSDP can't resume such a trained weight (torch 2.13, "Missing optimizer state").
     """
     config: Any = model.config
     feature_layer = getattr(config, "vision_feature_layer", None)
@@ -165,8 +164,7 @@ def adapters_of(model: nn.Module) -> list[Any]:
 def under_autocast(layers: Iterable[Any]) -> Iterator[None]:
     """Turn off the cast of inputs to fp32 in layers with adapters, inside this block under autocast.
 
-    PEFT casts inputs to the adapters' fp32, and autocast casts them back: the same numbers, for a quarter of a step's
-    time on a CPU.
+    PEFT casts inputs to the adapters' fp32, and autocast casts them back: the same numbers, a quarter slower on a CPU.
 
     Args:
         layers: From `adapters_of`.
@@ -194,8 +192,7 @@ def add_adapters(
 ) -> PeftModel:
     """Wrap a model so that LoRA adapters and the new tokens' rows train, both in fp32, and whole modules.
 
-    Reflection tokens are read *and* written, so the rows of the input embedding and of the output head train; those of
-    a tied model stay tied.
+    Reflection tokens are read *and* written, so the rows of both embedding and output head train; tied ones stay tied.
 
     Args:
         model: The base model, with the tokens added.
