@@ -18,13 +18,18 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import MOST_RATIO, open_image, to_rgb
+from reflectune.core.parquet import write_parquet
 from reflectune.core.rejected import BadRow
-from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.core.rows import schema_of, to_row
+from reflectune.core.types import Entry, Evidence, Passage, Question, Section
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, stream_probe_file
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
 from reflectune.formats import dataset
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.reflection_data import stream_examples, write_examples
 from reflectune.metrics.scoring.predictions import read_predictions
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 SEEDS = range(8)
 QUESTION = Question(
@@ -159,6 +164,15 @@ def _tables(folder: Path) -> Iterator[tuple[Path, Callable[[], Any]]]:
         "fingerprint": "0", "metric": "infoseek", "image_root": ".", "counts": {"train": {"string": 2}},
         "parts": {"val": [{"file": "a.parquet", "rows": 2}]}, "files": {"probes.jsonl": "0"},
     }))  # fmt: skip
+
+    passage = Passage("e", 0, 0, "Title", "", "Head", "Text.")
+    examples = [ReflectionExample(name, "a.png", "Who?", True, "Ann", (Branch(passage, True, "Ann"),)) for name in "ab"]
+    write_examples(folder / "examples.parquet", examples)
+    yield folder / "examples.parquet", lambda: list(stream_examples(folder / "examples.parquet", ReflectionExample))
+    reply = ProbedAnswer("Ann", 1.0, -0.5)
+    probes = [to_row(Probe(name, (reply,), (DocumentProbe(passage, 0.5, 1, (reply,)),))) for name in "ab"]
+    write_parquet(folder / "probes.parquet", pa.Table.from_pylist(probes, schema=schema_of(Probe)))
+    yield folder / "probes.parquet", lambda: list(stream_probe_file(folder / "probes.parquet"))
 
     def read_base() -> None:
         base = KnowledgeBase(folder / "kb")
