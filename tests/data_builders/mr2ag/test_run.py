@@ -11,6 +11,7 @@ from PIL import Image
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, origin_of
 from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, by_string
 from reflectune.data_builders.mr2ag import run as reflection_run
@@ -34,8 +35,8 @@ class Neighbours:
         return [ranked for _ in images]
 
 
-def build(config: BuildConfig) -> list[ReflectionExample]:
-    build_split(Dataset(Path(config.dataset)), Neighbours(), by_string, config)
+def build(config: BuildConfig, retriever: Any = None) -> list[ReflectionExample]:
+    build_split(Dataset(Path(config.dataset)), retriever or Neighbours(), by_string, config)
     return read_examples(Path(config.output, "train.parquet"), ReflectionExample)
 
 
@@ -148,6 +149,23 @@ def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], fold
     image.write_bytes(image.read_bytes()[:40])
     with pytest.raises(UserError, match=r"question k3 .*image unreadable: .*3\.png"):
         build(config())
+
+
+class Picky(Neighbours):
+    """A retriever whose encoder can't take one of the pictures."""
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        if any(origin_of(image).endswith("/3.png") for image in images):
+            raise BadImage("image refused by the encoder")
+        return super().search(images, top_n)
+
+
+def test_a_picture_that_the_encoder_refuses_stops_or_is_not_searched(config, folder: Path) -> None:
+    with pytest.raises(UserError, match=r"question k3 .*: image refused by the encoder; .*on_error: skip"):
+        build(config(), Picky())
+    sources = {e.id: {b.source for b in e.branches} for e in build(config(on_error="skip"), Picky()) if e.branches}
+    assert len(sources) == 30
+    assert [name for name, kinds in sources.items() if "look_alike" not in kinds] == ["k3", "k15", "k27"]
 
 
 def test_a_question_without_evidence_is_left_out_and_counted_by_its_type(config, folder) -> None:

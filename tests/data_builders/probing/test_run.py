@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, origin_of
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.run import run
@@ -17,6 +19,7 @@ from reflectune.data_builders.probing.store import read_settings, stream_probes
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.retrieval.encoders import base
 
 from .conftest import SETTINGS
 
@@ -144,6 +147,27 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
         assert problem in problems[question.id]
     numbers = probe_statistics(stream_probes(skipping.output), Rule())
     assert (numbers["questions"], numbers["bad"], len(numbers["bad_questions"])) == (5, 4, 4)
+
+
+def test_a_picture_that_the_encoder_refuses_is_listed(config: Make, world: Path, monkeypatch) -> None:
+    call, asked = base.call_processor, {question.id: question for question in Dataset(world).questions("train")}
+    image_of_bad = asked["world_train_000003"].image
+
+    def picky(processor: Any, image: Image.Image, *fitted: Image.Image) -> Any:
+        if image_of_bad in origin_of(image):
+            raise BadImage("image refused by the encoder")
+        return call(processor, image, *fitted)
+
+    monkeypatch.setattr(base, "call_processor", picky)
+    with pytest.raises(
+        UserError, match=r"question world_train_000003 .*: image refused by the encoder; .*on_error: skip"
+    ):
+        run(config("stopped"))
+    run(skipping := config("skipped", on_error="skip"))
+    problems = {probe.question_id: probe.problem for probe in stream_probes(skipping.output)}
+    refused = {name for name in problems if asked[name].image == image_of_bad}
+    assert {name for name, problem in problems.items() if problem == "image refused by the encoder"} == refused
+    assert len(refused) < len(problems)
 
 
 @pytest.mark.slow
