@@ -31,10 +31,8 @@ def questions(
 
     Args:
         source: The file.
-        split: Name of the split.
         images: Folder of COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or of the folders `train2017`,
             `val2017` and `test2017`.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.

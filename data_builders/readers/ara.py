@@ -53,7 +53,6 @@ def questions(
         split: Name of the split, or its beginning.
         images: For the first kind the folder of E-VQA's or OVEN's pictures; for the second the folder that the CSV's
             paths are relative to (`images/augmented/…`, from the Hub's VanQianMa/ECCV26-ARA).
-        reject: Called with each bad row.
 
     Raises:
         UserError: A role is unknown, or `inaturalist` is needed and missing.

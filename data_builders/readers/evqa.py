@@ -61,9 +61,7 @@ def questions(
     Args:
         source: The CSV file, or a mapping of the roles `questions` (the CSV file) and `inaturalist` (that json) to
             files. `evqa_lens` reads the role `lens`.
-        split: Name of the split.
         images: Folder with both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
-        reject: Called with each bad row.
         images_per_question: Make a question of each of a row's first images; the ids of the second and later ones end
             in `-2`, `-3`, …. The official scores are over the first.
 
@@ -173,7 +171,7 @@ def picture(row: SourceRow, image_id: str, images: ImageFolder, names: Mapping[s
     if images.root is None:
         return ""
     if one_of(row, "dataset_name", DATASETS) == "landmarks":
-        landmark_path = images.find_for(row, "dataset_image_ids", _landmark(image_id))
+        landmark_path = images.find_for(row, "dataset_image_ids", f"landmarks/{'/'.join(image_id[:3])}/{image_id}.jpg")
         return landmark_path or images.path(row, "dataset_image_ids", image_id)
     if image_id not in names:
         problem = f"image {image_id} is not in the json of iNaturalist"
@@ -181,10 +179,6 @@ def picture(row: SourceRow, image_id: str, images: ImageFolder, names: Mapping[s
         raise MissingImage(row.file, row.line, row.id, "dataset_image_ids", problem, fix)
     path = f"inaturalist/{names[image_id]}"
     return images.find_for(row, "dataset_image_ids", path) or images.path(row, "dataset_image_ids", names[image_id])
-
-
-def _landmark(image_id: str) -> str:
-    return f"landmarks/{'/'.join(image_id[:3])}/{image_id}.jpg"
 
 
 def _evidence(row: SourceRow, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
@@ -222,7 +216,8 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     field = "image_urls"
     urls = texts(row, field, default=(), empty=True)
     paths = (
-        images.exact(row, field, address_path(row, field, url)) or images.find_for(row, field, _file_name(url))
+        images.exact(row, field, address_path(row, field, url))
+        or images.find_for(row, field, unquote(url).rsplit("/", 1)[-1])
         for url in urls
     )
     return Entry(
@@ -249,10 +244,6 @@ def _strings(row: SourceRow, field: str) -> list[str]:
     return value
 
 
-def _file_name(url: str) -> str:
-    return unquote(url).rsplit("/", 1)[-1]
-
-
 RANKED = "lens.jsonl"
 """File of ranked entities in the data set's folder, a value of `ranked_entities`."""
 
@@ -261,10 +252,7 @@ def write_lens(path: Path, source: Path, pictures: Iterable[str], inaturalist: P
     """Write the ranked entities of a data set's pictures as JSONL.
 
     Args:
-        path: File to write.
-        source: See `lens_rankings`.
-        pictures: See `lens_rankings`.
-        inaturalist: See `lens_rankings`.
+        path: File to write. The other arguments are those of `lens_rankings`.
 
     Returns:
         A line that counts the rankings.

@@ -1,5 +1,4 @@
-"""Stream the rows of source files: JSONL, CSV and Parquet, also in `.gz` and one-file `.zip`. JSON:
-`json_documents`."""
+"""Stream the rows of source files: JSONL, CSV and Parquet, also in `.gz` and one-file `.zip`."""
 
 from __future__ import annotations
 
@@ -69,7 +68,9 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
                 except csv.Error as error:
                     reject(BadRow(path, start, "", "", f"is not a CSV record ({error})", "fix the quotes of the line"))
                     continue
-                problem = lines.problem_since(start) or _count_problem(values, header)
+                problem = lines.problem_since(start)
+                if not problem and len(values) not in (0, len(header)):
+                    problem = f"has {len(values)} values for {len(header)} columns"
                 if problem:
                     row_id = SourceRow(dict(zip(header, values, strict=False)), path, start).id
                     reject(BadRow(path, start, row_id, "", problem, "fix the line"))
@@ -113,6 +114,23 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
     return [path]
+
+
+def read_by_extension(
+    source: Path, readers: Mapping[str, RowSource], name: str, reject: Reject
+) -> Iterator[tuple[int, SourceRow]]:
+    """Yield the rows of a file with the reader of its extension, or of a folder of Parquet files.
+
+    Raises:
+        UserError: The extension is unknown, or the file is missing.
+    """
+    if source.is_dir():
+        return read_parquet(source, reject)
+    file_name = source.name.lower().removesuffix(".gz")
+    read = next((read for extension, read in readers.items() if file_name.endswith(extension)), None)
+    if read is None:
+        raise UserError(f"{source}: {name} is read from {', '.join(readers)} (also `.gz`) or a folder of Parquet files")
+    return read(source, reject)
 
 
 def visible(folder: Path, paths: Iterable[Path]) -> Iterator[Path]:
@@ -197,7 +215,8 @@ def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_l
     """
     with open_source(path) as file:
         try:
-            _skip(file, offset)
+            if offset:
+                file.seek(offset)  # a packed file is unpacked up to there
             rest = b""
             while chunk := file.read(size - len(rest)):
                 data = rest + chunk
@@ -314,11 +333,6 @@ def _zip_member(path: Path, raw: Any) -> Iterator[BinaryIO]:
         raise UserError(f"{path} is not a readable zip file: {error}; download it again") from error
 
 
-def _skip(file: BinaryIO, offset: int) -> None:
-    if offset:
-        file.seek(offset)  # a packed file is unpacked up to there
-
-
 class _CsvLines:
     """The lines of a CSV file as text. Lines that are not UTF-8 are noted, so that their records can be refused."""
 
@@ -352,12 +366,6 @@ def _check_header(path: Path, header: list[str]) -> None:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{path}: the header names `{'`, `'.join(twice)}` twice; give each column its own name")
-
-
-def _count_problem(values: list[str], header: list[str]) -> str:
-    if len(values) in (0, len(header)):
-        return ""
-    return f"has {len(values)} values for {len(header)} columns"
 
 
 def damaged(path: Path, good: int, error: Exception) -> UserError:

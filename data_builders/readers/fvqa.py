@@ -36,9 +36,7 @@ def questions(
 
     Args:
         source: A Parquet file, or a folder of Parquet files (the downloaded folder holds both splits).
-        split: Name of the split.
         images: Its `save_to` is the folder that the pictures are written to.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path.
@@ -52,22 +50,18 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "data_id"
     category = one_of(row, "category", tuple(filter(None, _RETRIEVAL)), default="")
     meta = {"category": category, "data_source": text(row, "data_source", default="")}
+    pictures = rows(row, "images")
+    if len(pictures) != 1:
+        raise row.bad("images", f"has {len(pictures)} images", "a question has one image: leave the row out")
     return Question(
         id=row_id(row),
-        image=images.keep(row, "images", _only_image(row)),
+        image=images.keep(row, "images", pictures[0]),
         text=question_text(row),
         answers=answers(row),
         split=split,
         requires_retrieval=_RETRIEVAL[category],
         meta={name: value for name, value in meta.items() if value},
     )
-
-
-def _only_image(row: SourceRow) -> SourceRow:
-    images = rows(row, "images")
-    if len(images) != 1:
-        raise row.bad("images", f"has {len(images)} images", "a question has one image: leave the row out")
-    return images[0]
 
 
 def row_id(row: SourceRow) -> str:
@@ -100,9 +94,8 @@ def answers(row: SourceRow) -> tuple[str, ...]:
         try:
             value = json.loads(value) if value.strip() else []
         except json.JSONDecodeError as error:
-            raise reward.bad(
-                "candidate_answers", f"is not JSON ({error})", "it should be the text of a list"
-            ) from error
+            problem = f"is not JSON ({error})"
+            raise reward.bad("candidate_answers", problem, "it should be the text of a list") from error
     listed = SourceRow({**reward, "candidate_answers": value}, reward.file, reward.line)
     others = texts(listed, "candidate_answers", default=(), empty=True)
     return tuple(dict.fromkeys((text(reward, "ground_truth"), *others)))

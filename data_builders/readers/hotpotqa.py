@@ -34,9 +34,7 @@ def questions(
 
     Args:
         source: A JSON file, a Parquet file, or a folder of Parquet files.
-        split: Name of the split.
         images: Not read.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.
@@ -95,11 +93,10 @@ def _pairs(row: SourceRow, field: str, second: str) -> list[tuple[str, Any]]:
         titles, others = lists.get("title"), lists.get(second)
         same = isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others)
         value = list(zip(titles or (), others or (), strict=True)) if same else None
-    if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
+    if not isinstance(value, list) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) and pair[0].strip()
+        for pair in value
+    ):
         problem = "is missing" if field not in row else "is not a list of pairs of a title and its value"
         raise row.bad(field, problem, f"it should be [[title, {second}], …]: download the file again")
     return [(pair[0].strip(), pair[1]) for pair in value]
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str) and bool(value[0].strip())

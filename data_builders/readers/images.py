@@ -78,7 +78,8 @@ class ImageFolder:
         """
         if self.root is None or not image_id or escapes(image_id):
             return None
-        path = next(filter(None, map(self._locate, _forms(image_id))), None)
+        forms = dict.fromkeys((image_id, *(unicodedata.normalize(form, image_id) for form in ("NFC", "NFD"))))
+        path = next(filter(None, map(self._locate, forms)), None)
         if path is None and not image_id.isascii() and self._is_file(spelled := self._spelled(image_id)):
             path = os.path.normpath(spelled)
         if path is not None:
@@ -120,11 +121,7 @@ class ImageFolder:
         return os.path.join(folder, self._spellings[folder].get(_plain(name), name))
 
     def _refuse_outside(self, path: str) -> None:
-        """Follow the links of a path, those of each folder once, so that most look-ups cost one more `lstat`.
-
-        Raises:
-            OutsideRoot: A link leads out of the folder.
-        """
+        """Follow the links of a path, those of each folder once, so that most look-ups cost one more `lstat`."""
         root, folder = self.root or Path(), os.path.dirname(path)
         if folder not in self._inside:
             resolve_below(folder, root)
@@ -247,9 +244,8 @@ class ImageFolder:
             folder, name = os.path.split(_join(sharding, named[0], ""))
             names = self._names_in(folder)
             for ending in named[1]:
-                if (names is None or name + ending in names) and self._is_file(
-                    path := _join(sharding, named[0], ending)
-                ):
+                path = _join(sharding, named[0], ending)
+                if (names is None or name + ending in names) and self._is_file(path):
                     if named[0] == image_id:
                         self._remember(sharding, ending)
                     return path
@@ -270,10 +266,7 @@ class ImageFolder:
 
     @cached_property
     def _folders(self) -> list[str]:
-        """The sub-folders, at most two levels deep, with braces escaped, which mark a sharding.
-
-        The 65,000 folders of fetched pictures are left out, since their pictures are found by address.
-        """
+        """The sub-folders, at most two levels deep, with braces escaped; without those of fetched pictures."""
         root = self.root or Path()
         first = _folders_in(root)
         folders = [*first, *(f"{folder}/{name}" for folder in first for name in _folders_in(root / folder))]
@@ -302,11 +295,6 @@ class ImageFolder:
 def _received(root: Path | None, save_to: Path | None) -> ImageFolder:
     """Unpickle to one object per folder, which keeps its caches."""
     return ImageFolder(root, save_to)
-
-
-def _forms(name: str) -> list[str]:
-    """Return a name as it is, composed, and decomposed."""
-    return list(dict.fromkeys((name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))))
 
 
 def _plain(name: str) -> str:
@@ -374,9 +362,7 @@ _SHARDINGS = ("", "{two_digits}", "{gldv2}", "{four}")
 
 
 def _join(sharding: str, image_id: str, extension: str) -> str:
-    if not sharding:
-        return image_id + extension
-    return f"{_shard(sharding, image_id)}/{image_id}{extension}"
+    return f"{_shard(sharding, image_id)}/{image_id}{extension}" if sharding else image_id + extension
 
 
 def _shard(sharding: str, image_id: str) -> str:

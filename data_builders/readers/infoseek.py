@@ -48,9 +48,7 @@ def questions(
     Args:
         source: The annotations, or a mapping of the roles `annotations`, `withkb` and `qtype` to files; the last two
             are optional.
-        split: Name of the split.
         images: Folder of OVEN's images.
-        reject: Called with each bad row.
 
     Raises:
         UserError: A role is unknown, or `annotations` is missing.
@@ -155,7 +153,7 @@ def _answers(row: SourceRow) -> tuple[tuple[str, ...], tuple[float, float] | Non
     if isinstance(accepted, dict):
         accepted_row = SourceRow(accepted, row.file, row.line)
         accepted_row.setdefault("id", row.get("data_id"))
-        return tuple(canonical) or (f"{number(accepted_row, 'wikidata'):g}",), _range(accepted_row)
+        return tuple(canonical) or (f"{number(accepted_row, 'wikidata'):g}",), limits_of(accepted_row, "range")
     if accepted is None and row.get("answer") is None:
         return (), None
     listed = _listed(row, "answer_eval") or texts(row, "answer_eval")
@@ -173,9 +171,10 @@ def _listed(row: SourceRow, field: str) -> list[str]:
     return list(texts(row, field, default=(), empty=True))
 
 
-def _range(row: SourceRow) -> tuple[float, float]:
-    ends = row.get("range")
+def limits_of(row: SourceRow, field: str) -> tuple[float, float]:
+    """Return the two ends of a field that is the range of a number; raise BadRow for anything else."""
+    ends = row.get(field)
     if not isinstance(ends, list) or len(ends) != 2:
-        raise row.bad("range", f"is {ends!r}", "it should be the lowest and the highest accepted number")
-    low, high = (number(SourceRow({"id": row["id"], "range": end}, row.file, row.line), "range") for end in ends)
+        raise row.bad(field, f"is {ends!r}", "it should be the lowest and the highest accepted number")
+    low, high = (number(SourceRow({"id": row.id, field: end}, row.file, row.line), field) for end in ends)
     return low, high

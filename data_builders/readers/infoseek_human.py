@@ -31,10 +31,8 @@ def questions(
 
     Args:
         source: A Parquet file, a folder of Parquet files, or `infoseek_human.jsonl` (`.gz` too).
-        split: Name of the split.
         images: Folder of OVEN's images, for JSONL and for Parquet rows without a picture; its `save_to` is the folder
             that the Parquet's pictures are written to.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path, or has another extension.
@@ -64,7 +62,6 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
 
 
 def _image(row: SourceRow, images: ImageFolder) -> str:
-    """Return the path of the picture in the row, else of OVEN's picture."""
     pictures = rows(row, "images") if row.get("images") else []
     if len(pictures) > 1:
         raise row.bad("images", f"has {len(pictures)} images", "a question has one image: leave the row out")

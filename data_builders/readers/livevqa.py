@@ -12,7 +12,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.readers.files import files_by_role
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, SourceRow, each, mapping, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each, identifier, mapping, placed, text, texts
 
 ROLES = ("questions", "details")
 """Files of the research preview by role; `questions` is needed."""
@@ -36,7 +36,6 @@ def questions(
 
     Args:
         source: A `qa.json` or `benchmark.json`, or the two files of the preview as `{questions: …, details: …}`.
-        split: Name of the split.
         images: Folder of the pictures, or for the preview the parent of `image`.
         reject: Called with each bad row. A row with one bad question is rejected.
 
@@ -44,19 +43,11 @@ def questions(
         UserError: A role is unknown or missing.
     """
     files = files_by_role(source, ROLES, "LiveVQA")
-    topics = _topics(files["details"], reject) if "details" in files else {}
+    details = read_json_array(files["details"], reject) if "details" in files else ()
+    topics = dict(each(details, lambda row: (_sample(row), text(row, "topic", default="")), reject))
     make = partial(_questions, split=split, images=images, topics=topics)
     for row_questions, line in placed(read_json_array(files["questions"], reject), make, reject):
         yield from ((question, line) for question in row_questions)
-
-
-def _topics(path: Path, reject: Reject) -> dict[str, str]:
-    """Return the topic of each sample."""
-
-    def topic(row: SourceRow) -> tuple[str, str]:
-        return _sample(row), text(row, "topic", default="")
-
-    return dict(each(read_json_array(path, reject), topic, reject))
 
 
 def _questions(row: SourceRow, *, split: str, images: ImageFolder, topics: Mapping[str, str]) -> list[Question]:
@@ -80,8 +71,7 @@ def _questions(row: SourceRow, *, split: str, images: ImageFolder, topics: Mappi
 
 def _sample(row: SourceRow) -> str:
     row.id_field = "sample_id"
-    value = row.get("sample_id")
-    return str(value) if isinstance(value, int) else text(row, "sample_id")
+    return identifier(row, "sample_id")
 
 
 def _preview_image(row: SourceRow, images: ImageFolder) -> str:

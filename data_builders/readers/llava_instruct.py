@@ -14,7 +14,7 @@ from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
-from reflectune.data_builders.readers.rows import Placed, SourceRow, one_of, placed, rows, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, identifier, one_of, placed, rows, text
 
 _IMAGE_TOKEN = "<image>"
 
@@ -38,10 +38,8 @@ def questions(
 
     Args:
         source: The file.
-        split: Name of the split.
         images: Folder that the pictures' paths are relative to: for the 150k that of COCO 2017 (`000000033471.jpg`, or
             the parent of `train2017`), for the 665k the parent of `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
-        reject: Called with each bad row.
         max_answer_words: End a conversation before its first longer answer; 0: never.
         max_turns: Keep the first `max_turns` rounds of a conversation; 0: all.
         text_only: Keep rows without a picture, too; the 665k has some 40,000.
@@ -97,8 +95,7 @@ def _taken(rounds: list[FollowUp], *, max_answer_words: int, max_turns: int) -> 
 
 def _unique_id(row: SourceRow, seen: Counter[str]) -> str:
     """Return the id, with a number if it is repeated. Every row counts, so that ids depend on the file alone."""
-    value = row.get("id")
-    row_id = str(value) if type(value) is int else text(row, "id")
+    row_id = identifier(row, "id")
     seen[row_id] += 1
     return row_id if seen[row_id] == 1 else f"{row_id}-{seen[row_id]}"
 
@@ -111,11 +108,7 @@ def _rounds(row: SourceRow) -> list[FollowUp]:
     if not starts:
         problem = "has no turn of `human` with one of `gpt` after it"
         raise row.bad("conversations", problem, "leave the row out")
-    return [FollowUp(_asked(turns[at]), text(turns[at + 1], "value")) for at in starts]
-
-
-def _asked(turn: SourceRow) -> str:
-    question = text(turn, "value").replace(_IMAGE_TOKEN, " ").strip()
-    if not question:
-        raise turn.bad("value", "asks nothing", "leave the row out")
-    return question
+    asked = [text(turns[at], "value").replace(_IMAGE_TOKEN, " ").strip() for at in starts]
+    if "" in asked:
+        raise turns[starts[asked.index("")]].bad("value", "asks nothing", "leave the row out")
+    return [FollowUp(question, text(turns[at + 1], "value")) for question, at in zip(asked, starts, strict=True)]

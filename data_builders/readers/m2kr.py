@@ -18,8 +18,8 @@ from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.files import one_path, read_parquet, several_splits
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.infoseek import derived_kind, split_of
-from reflectune.data_builders.readers.rows import Placed, SourceRow, number, placed, text, texts
+from reflectune.data_builders.readers.infoseek import derived_kind, limits_of, split_of
+from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, text, texts
 
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
 _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")
@@ -47,10 +47,8 @@ def questions(
 
     Args:
         source: A Parquet file, or the folder of one configuration and split.
-        split: Name of the split.
         images: Folder of images. A picture is searched by its path, then by its name, since InfoSeek's paths lack
             OVEN's sub-folders.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path.
@@ -62,7 +60,9 @@ def questions(
 
 def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "question_id"
-    answers, limits = _answers(row), _range(row)
+    listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
+    named = dict.fromkeys((text(row, "gold_answer", default=""), *(answer for several in listed for answer in several)))
+    answers, limits = tuple(filter(None, named)), _range(row)
     passages = texts(row, "pos_item_ids", default=(), empty=True)
     meta = {name: text(row, name, default="") for name in _CARRIED}
     return Question(
@@ -80,24 +80,12 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     )
 
 
-def _answers(row: SourceRow) -> tuple[str, ...]:
-    canonical = text(row, "gold_answer", default="")
-    listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
-    answers = dict.fromkeys((canonical, *(answer for several in listed for answer in several)))
-    return tuple(answer for answer in answers if answer)
-
-
 def _range(row: SourceRow) -> tuple[float, float] | None:
     """Return the two ends of `wikidata_range`; None if it is null, empty, or without numbers."""
     ends = row.get("wikidata_range")
     if ends is None or not ends or all(end is None or (isinstance(end, float) and math.isnan(end)) for end in ends):
         return None
-    if len(ends) != 2:
-        raise row.bad("wikidata_range", f"is {ends!r}", "it should be the lowest and the highest accepted number")
-    low, high = (
-        number(SourceRow({"id": row.id, "wikidata_range": end}, row.file, row.line), "wikidata_range") for end in ends
-    )
-    return low, high
+    return limits_of(row, "wikidata_range")
 
 
 def _kind(row: SourceRow, answers: tuple[str, ...], limits: tuple[float, float] | None) -> AnswerType:

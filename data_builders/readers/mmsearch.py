@@ -11,7 +11,7 @@ from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.files import one_path, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, text, texts
+from reflectune.data_builders.readers.rows import Placed, SourceRow, identifier, placed, text, texts
 
 _META = ("area", "subfield", "timestamp", "gt_requery")
 
@@ -28,9 +28,7 @@ def questions(
 
     Args:
         source: The Parquet file, or a folder of Parquet files.
-        split: Name of the split.
         images: Its `save_to` is the folder that the pictures are written to.
-        reject: Called with each bad row.
         text_only: Keep rows without a picture, too, with `Question.image` "".
 
     Raises:
@@ -51,9 +49,8 @@ def _has_image(row: SourceRow) -> bool:
 def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "sample_id"
     others = texts(row, "alternative_gt_answers", default=(), empty=True)
-    number = row.get("sample_id")
     return Question(
-        id=str(number) if isinstance(number, int) else text(row, "sample_id"),
+        id=identifier(row, "sample_id"),
         image=images.keep(row, "query_image", row.get("query_image")) if _has_image(row) else "",
         text=text(row, "query"),
         answers=tuple(dict.fromkeys((text(row, "gt_answer"), *others))),

@@ -52,9 +52,7 @@ def questions(
 
     Args:
         source: A JSONL file (`.gz` too), a Parquet file, or a folder of Parquet files.
-        split: Name of the split.
         images: Not read.
-        reject: Called with each bad row.
         answerable_only: Skip questions without a short answer and without yes or no, about two of three.
 
     Raises:

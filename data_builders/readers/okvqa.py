@@ -47,10 +47,8 @@ def questions(
 
     Args:
         source: The two files, `{questions, annotations}`.
-        split: Name of the split.
         images: Folder of COCO's pictures of 2014, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or of the
             folders `train2014` and `val2014`.
-        reject: Called with each bad row.
         raw_answers: Read each annotator's `raw_answer`, which is not stemmed, for training.
 
     Raises:

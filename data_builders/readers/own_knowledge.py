@@ -10,10 +10,9 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.readers.files import read_jsonl, read_parquet
+from reflectune.data_builders.readers.files import read_by_extension, read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
 from reflectune.data_builders.readers.rows import SourceRow, identifier, rows, text
@@ -27,13 +26,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
     Raises:
         UserError: The file is missing, or has an unknown extension.
     """
-    if source.is_dir():
-        return read_parquet(source, reject)
-    name = source.name.lower().removesuffix(".gz")
-    kind = next((read for suffix, read in _KINDS.items() if name.endswith(suffix)), None)
-    if kind is None:
-        raise UserError(f"{source}: a knowledge base is read from {', '.join(_KINDS)} (also `.gz`) or a folder")
-    return kind(source, reject)
+    return read_by_extension(source, _KINDS, "a knowledge base", reject)
 
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:

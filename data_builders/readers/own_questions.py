@@ -16,7 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import AnswerType, Question
-from reflectune.data_builders.readers.files import read_csv, read_jsonl, read_parquet
+from reflectune.data_builders.readers.files import read_by_extension, read_csv, read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array
 from reflectune.data_builders.readers.rows import (
@@ -66,7 +66,6 @@ def questions(
             `{"load_dataset": NAME, "config": …, "split": …}` for a set on the Hub or a folder that `datasets` loads.
         split: Name of the split of questions whose row has none.
         images: Folder that paths of images are relative to; an image may also be the bytes of a file.
-        reject: Called with each bad row.
         columns: The user's column for each of `FIELDS`; the default is the field's name.
         meta: Further columns for `Question.meta`.
         constants: Values of fields without a column, e.g. for captions `{answer_type: free_form, requires_retrieval:
@@ -110,13 +109,7 @@ def _with_all(
 def _rows(source: Path | Mapping[str, Any], images: ImageFolder, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
     if isinstance(source, Mapping):
         return _loaded(source, images)
-    if source.is_dir():
-        return read_parquet(source, reject)
-    name = source.name.lower().removesuffix(".gz")
-    kind = next((read for suffix, read in _KINDS.items() if name.endswith(suffix)), None)
-    if kind is None:
-        raise UserError(f"{source}: questions are read from {', '.join(_KINDS)} (also `.gz`), or by `load_dataset`")
-    return kind(source, reject)
+    return read_by_extension(source, _KINDS, "a set of questions", reject)
 
 
 def _loaded(source: Mapping[str, Any], images: ImageFolder) -> Iterator[tuple[int, SourceRow]]:

@@ -17,7 +17,7 @@ from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.files import one_path
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
-from reflectune.data_builders.readers.rows import Placed, SourceRow, placed, rows, text
+from reflectune.data_builders.readers.rows import Placed, SourceRow, identifier, placed, rows, text
 from reflectune.data_builders.readers.wiki6m import article
 
 read_source = partial(read_json_dict, key="key")
@@ -45,8 +45,7 @@ def questions(
     - without: the question; `[No Retrieval]` with the answer; in LLaVA's rows further questions and answers, each a
       question of its own.
 
-    OK-VQA's rows have `need_retrieval`: a text that contains "No" means False. It counts if the first answer has no
-    token.
+    OK-VQA's rows have `need_retrieval`: a text that contains "No" means False. A token in the answer overrides it.
 
     The release has one row per passage, as text without its place. So questions have no evidence; `Question.meta` has
     the `passage` and its `relevance` (`relevant` or `not_relevant`). Ids repeat: the second question of an id becomes
@@ -54,9 +53,7 @@ def questions(
 
     Args:
         source: The file.
-        split: Name of the split.
         images: Folder that the images' paths are relative to, or that holds the images by name.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path.
@@ -72,7 +69,7 @@ def _questions(row: SourceRow, *, split: str, images: ImageFolder, seen: Counter
     turns = _turns(row)
     retrieve = _needs_retrieval(row, turns[1])
     rounds = [_with_passage(row, turns)] if retrieve and len(turns) > 2 else _without_passage(turns)
-    row_id, image = _row_id(row), _image(row, images)
+    row_id, image = identifier(row, row.id_field or "id"), _image(row, images)
     row_questions = []
     for question_text, answer, meta in rounds:
         question_text = question_text.replace(_IMAGE_TOKEN, " ").strip()
@@ -92,11 +89,6 @@ def _questions(row: SourceRow, *, split: str, images: ImageFolder, seen: Counter
             )
         )
     return row_questions
-
-
-def _row_id(row: SourceRow) -> str:
-    value = row.get(row.id_field)
-    return str(value) if isinstance(value, int) else text(row, row.id_field or "id")
 
 
 def _turns(row: SourceRow) -> list[str]:

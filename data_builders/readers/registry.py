@@ -36,7 +36,10 @@ QUESTIONS: Mapping[str, str] = {
     "reflectiva": "reflectiva",
     "viquae": "viquae",
 }
-"""Sets of questions and their modules, which have `questions(source, *, split, images, reject, **options)`."""
+"""Sets of questions and their modules, which have `questions(source, *, split, images, reject, **options)`.
+
+`split` is the name of the questions' split, and `reject` is called with each bad row.
+"""
 
 METRIC_OF: Mapping[str, Metric] = {
     "aokvqa": "vqa",

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.files import one_path, read_jsonl, read_parquet
+from reflectune.data_builders.readers.files import one_path, read_by_extension, read_jsonl, read_parquet
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.rows import Placed, SourceRow, mapping, placed, rows, text, texts
 
@@ -29,29 +28,21 @@ def questions(
     are in `Question.meta["provenance"]`, joined by `|`.
 
     Args:
-        source: `train.jsonl`, `validation.jsonl` or `test.jsonl` (`.gz` too), or the Hub's Parquet, a file or a folder.
-        split: Name of the split.
+        source: `{train,validation,test}.jsonl` (`.gz` too), or the Hub's Parquet, a file or a folder.
         images: Folder of the pictures.
-        reject: Called with each bad row.
 
     Raises:
         UserError: The source is not a path, or has another extension.
     """
     make = partial(_question, split=split, images=images)
-    return placed(_rows(one_path(source, "ViQuAE"), reject), make, reject)
-
-
-def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, SourceRow]]:
-    if source.is_dir() or source.suffix.lower() == ".parquet":
-        return read_parquet(source, reject)
-    if source.name.lower().removesuffix(".gz").endswith((".jsonl", ".json")):
-        return read_jsonl(source, reject)
-    raise UserError(f"{source}: ViQuAE is read from .jsonl (also `.gz`), .parquet or a folder of Parquet files")
+    readers = {".jsonl": read_jsonl, ".json": read_jsonl, ".parquet": read_parquet}
+    return placed(read_by_extension(one_path(source, "ViQuAE"), readers, "ViQuAE", reject), make, reject)
 
 
 def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "id"
     output = mapping(row, "output")
+    aliases = texts(output, "answer")
     meta = {
         "kilt_id": text(row, "kilt_id", default=""),
         "original_question": text(row, "original_question", default=""),
@@ -61,17 +52,12 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
         id=text(row, "id"),
         image=images.path(row, "image", text(row, "image")),
         text=text(row, "input"),
-        answers=_answers(output),
+        answers=tuple(dict.fromkeys((text(output, "original_answer", default=aliases[0]), *aliases))),
         split=split,
         requires_retrieval=True,
         entity_ids=(text(row, "wikidata_id"),),
         meta={name: value for name, value in meta.items() if value},
     )
-
-
-def _answers(output: SourceRow) -> tuple[str, ...]:
-    aliases = texts(output, "answer")
-    return tuple(dict.fromkeys((text(output, "original_answer", default=aliases[0]), *aliases)))
 
 
 def _titles(output: SourceRow) -> tuple[str, ...]:
