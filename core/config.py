@@ -43,8 +43,7 @@ def setting(
         le: Greatest value.
         needed: Marks a key that must be given. Says what to give, e.g. "a data set folder"; "" if the name says it.
         secret: The value may hold a password: no error and no help shows it.
-        hashed: False for a key that doesn't determine the results, or whose content is hashed. A run can be resumed
-            with another value of it.
+        hashed: False for a key that a resumed run may change: it doesn't affect the results, or its content is hashed.
     """
     extra = ({} if needed is None else {"needed": needed}) | ({} if hashed else {"hashed": False})
     return Field(default, description=help, ge=ge, gt=gt, le=le, repr=not secret, json_schema_extra=extra or None)  # type: ignore[arg-type]

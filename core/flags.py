@@ -132,9 +132,10 @@ def options_of(annotation: Any) -> list[Any]:
 def help_text(kind: type[BaseModel], program: str, description: str) -> str:
     """Return the help of a command: its keys by the class that declares them, with their defaults."""
     lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_paragraph(description), "")]
+    unlisted = set(kind.model_fields)
     for owner in kind.__mro__:
-        own = [name for name in vars(owner).get("__annotations__", ()) if name in kind.model_fields]
-        first = [name for name in own if _owner(kind, name) is owner]
+        first = [name for name in vars(owner).get("__annotations__", ()) if name in unlisted]
+        unlisted.difference_update(first)
         if first:
             heading = "Keys of this command:" if owner is kind else _first_paragraph(owner.__doc__ or owner.__name__)
             lines += ["", *_wrap(heading, "")]
@@ -156,11 +157,7 @@ def _up_to_key(words: Sequence[str]) -> list[str]:
 
 
 def _read(given: list[str], field: FieldInfo) -> Any:
-    """Return the value of a field, not yet validated.
-
-    Raises:
-        ValueError: No value is given, a text is not UTF-8, or a list or mapping is neither JSON nor YAML.
-    """
+    """Return the value of a field, not yet validated; raise ValueError for a text that can't be one."""
     kind = kind_of(field)
     if not given and kind != "flag":
         raise ValueError("needs a value")
@@ -170,7 +167,8 @@ def _read(given: list[str], field: FieldInfo) -> Any:
         except UnicodeEncodeError:
             raise ValueError("is not UTF-8") from None
     if kind == "flag":
-        return _word(given[0]) if given else True
+        word = given[0].lower() if given else "true"
+        return True if word in _YES else False if word in _NO else given[0]
     if kind == "list":
         if len(given) == 1 and given[0].lstrip().startswith("[") and given[0].rstrip().endswith("]"):
             return _structured(given[0], "list")
@@ -190,10 +188,6 @@ def _structured(text: str, kind: str) -> Any:
         raise ValueError(f"should be a {kind} as JSON: {error}") from None
 
 
-def _word(text: str) -> bool | str:
-    return True if text.lower() in _YES else False if text.lower() in _NO else text
-
-
 def _number(text: str) -> int | float | str | None:
     """Return the number that a text stands for, None for `null`, or the text itself."""
     if text.lower() in ("null", "none"):
@@ -204,10 +198,6 @@ def _number(text: str) -> int | float | str | None:
         except ValueError:
             continue
     return text
-
-
-def _owner(kind: type[BaseModel], name: str) -> type:
-    return next(owner for owner in kind.__mro__ if name in vars(owner).get("__annotations__", ()))
 
 
 def _first_paragraph(text: str) -> str:

@@ -95,8 +95,7 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
 
     Args:
         path: The image, absolute or relative to `root`.
-        root: The folders that the data may lead into; relative paths start at the first. None: the user chose the path,
-            and it may lead anywhere.
+        root: The folders that the data may lead into; relative paths start at the first. None: it may lead anywhere.
         needed_by: The row that needs it, for errors, e.g. `question infoseek_val_00000012`.
 
     Raises:
@@ -304,8 +303,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode not in ("I", "F"):
         return image
     values: npt.NDArray[Any] = np.asarray(image)
-    if image.mode == "I" and _is_unsigned(image):
-        values = values.view(np.uint32)
+    tags = getattr(image, "tag_v2", None)
+    if image.mode == "I" and tags is not None and tags.get(_SAMPLE_FORMAT, (1,)) in ((1,), 1):
+        values = values.view(np.uint32)  # a TIFF's integers without a sign, which Pillow reads as if they had one
     if not np.isfinite(values).all():
         raise ValueError("it holds NaN or infinite values")
     low, high = float(values.min()), float(values.max())
@@ -322,9 +322,3 @@ def _grey(values: npt.NDArray[Any], low: float, high: float) -> Image.Image:
     """Scale to grey of 8 bits: `low` is black, `high` white."""
     scaled = (values.astype(np.float64) - low) * (255 / (high - low) if high > low else 0)
     return Image.fromarray(np.rint(scaled).astype(np.uint8))
-
-
-def _is_unsigned(image: Image.Image) -> bool:
-    """Return True if 32-bit integers of a TIFF have no sign: Pillow reads them as if they had one."""
-    tags = getattr(image, "tag_v2", None)
-    return tags is not None and tags.get(_SAMPLE_FORMAT, (1,)) in ((1,), 1)

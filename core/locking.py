@@ -37,7 +37,7 @@ def take(path: str | Path, *, wait: bool = False) -> FileLock | None:
     Raises:
         OSError: The file can't be created or opened.
     """
-    # Any user may lock the file that an ended process of another one left.
+    # Any user may lock the file that an ended process of a different user left.
     lock = FileLock(os.path.realpath(path), mode=0o666, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=wait)

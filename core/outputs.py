@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -85,42 +82,18 @@ def _hold(output: str, path: Path) -> _HeldOutput:
 def _take(output: str, path: Path) -> FileLock:
     lock = take(path)
     if lock is None:
-        raise UserError(_refusal(output, _read_holder(path)))
-    path.write_text(json.dumps(_describe_process()), encoding="utf-8")
+        holder = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            holder = path.read_text(encoding="utf-8")
+        fix = "wait for it, or stop it; then the same command goes on"
+        raise UserError(f"{output} is being written by {holder or 'another process'}; {fix}")
+    since = time.strftime("%Y-%m-%d %H:%M")
+    path.write_text(f"PID {os.getpid()} on {socket.gethostname()} since {since} ({_command()})", encoding="utf-8")
     return lock
 
 
-def _refusal(output: str, holder: Mapping[str, Any]) -> str:
-    fix = "wait for it, or stop it; then the same command goes on"
-    if not holder:
-        return f"{output} is being written by another process; {fix}"
-    return (
-        f"{output} is being written by PID {holder['pid']} on {holder['host']} since {holder['since']} "
-        f"({holder['command']}); {fix}"
-    )
-
-
-def _read_holder(path: Path) -> Mapping[str, Any]:
-    """Read who holds a lock; empty if it isn't written yet."""
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return holder if isinstance(holder, dict) and {"pid", "host", "since", "command"} <= holder.keys() else {}
-
-
-def _describe_process() -> dict[str, Any]:
-    """Describe this process without its settings, which may hold a password."""
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": time.strftime("%Y-%m-%d %H:%M"),
-        "command": _command(),
-    }
-
-
 def _command() -> str:
-    """Return the command and its config file, e.g. `reflectune sft --config a.yaml`."""
+    """Return the command and its config file, e.g. `reflectune sft --config a.yaml`; other settings may be secret."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     command = f"python -m {spec.name}" if spec else f"python {sys.argv[0]}"
     if command == "python -m reflectune.__main__" or Path(sys.argv[0]).name == "reflectune":

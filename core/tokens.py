@@ -245,8 +245,7 @@ def _folded(text: str) -> str:
 def _is_accent(letter: str) -> bool:
     """Return True for an optional mark: an accent, a point of Hebrew or Arabic, a nukta.
 
-    The other combining classes are part of the spelling: a kana's voicing (8), a virama (9), vowel signs and tones (84
-    to 132).
+    Other classes are part of the spelling: a kana's voicing (8), a virama (9), vowel signs and tones (84 to 132).
     """
     mark_class = unicodedata.combining(letter)
     return 0 < mark_class < 8 or 9 < mark_class < 84 or mark_class > 132

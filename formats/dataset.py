@@ -272,11 +272,7 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
 
 
 def _question(row: dict[str, Any], image_root: str, path: Path) -> Question:
-    """Return the question of a row.
-
-    Raises:
-        UserError: The row is not a question.
-    """
+    """Return the question of a row; raise UserError if the row is not a question."""
     if image_root and row["image"] and isinstance(row["image"], str):
         row["image"] = str(Path(image_root, row["image"]))
     try:

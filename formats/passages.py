@@ -42,8 +42,7 @@ def split_passages(
 ) -> list[Passage]:
     """Cut an entry into passages, in the article's order. Together they hold every word once.
 
-    Sections without prose ("References", "External links"…) and empty passages are left out. An entry without sections
-    is read from its summary.
+    Sections without prose ("References" …) and empty passages are left out. Without sections the summary is read.
 
     Args:
         entry: The article.
@@ -90,8 +89,7 @@ def summary_text(entry: Entry) -> str:
 def first_sentence(text: str) -> str:
     """Return the first sentence of a text, or the whole text if no sentence ends.
 
-    A full stop after an initial or a common abbreviation doesn't end a sentence, so "vitamin C." runs into the next
-    one.
+    A full stop after an initial or an abbreviation doesn't end a sentence, so "vitamin C." runs into the next one.
     """
     text = " ".join(text.split())
     ends = (match.end() for match in _SENTENCE_END.finditer(text))

@@ -88,8 +88,7 @@ def stream_examples(
         path: The file.
         example_type: The type of its scheme's examples.
         problem: See `read_examples`.
-        reject: Called with the id and the problem of each bad row; if None, bad rows raise an error at the end of the
-            file.
+        reject: Called with the id and the problem of each bad row; None raises an error for them at the file's end.
 
     Raises:
         UserError: As `read_examples`.
@@ -122,8 +121,7 @@ def stream_examples(
 class StoredExamples(Sequence[Example]):
     """Examples of a Parquet file, made when they are asked for.
 
-    Their rows are memory-mapped from a copy that `datasets` keeps in its cache, so all processes of a machine share
-    them.
+    Their rows are memory-mapped from a copy in the cache of `datasets`, so all processes of a machine share them.
 
     Args:
         path: A file whose rows were checked.

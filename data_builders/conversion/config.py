@@ -130,11 +130,9 @@ class ConvertConfig(Settings):
         inside = sorted(
             path for path in sources | {path.resolve() for path in named} if output in {path, *path.parents}
         )
-        return (
-            [f"`output`: {self.output} holds {inside[0]}, which is an input; choose a different folder"]
-            if inside
-            else []
-        )
+        return [
+            f"`output`: {self.output} holds {path}, which is an input; choose a different one" for path in inside[:1]
+        ]
 
     @cross_check
     def question_problems(self) -> list[str]:

@@ -55,14 +55,6 @@ class KnowledgeTotals:
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """A sample of entries: those in `gold` (sorted hashes of ids), and those with a seeded hash below `bound`."""
-
-    gold: Hashes
-    bound: int
-
-
-@dataclass(frozen=True)
 class KnowledgeRun:
     """The conversion of a knowledge base.
 
@@ -137,26 +129,24 @@ class KnowledgeRun:
         totals.add(number, row["entries"], row["images"], row["without_image"])
         totals.gold.append(ids[is_among(ids, gold)])
 
-    def _sample(self, workers: Workers) -> _Sample | None:
-        """Read the ids of the source and find the bound that draws `sample_knowledge` of them; None keeps all."""
-        config = self.config
-        if config.sample_knowledge < 0:
+    def _sample(self, workers: Workers) -> int | None:
+        """Read the ids of the source and return the bound that draws `sample_knowledge` of them; None keeps all."""
+        if self.config.sample_knowledge < 0:
             return None
         gold, others = self._gold, []
-        for _, done in workers.map(
-            write_entry_batch, self._batches("ids to sample from", None, Rejected(None), None, None)
-        ):
+        tasks = self._batches("ids to sample from", None, Rejected(None), None, None)
+        for _, done in workers.map(write_entry_batch, tasks):
             others.append(done.seeded[~is_among(done.ids, gold)])
         distinct = np.unique(np.concatenate(others)) if others else np.empty(0, np.uint64)
-        return _Sample(gold, sample_bound(distinct, config.sample_knowledge))
+        return sample_bound(distinct, self.config.sample_knowledge)
 
     def _batches(
-        self, step: str, sample: _Sample | None, reject: Reject, folder: Path | None, last: dict[str, Any] | None
+        self, step: str, bound: int | None, reject: Reject, folder: Path | None, last: dict[str, Any] | None
     ) -> Iterator[EntryBatch]:
         """Yield the source's batches after that of the journal's last row."""
         config = self.config
         source = config.path(config.knowledge_source)
-        first = 0 if last is None else int(last["id"]) + 1
+        first, gold = 0 if last is None else int(last["id"]) + 1, self._gold
         with progress(step, sum(file.stat().st_size for file in list_files([source]))) as bar:
             for number, rows in enumerate(self._pieces(source, reject, first, last), first):
                 yield EntryBatch(
@@ -166,8 +156,8 @@ class KnowledgeRun:
                     images=self.images,
                     folder=folder,
                     skip=self.rejected is not None or isinstance(reject, Rejected),
-                    keep=None if sample is None else sample.gold,
-                    bound=1 << 64 if sample is None else sample.bound,
+                    keep=None if bound is None else gold,
+                    bound=bound or 0,
                     seed=config.seed,
                 )
                 size = rows.data.count(b"\n") if isinstance(rows, LineBlock) else len(rows)

@@ -67,9 +67,10 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
             knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, image_root)
             _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
         check_unchanged(fingerprinted := hashed.result(), "the conversion began")
+    digest = hashlib.sha256("".join(questions.digests).encode()).hexdigest()
     manifest = {
         **_numbers(config, questions, knowledge, rejected),
-        "fingerprint": _fingerprint(questions, kb_fingerprint),
+        "fingerprint": fingerprint([digest, kb_fingerprint]),
         "parts": questions.parts,
         "image_root": _root_in_manifest(images, output, output),
         "made_with": config.decisive_settings(),
@@ -180,11 +181,7 @@ def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
 
 
 def _open_journal(output: Path, key: str) -> Path:
-    """Return the folder of the journals of an unfinished run; a run with a different key starts again.
-
-    Raises:
-        UserError: The folder holds data without a journal.
-    """
+    """Return the folder of the journals of an unfinished run; a run with a different key starts again."""
     journal = output / _JOURNAL
     note = journal / "key.json"
     parts = [output / "questions", output / "knowledge"]
@@ -245,11 +242,6 @@ def _numbers(
                 **({"missing": lacking[:_SHOWN]} if lacking else {}),
             }
     return numbers
-
-
-def _fingerprint(questions: QuestionTotals, knowledge: str) -> str:
-    digest = hashlib.sha256("".join(questions.digests).encode())
-    return fingerprint([digest.hexdigest(), knowledge])
 
 
 def _name(config: ConvertConfig) -> str:

@@ -83,19 +83,14 @@ class StepProgress:
     def advance(self, rows: int, left_out: int) -> None:
         """Add rows; `left_out` is the number of bad rows so far."""
         self.rows += rows
-        self.bar.set_postfix_str(
-            f"{self.rows:,} rows" + (f", {left_out:,} left out" if left_out else ""), refresh=False
-        )
+        text = f"{self.rows:,} rows" + (f", {left_out:,} left out" if left_out else "")
+        self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(min(self.meter.bytes, self.bar.total or self.meter.bytes) - self.bar.n)
 
 
 @contextmanager
 def progress(step: str, total_bytes: int) -> Iterator[StepProgress]:
     """Show a bar for a step whose sources have `total_bytes` on the disk (0 if unknown)."""
-    with (
-        count_bytes() as meter,
-        progress_bar(
-            desc=step, total=total_bytes or None, unit="B", unit_scale=True, unit_divisor=1024, mininterval=0.5
-        ) as bar,
-    ):
+    units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    with count_bytes() as meter, progress_bar(desc=step, total=total_bytes or None, mininterval=0.5, **units) as bar:
         yield StepProgress(bar, meter)

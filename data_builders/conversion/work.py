@@ -6,19 +6,18 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.core.rejected import BadRow, Reject, UnreadableImage, stop
 from reflectune.core.rows import to_row
-from reflectune.core.types import Entry, Question
+from reflectune.core.types import Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.readers.files import LineBlock, block_rows
 from reflectune.data_builders.readers.images import ImageFolder
@@ -80,15 +79,16 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
         parts.append((split, file, len(questions)))
         if batch.folder is not None:
             write_question_file(batch.folder / "questions" / split / file, questions)
+    accepted = [question for questions in by_split.values() for question in questions]
     return QuestionsDone(
         parts=parts,
         counts={split: dict(Counter(q.answer_type for q in questions)) for split, questions in by_split.items()},
         digest=digest.hexdigest()[:32],
         images={key: count for key, count in images.items() if key},
-        kinds=dict(Counter(kind(q) for questions in by_split.values() for q in questions)),
-        entity_ids=sorted(_named_entries(q for questions in by_split.values() for q in questions)),
+        kinds=dict(Counter(map(kind, accepted))),
+        entity_ids=sorted({name for q in accepted for name in (*q.entity_ids, *(it.entry_id for it in q.evidence))}),
         rejected=rejected,
-        unanswered=sum(not (q.answers or q.range) for questions in by_split.values() for q in questions),
+        unanswered=sum(not (q.answers or q.range) for q in accepted),
     )
 
 
@@ -119,7 +119,7 @@ class EntryBatch:
     folder: Path | None
     skip: bool
     keep: Hashes | None = None
-    bound: int = 1 << 64
+    bound: int = 0
     seed: int = 0
 
 
@@ -156,11 +156,15 @@ class EntriesDone:
 def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     """Build the entries of a batch and write them as one shard (none if no entry is kept)."""
     reject, rejected = _rejecter(batch.skip)
-    entries, lines = _entries(batch, reject)
+    make = knowledge_reader(batch.reader).entry
+    source = batch.rows
+    rows = block_rows(source, reject) if isinstance(source, LineBlock) else ((row.line, row) for row in source)
+    made = list(placed(rows, lambda row: make(row, batch.images), reject))
+    entries, lines = [entry for entry, _ in made], [line for _, line in made]
     ids = hash_ids(entry.id for entry in entries)
     seeded = hash_ids((entry.id for entry in entries), batch.seed)
     if batch.keep is not None:
-        kept = np.flatnonzero(is_among(ids, batch.keep) | _below(seeded, batch.bound))
+        kept = np.flatnonzero(is_among(ids, batch.keep) | (seeded < batch.bound))
         entries, lines = [entries[i] for i in kept], [lines[i] for i in kept]
         ids, seeded = ids[kept], seeded[kept]
     digests: list[bytes] = []
@@ -177,41 +181,14 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     )
 
 
-def _entries(batch: EntryBatch, reject: Reject) -> tuple[list[Entry], list[SourceLine]]:
-    make = knowledge_reader(batch.reader).entry
-    rows = block_rows(batch.rows, reject) if isinstance(batch.rows, LineBlock) else _numbered(batch.rows)
-    made = list(placed(rows, lambda row: make(row, batch.images), reject))
-    return [entry for entry, _ in made], [line for _, line in made]
-
-
-def _numbered(rows: Sequence[SourceRow]) -> Iterator[tuple[int, SourceRow]]:
-    return ((row.line, row) for row in rows)
-
-
-def _below(hashes: Hashes, bound: int) -> npt.NDArray[np.bool_]:
-    """Return True for each hash below a bound of at most 2^64."""
-    if bound >= 1 << 64:
-        return np.ones(len(hashes), dtype=bool)
-    return hashes < np.uint64(bound)
-
-
 def _rejecter(skip: bool) -> tuple[Reject, list[BadRow]]:
     """Return the function to call with a bad row, which collects it or raises an error, and the collected rows."""
     rejected: list[BadRow] = []
     return (rejected.append if skip else stop), rejected
 
 
-def _named_entries(questions: Iterator[Question]) -> set[str]:
-    """Return the entries that questions name."""
-    return {name for q in questions for name in (*q.entity_ids, *(evidence.entry_id for evidence in q.evidence))}
-
-
 def _check_image(question: Question, line: SourceLine, batch: QuestionBatch) -> str:
-    """Return `found`, `unverified`, or "" for a question without an image.
-
-    Raises:
-        UnreadableImage: The file is damaged, or too large to decode safely.
-    """
+    """Return `found`, `unverified`, or "" for a question without an image; refuse one that can't be read."""
     if not question.image:
         return ""
     if batch.verify == "none":

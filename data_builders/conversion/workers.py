@@ -25,7 +25,8 @@ class Workers:
     """
 
     def __init__(self, count: int = 0) -> None:
-        self.count = count or _cores()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.count = count or cores
         self._pool: ProcessPoolExecutor | None = None
 
     def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
@@ -68,10 +69,6 @@ class Workers:
 def _oldest(waiting: deque[tuple[Task, Future[Result]]]) -> tuple[Task, Result]:
     task, future = waiting.popleft()
     return task, future.result()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _die_with_parent() -> None:

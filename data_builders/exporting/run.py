@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,7 +94,9 @@ def export(config: ExportConfig) -> ExportSummary:
             summary.sample = summary.sample or rows[-1]
             summary.rows += len(rows)
             summary.altered += clean.changed > changed
-            _write(writer, rows)
+            if writer is not None:
+                for row in rows:
+                    writer.write(row)
         bad.settle(output, write=is_written)
         if not summary.rows:
             raise UserError(f"{path} has no row to export; build it again, with questions of that split")
@@ -118,18 +120,8 @@ def describe(config: ExportConfig, summary: ExportSummary) -> str:
     return "\n".join(lines)
 
 
-def _write(writer: Writer | None, rows: Iterable[dict[str, Any]]) -> None:
-    if writer is not None:
-        for row in rows:
-            writer.write(row)
-
-
 def _earlier(output: Path, split: str, expected: ExportRecord) -> ExportRecord:
-    """Return the record of the splits already in the output folder.
-
-    Raises:
-        UserError: The folder holds a different layout, scheme, image mode or `space`, or other files.
-    """
+    """Return the record of the splits in the output folder; refuse a folder with other files or settings."""
     if not (output / RECORD).is_file():
         visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
         was_cut_off = expected.images == "copy" and set(visible) <= {"images", split}
@@ -162,15 +154,8 @@ ROW_GROUP = 1000
 """Rows of a Parquet row group."""
 
 
-class Writer(Protocol):
-    """Destination of rows."""
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Append a row."""
-
-
 @contextmanager
-def open_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Writer]:
+def open_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[_Lines | _Parquet]:
     """Open a file for rows: `.jsonl`, `.json` (one array, one row per line), or `.parquet`.
 
     The file is moved into place when the block ends. If the block fails, nothing is left.
@@ -179,15 +164,10 @@ def open_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Writer]
         path: The file.
         schema: The columns, for Parquet.
     """
-    with writing(path) as partial, _writer(partial, path.suffix, schema) as writer:
-        yield writer
-
-
-def _writer(partial: Path, suffix: str, schema: pa.Schema | None) -> _Lines | _Parquet:
-    if suffix == ".parquet":
-        assert schema is not None  # every layout in Parquet names its columns
-        return _Parquet(partial, schema)
-    return _Lines(partial, is_array=suffix == ".json")
+    with writing(path) as partial:
+        is_table = path.suffix == ".parquet"
+        with _Parquet(partial, schema) if is_table else _Lines(partial, is_array=path.suffix == ".json") as writer:
+            yield writer
 
 
 class _Lines:
@@ -209,13 +189,12 @@ class _Lines:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:
             if kind is None:
-                self._file.write((self._open if self._is_empty else "") + ("" if self._is_jsonl_empty else self._close))
+                if self._is_empty:
+                    self._file.write(self._open)
+                if self._open or not self._is_empty:
+                    self._file.write(self._close)
                 self._file.flush()
                 os.fsync(self._file.fileno())
-
-    @property
-    def _is_jsonl_empty(self) -> bool:
-        return self._is_empty and not self._open
 
 
 class _Parquet:

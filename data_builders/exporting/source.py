@@ -131,12 +131,10 @@ class ImagePlacer:
             source = resolve_below(image, self._roots)
             if not source.is_file():
                 raise UserError(f"image not found: {source}")
-            self._placed[image] = self._copy(source, image) if self._mode == "copy" else self._absolute(image)
+            # Links stay unresolved: in the Hub's cache their targets have no extension.
+            absolute = Path(os.path.abspath(self._start / image)).as_posix()
+            self._placed[image] = self._copy(source, image) if self._mode == "copy" else absolute
         return self._placed[image]
-
-    def _absolute(self, image: str) -> str:
-        # Links stay unresolved: in the Hub's cache their targets have no extension.
-        return Path(os.path.abspath(self._start / image)).as_posix()
 
     @property
     def count(self) -> int:

@@ -27,8 +27,7 @@ class Labels:
         ret: Labels of questions.
         srt: Labels of documents.
         mct: Labels of mixed lists.
-        without_summary: Number of questions left out of `mct`: they have several relevant documents, but no summary of
-            exactly these.
+        without_summary: Number of questions left out of `mct`, since their relevant documents have no common summary.
     """
 
     ret: Sequence[RetLabel] = ()

@@ -122,7 +122,9 @@ class ExampleBuilder:
         self._dataset, self._retriever, self._annotate, self._settings = dataset, retriever, annotate, settings
         self._roots, self._blank = image_roots, blank
         self._ranked: dict[str, Sequence[str]] = {}
-        self._passages = functools.lru_cache(maxsize=8192)(self._split)
+        self._passages = functools.lru_cache(maxsize=8192)(
+            lambda entry_id: split_passages(dataset.knowledge.get(entry_id), lead=settings.lead)
+        )
 
     def images_to_search(self, questions: Sequence[Question]) -> list[Question]:
         """Return the first valid question about each image, except the black one; none without a retriever."""
@@ -236,6 +238,3 @@ class ExampleBuilder:
     @functools.cached_property
     def _entry_ids(self) -> list[str]:
         return list(self._dataset.knowledge.ids)  # lazy: a visual data set has no knowledge base
-
-    def _split(self, entry_id: str) -> list[Passage]:
-        return split_passages(self._dataset.knowledge.get(entry_id), lead=self._settings.lead)

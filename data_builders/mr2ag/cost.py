@@ -80,8 +80,10 @@ def estimate(
         endpoint: The server and model.
         cache: File of replies, which may be missing.
     """
-    cached = _cached_tokens(cache)
-    sample = _evenly(questions, SAMPLE)
+    rows = read_rows(cache) if cache.is_file() else ()
+    cached = {row["id"]: (row["prompt_tokens"], row["completion_tokens"]) for row in rows}
+    count = min(len(questions), SAMPLE)
+    sample = [questions[position * len(questions) // count] for position in range(count)]
     prompts: dict[str, str] = {}
     for question in sample:
         with suppress(UserError):  # a bad row, which the build reports
@@ -103,16 +105,3 @@ def estimate(
         sampled=len(sample) if len(sample) < len(questions) else 0,
         first=next(iter(prompts.values()), "").rstrip(),
     )
-
-
-def _cached_tokens(cache: Path) -> dict[str, tuple[int, int]]:
-    """Return the numbers of tokens sent and received for each cached reply."""
-    if not cache.is_file():
-        return {}
-    return {row["id"]: (row["prompt_tokens"], row["completion_tokens"]) for row in read_rows(cache)}
-
-
-def _evenly(questions: Sequence[Question], count: int) -> list[Question]:
-    if len(questions) <= count:
-        return list(questions)
-    return [questions[position * len(questions) // count] for position in range(count)]

@@ -51,7 +51,8 @@ def run(config: PlainConfig) -> None:
     if config.dry_run:
         print(f"{len(examples):,} questions of {config.split}, the first one with retrieval:")
         for built in builder.examples([example for example in examples if example.retrieve][:1]):
-            print("\n".join(f"  {_shown(branch)} → {branch.reply}" for branch in built.branches))
+            for branch in built.branches:
+                print(f"  {' '.join(map(passage_text, branch.documents)) or '(nothing)'} → {branch.reply}")
         return
     index = config.finder_fingerprint() if retriever else ""
     reranker_hash = reranker.fingerprint if reranker else ""
@@ -131,16 +132,8 @@ class PlainBuilder:
 
 
 def _answer(example: ReflectionExample) -> str:
-    """Return the answer of a visual question, or the one that the evidence supports.
-
-    Raises:
-        UserError: The example has neither an answer nor evidence.
-    """
+    """Return the answer of a visual question, or the one that the evidence supports."""
     answers = [branch.answer for branch in example.branches if branch.relevant]
     if not example.answer and not answers:
         raise UserError(f"example {example.id} has no relevant passage, and so no answer; build mR²AG-IT with evidence")
     return example.answer or answers[0]
-
-
-def _shown(branch: PromptedBranch) -> str:
-    return " ".join(passage_text(passage) for passage in branch.documents) or "(nothing)"

@@ -39,8 +39,7 @@ CHUNK = 64
 def run(config: BuildConfig) -> None:
     """Build a split; a dry run shows one example, sends no request and writes nothing.
 
-    The processes of a launch share the images to search for and the questions to annotate. Only the first one sends
-    requests to a server.
+    The processes of a launch share images to search for and questions to annotate. Only the first one asks a server.
     """
     processes, device = join_launch(config.device)
     dataset = Dataset(Path(config.dataset), config.part)

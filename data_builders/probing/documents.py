@@ -25,9 +25,8 @@ _TRIES: Final = 10
 class DocumentSource:
     """Finds the documents of questions.
 
-    MMKB-RAG takes passages of the retrieved entries. For a model that can't tell entities apart, a look-alike's passage
-    differs from evidence by nothing visible. Then take the question's own entry and random ones, as mR²AG with
-    `negatives_retrieved: 0`.
+    MMKB-RAG takes passages of the retrieved entries. For a model that can't tell entities apart, take the question's
+    own entry and random ones, as mR²AG with `negatives_retrieved: 0`.
 
     Args:
         knowledge: The knowledge base.
@@ -40,7 +39,9 @@ class DocumentSource:
         self, knowledge: KnowledgeBase, retriever: Retriever | None, settings: DocumentSettings, seed: int
     ) -> None:
         self._knowledge, self._retriever, self._settings, self._seed = knowledge, retriever, settings, seed
-        self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
+        self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(
+            lambda entry_id: split_passages(knowledge.get(entry_id), lead=settings.lead)
+        )
 
     def check(self, question: Question) -> None:
         """Refuse a question whose own entry is needed and missing.
@@ -84,6 +85,3 @@ class DocumentSource:
             best = find_documents(question.text, [Hit(entry_id, 0.0, 1)], self._passages, 1)
             drawn += [Document(found.passage, found.score, len(documents) + len(drawn) + 1) for found in best]
         return drawn
-
-    def _split(self, entry_id: str) -> list[Passage]:
-        return split_passages(self._knowledge.get(entry_id), lead=self._settings.lead)

@@ -24,8 +24,7 @@ def select_questions(
 ) -> list[Question]:
     """Return a split's questions in an order drawn by seed. Memory holds the selected ones, and the ids of the others.
 
-    Free-form questions are left out: no metric can score an answer in sentences. A higher `limit` adds questions after
-    those of a lower one.
+    Free-form questions are left out: no metric can score them. A higher `limit` adds questions after a lower one's.
 
     Args:
         dataset: The data set.
@@ -34,8 +33,7 @@ def select_questions(
         limit: Most questions; None for all.
         seed: Seed of the order.
         without: Ids of questions to leave out.
-        without_facts: Also leave out questions that share a fact (`facts`) with those of `without`, in any part of the
-            split.
+        without_facts: Also leave out questions that share a fact (`facts`) with those of `without` in any part.
 
     Raises:
         UserError: No question is left, two have the same id, or the split has no id of `without`.
@@ -50,10 +48,9 @@ def select_questions(
                 ids.append(question.id)
     if not ids:
         raise UserError(_nothing_left(dataset, split, visual, candidates, without_facts=bool(known)))
-    order = heapq.nsmallest(
-        len(ids) if limit is None else limit, ids, key=lambda question_id: _drawn(seed, question_id)
-    )
-    positions = {question_id: position for position, question_id in enumerate(order)}
+    drawn = ((hashlib.sha256(f"{seed}\0{name}".encode()).hexdigest(), name) for name in ids)
+    order = heapq.nsmallest(len(ids) if limit is None else limit, drawn)
+    positions = {question_id: position for position, (_, question_id) in enumerate(order)}
     selected = [q for q in dataset.stream(split) if q.id in positions and not _is_free_form(q)]
     return sorted(selected, key=lambda question: positions[question.id])
 
@@ -91,11 +88,7 @@ def _nothing_left(dataset: Dataset, split: str, visual: bool, candidates: int, *
 
 
 def _known_facts(dataset: Dataset, split: str, tuned: Collection[str]) -> set[tuple[str, str]]:
-    """Return the facts of the questions that a model was tuned on, over all parts of the split.
-
-    Raises:
-        UserError: The split has none of these questions.
-    """
+    """Return the facts of the questions that a model was tuned on, over all parts of the split."""
     known: set[tuple[str, str]] = set()
     count = 0
     for question in stream_questions(dataset.root, split):
@@ -116,7 +109,3 @@ def _candidates(dataset: Dataset, split: str, visual: bool) -> Iterator[Question
 
 def _is_free_form(question: Question) -> bool:
     return question.answer_style == "free"
-
-
-def _drawn(seed: int, question_id: str) -> tuple[str, str]:
-    return hashlib.sha256(f"{seed}\0{question_id}".encode()).hexdigest(), question_id

@@ -32,7 +32,7 @@ _SHARD = 2048
 
 
 def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
-    """Return the logs of a folder of probes, to append rows to.
+    """Write the settings of a folder of probes, or compare them with its own; return its logs to append rows to.
 
     Args:
         folder: Folder of the probes.
@@ -42,7 +42,18 @@ def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
         UserError: The folder was begun with different settings.
     """
     folder = Path(folder)
-    _check_settings(folder, settings)
+    path, plain = folder / SETTINGS, json.loads(json.dumps(dict(settings)))
+    if not path.is_file():
+        if any(folder.glob("log-*.jsonl")) or (folder / MANIFEST).is_file():
+            raise UserError(f"{path} is missing, so the probes can't be checked against the settings; restore it")
+        write_json(path, plain)
+    known = read_json(path, "the settings of the probes")
+    changed = [name for name in sorted({*known, *plain}) if known.get(name) != plain.get(name)]
+    if changed:
+        lines = [f"`{name}` was {known.get(name)!r}, is now {plain.get(name)!r}" for name in changed]
+        raise UserError(
+            f"{folder} was begun with other settings: {'; '.join(lines)}; choose another output folder, or restore them"
+        )
     return _logs(folder)
 
 
@@ -124,24 +135,6 @@ def read_settings(folder: str | Path, **needed: type) -> dict[str, Any]:
 def probes_fingerprint(folder: str | Path) -> str:
     """Return a hash of the sealed probes."""
     return file_fingerprint(*_parts(Path(folder)))
-
-
-def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings, or compare them with those that the folder was begun with."""
-    path = folder / SETTINGS
-    plain = json.loads(json.dumps(dict(settings)))
-    if not path.is_file():
-        if any(folder.glob("log-*.jsonl")) or (folder / MANIFEST).is_file():
-            raise UserError(f"{path} is missing, so the probes can't be checked against the settings; restore it")
-        write_json(path, plain)
-        return
-    known = read_json(path, "the settings of the probes")
-    changed = [name for name in sorted({*known, *plain}) if known.get(name) != plain.get(name)]
-    if changed:
-        lines = [f"`{name}` was {known.get(name)!r}, is now {plain.get(name)!r}" for name in changed]
-        raise UserError(
-            f"{folder} was begun with other settings: {'; '.join(lines)}; choose another output folder, or restore them"
-        )
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -61,8 +61,7 @@ def add_sentences(
 ) -> list[Probe]:
     """Choose a sentence of each document whose greedy answer is right.
 
-    The model reads each sentence in the document's place. The chosen one makes the accepted answer most probable; the
-    first wins a tie.
+    The model reads each sentence in the document's place. The first that makes the accepted answer most probable wins.
 
     Args:
         engine: Engine of the model.

@@ -31,8 +31,7 @@ def questions(
 
     Args:
         source: The file.
-        images: Folder of COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or of the folders `train2017`,
-            `val2017` and `test2017`.
+        images: Folder of COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or of `{train,val,test}2017`.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.

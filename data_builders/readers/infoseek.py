@@ -46,8 +46,7 @@ def questions(
     `unseen_question` or `unseen_entity`, that is appended to the name of the split.
 
     Args:
-        source: The annotations, or a mapping of the roles `annotations`, `withkb` and `qtype` to files; the last two
-            are optional.
+        source: The annotations, or a mapping of the role `annotations`, and optionally `withkb` and `qtype`, to files.
         images: Folder of OVEN's images.
 
     Raises:

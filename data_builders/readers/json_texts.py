@@ -39,8 +39,7 @@ def has_half(values: Any, content: bytes | None = None) -> bool:
 def json_reader(file: BinaryIO, chunk: int = 1 << 20) -> ModuleType:
     """Return the backend of `ijson` that keeps this document's texts unchanged.
 
-    The fast backend replaces half a pair by `?` or another character, or raises `UnicodeDecodeError`. The pure Python
-    backend keeps it.
+    The fast backend replaces half a pair by another character, or raises `UnicodeDecodeError`; pure Python keeps it.
 
     Args:
         file: The document; it is read from its start to its end.

@@ -47,8 +47,7 @@ def questions(
 
     Args:
         source: The two files, `{questions, annotations}`.
-        images: Folder of COCO's pictures of 2014, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or of the
-            folders `train2014` and `val2014`.
+        images: Folder of COCO's pictures, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or of `{train,val}2014`.
         raw_answers: Read each annotator's `raw_answer`, which is not stemmed, for training.
 
     Raises:

@@ -68,8 +68,7 @@ def questions(
         images: Folder that paths of images are relative to; an image may also be the bytes of a file.
         columns: The user's column for each of `FIELDS`; the default is the field's name.
         meta: Further columns for `Question.meta`.
-        constants: Values of fields without a column, e.g. for captions `{answer_type: free_form, requires_retrieval:
-            false}`.
+        constants: Values of fields without a column, e.g. for captions `{answer_type: free_form}`.
         number_rows: Make ids of the file's name and the row's number.
 
     Raises:

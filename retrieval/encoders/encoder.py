@@ -52,8 +52,7 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
         dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 
     Raises:
-        UserError: The encoder, device or dtype is missing; its files are damaged or unsafe; or it does not encode
-            both images and texts.
+        UserError: Encoder, device or dtype is missing; its files are damaged or unsafe; or it lacks images or texts.
     """
     place, precision = find_device(device), as_dtype(dtype)
     if (embedder := embedder_of(name)) is not None:

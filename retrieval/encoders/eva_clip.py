@@ -231,8 +231,7 @@ class EvaClip(nn.Module):
 
     Args:
         config: Content of config.json.
-        biases: The biases present, of `PATCH_BIAS` and `PROJECTION_BIAS`: 8B and 18B have neither, and no config says
-            it.
+        biases: The biases present, of `PATCH_BIAS` and `PROJECTION_BIAS`: 8B and 18B have neither.
 
     Raises:
         KeyError: A size is missing.

@@ -175,13 +175,9 @@ def _check_tokens(loaded: Loaded, name: str, way: str, prompts: Way) -> None:
     tokenizer = loaded.renderer.tokenizer
     text = "".join(part for part in prompts.both if isinstance(part, str)).replace(IMAGE, "")
     known = tokenizer.get_added_vocab()
-    if missing := [token for token in _special_tokens(text) if token not in known]:
+    special = dict.fromkeys(f"<|{piece.split('|>')[0]}|>" for piece in text.split("<|")[1:])
+    if missing := [token for token in special if token not in known]:
         raise UserError(
             f"{name} lacks the token{'s' * (len(missing) > 1)} {', '.join(missing)}, which `{way}` puts into its "
             "prompts; take a model that was trained so"
         )
-
-
-def _special_tokens(text: str) -> list[str]:
-    """The distinct tokens `<|…|>` of a prompt, in order."""
-    return list(dict.fromkeys(f"<|{piece.split('|>')[0]}|>" for piece in text.split("<|")[1:]))

@@ -85,13 +85,7 @@ class TextModel:
 
 
 def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
-    """Pool token vectors to one vector a text, of shape (batch, d); either side may be padded.
-
-    Args:
-        hidden: Shape (batch, tokens, d).
-        mask: 1 at a text's own tokens, shape (batch, tokens).
-        pooling: `mean` of the text's tokens, its `last` one, or its first (`cls`).
-    """
+    """Pool token vectors (batch, tokens, d) to (batch, d); `mask` (batch, tokens) is 1 at tokens, on either side."""
     if pooling == "mean":
         weights = mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
@@ -108,8 +102,7 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ma
 def most_positions(model: nn.Module, config: Any) -> int | None:
     """Return the number of positions that a model has for tokens; None if any.
 
-    RoBERTa and its like (XLM-R, MPNet) begin to count behind the padding's index, so that the table's first rows are
-    not for tokens.
+    RoBERTa and its like (XLM-R, MPNet) count from behind the padding's index: the table's first rows are unused.
     """
     declared = getattr(config, "max_position_embeddings", None)
     tables = [

@@ -46,8 +46,7 @@ def reopen_index(
 ) -> None:
     """Take a finished index apart into the shards that it was made of; its manifest goes last.
 
-    Entries of a last shard that was not full are left to be encoded again. A process that is killed meanwhile leaves
-    the index as it was.
+    Entries of a last shard that was not full are encoded again. A process that is killed leaves the index as it was.
 
     Args:
         folder: The index's.

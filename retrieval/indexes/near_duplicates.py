@@ -24,7 +24,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Logs, Row, run_batches
+from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row
 from reflectune.core.types import Entry
 from reflectune.formats.dataset import Dataset
@@ -92,9 +92,7 @@ def perceptual_hash(image: Image.Image) -> str:
     try:
         import imagehash  # an extra
     except ImportError as error:
-        raise UserError(
-            "near-duplicates are found by the library ImageHash: pip install 'reflectune[dedup]'"
-        ) from error
+        raise UserError("near-duplicates are found by ImageHash: pip install 'reflectune[dedup]'") from error
     return str(imagehash.phash(image))
 
 
@@ -113,8 +111,7 @@ def find_near_duplicates(
         distance: Bits of 64 that may differ; 0: equal hashes, PMSR's rule.
 
     Returns:
-        The near-duplicates, and the numbers of `pictures` of the knowledge base, of `unreadable` ones among them, and
-        of `test_pictures`.
+        The near-duplicates, and the numbers of `pictures` in the knowledge base, `unreadable` ones and `test_pictures`.
 
     Raises:
         UserError: A test picture is bad, there is none, or the library is not installed.
@@ -123,12 +120,12 @@ def find_near_duplicates(
         raise UserError("no question has a picture: there is nothing to compare the knowledge base with")
     with ThreadPoolExecutor() as pool:  # pictures are decoded outside Python's lock
         tested = list(pool.map(lambda path: perceptual_hash(load_image(path, root=image_roots)), pictures))
-        logs = _hash_entries(kb, folder, pool)
+        rows = _hashed(kb, folder, pool)
     index = faiss.IndexBinaryFlat(BITS)
     index.add(_bytes(tested))
     duplicates: list[NearDuplicate] = []
     counts = {"pictures": 0, "unreadable": 0, "test_pictures": len(pictures)}
-    for row in logs.rows(map(str, range(0, len(kb), _ENTRIES))):
+    for row in rows:
         hashed = [each for each in row["pictures"] if each[2] is not None]
         counts["pictures"] += len(row["pictures"])
         counts["unreadable"] += len(row["pictures"]) - len(hashed)
@@ -188,21 +185,18 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
     return Omission(frozenset(pictures), file_fingerprint(path))
 
 
-def _hash_entries(kb: KnowledgeBase, folder: Path, pool: Executor) -> Logs:
-    """Hash the pictures that the log lacks: a row for several entries, of `[entry, image, hash or null]`."""
+def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
+    """Hash the pictures that the log lacks; yield a row for several entries, of `[entry, image, hash or null]`."""
     logs = Logs(folder, HASHES, fingerprint([kb.fingerprint, BITS, _ENTRIES]))
     hash_one = partial(_hash_of, root=(kb.image_root, kb.folder.parent))
 
-    def work(batch: Sequence[int]) -> Iterator[tuple[str, Row]]:
-        for start in batch:
-            entries = [kb.get(kb.id_at(place)) for place in range(start, min(start + _ENTRIES, len(kb)))]
-            places = [(entry.id, image) for entry in entries for image in entry.images]
-            hashes = pool.map(hash_one, (path for entry in entries for path in kb.image_paths(entry)))
-            yield str(start), {"pictures": [[*place, each] for place, each in zip(places, hashes, strict=True)]}
+    def make(numbers: Sequence[int]) -> Row:
+        entries = [kb.get(kb.id_at(number)) for number in numbers]
+        places = [(entry.id, image) for entry in entries for image in entry.images]
+        hashes = pool.map(hash_one, (path for entry in entries for path in kb.image_paths(entry)))
+        return {"pictures": [[*place, each] for place, each in zip(places, hashes, strict=True)]}
 
-    batches = [[start] for start in range(0, len(kb), _ENTRIES)]
-    run_batches(batches, work, logs, (), key=str, desc="hashing", unit=f"×{_ENTRIES} entries")
-    return logs
+    return run_chunks(range(len(kb)), _ENTRIES, make, logs, desc="hashing")
 
 
 def _hash_of(path: Path, root: Roots) -> str | None:

@@ -62,8 +62,7 @@ def write_index(
         fields: Dimensions of `image` and `title`, and of `summary` if it is a field.
         choice: The store.
         blocks: Reads the encoded entries in order; it is called twice.
-        encoder: Maps images to the titles' space, if that is a different one: an approximate store is tried with such
-            queries.
+        encoder: Maps images to a different space of titles, for the queries that an approximate store is tried with.
         progress: Show a progress bar while an approximate store is filled.
 
     Raises:
@@ -138,9 +137,7 @@ def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, i
 
 
 def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArray[np.bool_]]:
-    """Return the images of a block's rows, (rows, dimensions), the index of each one's title, and True where it has
-    one.
-    """
+    """Return the images of a block's rows, (rows, dimensions), their titles' indices, and True for each real image."""
     first, last = (np.searchsorted(block.owner, block.titled, side) for side in ("left", "right"))
     counts = last - first
     owner = np.repeat(np.arange(len(block.titled)), np.maximum(counts, 1))

@@ -18,8 +18,7 @@ def load_reranker(
 
     Args:
         kind: `words`, `embedding`, `cross_encoder` or `q_former`.
-        model: The model: a shipped one, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; for `q_former` a
-            folder.
+        model: A shipped model, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; for `q_former` a folder.
         settings: Settings of the model; the defaults if None.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
 

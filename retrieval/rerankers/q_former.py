@@ -63,8 +63,7 @@ class QFormerReranker:
     """EchoSight's multimodal reranker.
 
     Args:
-        folder: Holds `config.json` and the tokenizer's files of Salesforce/blip2-itm-vit-g, and one file `.pth`, the
-            published weights.
+        folder: Holds `config.json` and the tokenizer's files of Salesforce/blip2-itm-vit-g, and the weights, a `.pth`.
         settings: Token budget and dtype; the rest is the model's own.
         device: Device of the model.
 

@@ -44,17 +44,14 @@ def bm25_scores(question: str, passages: Sequence[Passage]) -> list[float]:
         return []
     mean_length = sum(document.total() for document in documents) / len(documents)
     wanted = list(dict.fromkeys(_words(question)))  # in order, so that every process adds up to the same last digit
-    rarity = {word: _rarity(sum(word in document for document in documents), len(documents)) for word in wanted}
+    holding = {word: sum(word in document for document in documents) for word in wanted}
+    rarity = {word: math.log(1 + (len(documents) - n + 0.5) / (n + 0.5)) for word, n in holding.items()}
 
     def score(document: Counter[str]) -> float:
         norm = 1.5 * (0.25 + 0.75 * document.total() / max(mean_length, 1.0))
         return sum(rarity[word] * document[word] * 2.5 / (document[word] + norm) for word in wanted if word in document)
 
     return [score(document) for document in documents]
-
-
-def _rarity(holding: int, documents: int) -> float:
-    return math.log(1 + (documents - holding + 0.5) / (holding + 0.5))
 
 
 def _words(text: str) -> list[str]:

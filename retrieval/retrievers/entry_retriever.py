@@ -65,8 +65,7 @@ class EntryRetriever:
     `Weights`. An entry with several images is scored by the best one. For an entry without images sim(I, I_k) is the
     mean similarity of I to all images of the knowledge base, which neither favours nor penalizes it; likewise sim(q,
     I_k). If the encoder has a separate space for titles, sim(I, T_k) compares T_k with the encoder's map of I into that
-    space. Scores lie in [-1, 1]; nothing is clamped here. Entries with equal scores keep the order of the knowledge
-    base.
+    space. Scores lie in [-1, 1]. Entries with equal scores keep the order of the knowledge base.
 
     The vectors of a batch of pictures are cached: the next pipeline mostly searches for the same batch. The cache is by
     batch and not by picture, since an encoder's last digits depend on the batch.
@@ -118,9 +117,8 @@ class EntryRetriever:
         Args:
             queries: Images, texts, or both; kinds may be mixed.
             top_n: Number of entries a query, at least 1.
-            weights: Weights of the parts of a score; parts that a query lacks don't count (`Weights.of`). None: the
-                retriever's `title_weight` for an image without text, else `usual_weights`, both with the retriever's
-                `summary_share`.
+            weights: Weights of the parts of a score; parts that a query lacks don't count (`Weights.of`). None:
+                `usual_weights` with the retriever's `title_weight` and `summary_share`.
 
         Raises:
             ValueError: `top_n` is less than 1, or a query has none of the weighted parts.
@@ -174,11 +172,8 @@ class EntryRetriever:
         """
         if exact_store(self._index.store) is self._index.store:
             return self
-        return self._twin(
-            dataclasses.replace(self._index, store=exact_store(self._index.store)),
-            title_weight=self._title_weight,
-            summary_share=self._summary_share,
-        )
+        index = dataclasses.replace(self._index, store=exact_store(self._index.store))
+        return self._twin(index, title_weight=self._title_weight, summary_share=self._summary_share)
 
     def weighted(self, *, title_weight: float, summary_share: float = 0.0) -> EntryRetriever:
         """The same with other weights of its own. The two share encoded pictures.
@@ -247,8 +242,7 @@ class EntryRetriever:
         return vectors
 
     def _best_rows(self, query: Mapping[str, Vectors], count: int, entries: int) -> list[npt.NDArray[np.int64]]:
-        """Return for each query the best row of each of its best entries, best first; an approximate store may have
-        fewer.
+        """Return each query's best row of each of its best entries, best first; an approximate store may have fewer.
 
         Only queries that lack entries are searched again with more rows: an approximate store's results depend on the
         number of rows asked for, and so no query depends on another.
@@ -259,7 +253,8 @@ class EntryRetriever:
         while left:
             asked = {field: vectors[left] for field, vectors in query.items()}
             for place, nearest in zip(left, self._index.store.search(asked, min(wanted, rows)).rows, strict=True):
-                first = _first_of_each(nearest[nearest >= 0], self._index.owner)[:entries]
+                found = nearest[nearest >= 0]
+                first = found[np.sort(np.unique(self._index.owner[found], return_index=True)[1])][:entries]
                 is_all = wanted >= rows or bool((nearest < 0).any())  # the store has no more for this query
                 if is_all or len(first) == entries:
                     chosen[place] = first
@@ -324,12 +319,6 @@ def _checked(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be from 0 to 1, found {value}")
     return value
-
-
-def _first_of_each(rows: npt.NDArray[np.int64], owner: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Return the first row of each entry, in order."""
-    first = np.sort(np.unique(owner[rows], return_index=True)[1])
-    return rows[first]
 
 
 def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_roots: Roots, device: str) -> Retriever:

@@ -19,8 +19,7 @@ def check_fusion(encoder: ImageTextEncoder, fusion: Fusion) -> None:
     """Refuse a rule that an encoder's vectors don't allow.
 
     Raises:
-        UserError: Images and texts are to be one vector and lie in different spaces, or the encoder is to read both and
-            can't.
+        UserError: Images and texts of different spaces are to be one vector, or the encoder can't read both at once.
     """
     if fusion != "scores" and isinstance(encoder, TwoSpaceEncoder):
         raise UserError(

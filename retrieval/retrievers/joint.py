@@ -118,8 +118,7 @@ class JointSearch:
 
         Args:
             queries: Any number of queries, of any questions; each is searched independently.
-            tops: Passages a query by the name of each searcher: one number for all queries, or one for each. 0 skips
-                the knowledge base.
+            tops: Passages a query by each searcher's name: a number for all queries, or one for each; 0 skips it.
 
         Returns:
             The hits of each query, in order.

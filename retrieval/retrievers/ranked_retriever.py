@@ -89,11 +89,11 @@ def open_ranked(path: str | Path, knowledge: KnowledgeBase, image_roots: Roots) 
     kept: dict[bytes, list[tuple[str, float]]] = {}
     unknown = entities = 0
     for ranking, pixels in zip(rankings, hashes, strict=True):
-        known = _known(ranking, knowledge)
-        entities += len(ranking.entities)
-        unknown += len(ranking.entities) - sum(entry_id is not None for entry_id, _ in known)
+        ids = [_entry_id(entity, knowledge) for entity in ranking.entities]
+        entities += len(ids)
+        unknown += ids.count(None)
         if pixels is not None:
-            kept.setdefault(pixels, _scored(known, has_scores=ranking.scores is not None))
+            kept.setdefault(pixels, _scored(ids, ranking.scores))
     absent = [ranking.image for ranking, pixels in zip(rankings, hashes, strict=True) if pixels is None]
     if not kept:
         message = f"the picture {absent[0]} isn't there, nor are the others" if absent else "it is empty"
@@ -146,13 +146,8 @@ def _hash_of(image: str, roots: Roots) -> bytes | None:
         return None
 
 
-def _known(ranking: Ranking, knowledge: KnowledgeBase) -> list[tuple[str | None, float]]:
-    """The id in the knowledge base of each entity, None for one that it hasn't, and its score, 0 if it has none."""
-    scores = ranking.scores or (0.0,) * len(ranking.entities)
-    return [(_entry_id(entity, knowledge), score) for entity, score in zip(ranking.entities, scores, strict=True)]
-
-
 def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
+    """The id of an entity in the knowledge base, None if it is missing there."""
     spellings = [entity]
     if "://" in entity:
         plain = unquote(entity)
@@ -160,10 +155,12 @@ def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
     return next((spelling for spelling in spellings if spelling in knowledge), None)
 
 
-def _scored(known: Sequence[tuple[str | None, float]], *, has_scores: bool) -> list[tuple[str, float]]:
-    """Each entry once, with its score or 1 / its rank."""
+def _scored(ids: Sequence[str | None], scores: Sequence[float] | None) -> list[tuple[str, float]]:
+    """Each known entry once, with its first score, or 1 / its rank without scores."""
+    if scores is None:
+        return [(entry_id, 1 / rank) for rank, entry_id in enumerate(dict.fromkeys(filter(None, ids)), 1)]
     first: dict[str, float] = {}
-    for entry_id, score in known:
+    for entry_id, score in zip(ids, scores, strict=True):
         if entry_id is not None:
             first.setdefault(entry_id, score)
-    return [(entry_id, score if has_scores else 1 / rank) for rank, (entry_id, score) in enumerate(first.items(), 1)]
+    return list(first.items())

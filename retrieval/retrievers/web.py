@@ -171,13 +171,12 @@ class Pages:
         answers = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
         pages = [next(answers) if query.has_text else [] for query in queries]
         return [
-            [PassageHit(_passage(page), 1.0 / rank, rank, WEB) for rank, page in enumerate(row, start=1)]
+            [
+                PassageHit(Passage(page.id, 0, 0, page.title, "", "", page.text), 1.0 / rank, rank, WEB)
+                for rank, page in enumerate(row, start=1)
+            ]
             for row in pages
         ]
-
-
-def _passage(page: Page) -> Passage:
-    return Passage(page.id, 0, 0, page.title, "", "", page.text)
 
 
 class ServedPages(Closing):
@@ -265,11 +264,5 @@ def read_pages(value: Any, top: int) -> list[Page]:
 def _plain(text: str) -> str:
     """A text that JSON and UTF-8 can hold, in lines without control characters, with plain spaces alone."""
     storable = "\n".join(text.encode("utf-8", errors="replace").decode().splitlines())
-    return "".join(map(_printable, storable)).strip()
-
-
-def _printable(letter: str) -> str:
-    """A letter as it is, a plain space for a space of another width, nothing for a control character."""
-    if letter in "\n\t" or letter.isprintable():
-        return letter
-    return " " if letter.isspace() else ""
+    shown = (c if c in "\n\t" or c.isprintable() else " " if c.isspace() else "" for c in storable)
+    return "".join(shown).strip()

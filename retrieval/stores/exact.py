@@ -30,8 +30,7 @@ class ExactStore:
     Args:
         folder: Folder of the files, `FIELD.f32` or `FIELD.f16`; made by the first `add`.
         fields: Dimensions of each field.
-        precision: Precision of the files. In float16 a vector of length 1 keeps 3 digits, and scores are those of the
-            stored vectors.
+        precision: Precision of the files and so of scores. In float16 a vector of length 1 keeps 3 digits.
 
     Raises:
         UserError: A file is cut within a row, or the files have different numbers of rows, and `repair` is off.

@@ -75,9 +75,8 @@ class MilvusStore:
         try:
             from pymilvus import MilvusClient  # an extra
         except ImportError as error:
-            raise UserError(
-                "a Milvus server is searched by pymilvus, which isn't here: pip install 'reflectune[milvus]'"
-            ) from error
+            problem = "a Milvus server is searched by pymilvus, which isn't here: pip install 'reflectune[milvus]'"
+            raise UserError(problem) from error
         self.address, self.collection, self.rows, self.fields = address, collection, rows, rows.fields
         self._cells, self._probes, self._progress = cells, probes, progress
         if is_lite(address):
@@ -126,10 +125,8 @@ class MilvusStore:
         with self._asking():
             if not self._client.has_collection(self.collection) or not self._has_index():
                 raise UserError(f"{self._place} isn't there; build the index again, which sends its rows")
-            dimensions = {
-                field["name"]: field["params"].get("dim")
-                for field in self._client.describe_collection(self.collection)["fields"]
-            }
+            fields = self._client.describe_collection(self.collection)["fields"]
+            dimensions = {field["name"]: field["params"].get("dim") for field in fields}
             self._client.load_collection(self.collection)  # another process, or a restart, has released it
             held = self.sent()
         if set(dimensions) != {_ROW, _FIELD} or int(dimensions[_FIELD]) != sum(self.fields.values()):
@@ -185,9 +182,7 @@ class MilvusStore:
 
     def _prepare_file(self, creates: bool) -> None:
         """Refuse a file of Milvus Lite that isn't there, or make the folder that it will be in."""
-        logging.getLogger("milvus_lite").setLevel(
-            logging.CRITICAL
-        )  # below, it logs tracebacks of errors that it raises
+        logging.getLogger("milvus_lite").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises
         if creates:
             Path(self.address).parent.mkdir(parents=True, exist_ok=True)
         elif not os.path.exists(self.address):
@@ -218,10 +213,8 @@ class MilvusStore:
             said = " ".join(str(error.message or error).split())[:300]
             server, fix = f"the Milvus server at {self.address}", "start it and run the command again"
             if is_lite(self.address):
-                server, fix = (
-                    f"Milvus Lite's file {self.address}",
-                    "end the process that has it open, or use another file",
-                )
+                server = f"Milvus Lite's file {self.address}"
+                fix = "end the process that has it open, or use another file"
             raise UserError(
                 f"{server} can't do it: {said}; {fix}, or search without one: `--store faiss` when the index is built"
             ) from error
