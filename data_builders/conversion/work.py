@@ -93,11 +93,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
 
 
 def kind(question: Question) -> str:
-    """Return the kind of a question.
-
-    `knowledge_based` or `visual` by its row; `by_entities` if the row has no value, but entities or evidence; else
-    `unknown`.
-    """
+    """Return `knowledge_based` or `visual` by a question's row, else `by_entities` or `unknown`."""
     if question.is_knowledge_based is None:
         return "unknown"
     if not question.is_knowledge_based:

@@ -180,8 +180,7 @@ def equation_7(text_weight: float = 0.5) -> Weights:
 
 
 def modality_weights(query: Modality, target: Target) -> Weights:
-    """Return mRAG's modality configurations by score fusion (its CLIP_SF): sums of embeddings in one space, equally
-    weighted.
+    """Return mRAG's modality configurations by score fusion (its CLIP_SF): equal sums of embeddings in one space.
 
     The inner product of a query's sum and an entry's sum is the sum of all similarities between their parts: for `IQ`
     and `IT` four of a quarter each. A caption is the query's text, as a question is (`IC`, `C`).
@@ -204,8 +203,7 @@ def modality_weights(query: Modality, target: Target) -> Weights:
 
 
 def usual_weights(query: Query, title_weight: float = 0.5, summary_share: float = 0.0) -> Weights:
-    """Return the default weights of a query: equation 3 for an image, equation 7 for an image and a text, titles for a
-    text.
+    """Return a query's default weights: equation 3 for an image, equation 7 with a text, titles for a text alone.
 
     Of the weight on titles, `summary_share` goes to summaries.
     """

@@ -34,8 +34,7 @@ PassagesOf = Callable[[str], Sequence[Passage]]
 class PassagesInside:
     """Multimodal knowledge base searched in two stages: entries by the whole query, then passages inside them.
 
-    A hit's score is BM25 with the query's text; its parts are `passage`, `entry` (the entry's score) and those of the
-    entry's score.
+    A hit's score is BM25 with the query's text; its parts are `passage`, `entry` and those of the entry's score.
 
     Attributes:
         name: Name in results and errors.

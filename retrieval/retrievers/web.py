@@ -186,8 +186,7 @@ class ServedPages(Closing):
     That is the protocol of Ollama's web search; others are easily adapted. A page's own address is shown and never
     fetched: its content comes with the search. Certificates are checked, redirects are errors, a reply is bounded in
     size and time. Transient failures are retried with backoff; a query that the server refuses finds nothing. Each
-    reply is written to the disk, under a hash of address and request, before the next request, and is never asked for
-    again.
+    reply is on the disk, under a hash of address and request, before the next request, and is asked for once.
 
     Args:
         endpoint: The server.

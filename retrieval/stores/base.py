@@ -70,8 +70,7 @@ class VectorStore(Protocol):
             top: At most this many rows of each query, at least 1.
 
         Raises:
-            ValueError: No field is asked about, or one that there isn't; shapes differ, a number is not finite, or
-                `top` is less than 1.
+            ValueError: The fields are none or unknown, shapes differ, a number is not finite, or `top` is below 1.
         """
         ...
 
