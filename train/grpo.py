@@ -16,7 +16,7 @@ from reflectune.inference.config import BaseModelSettings, DatasetSettings, Engi
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.pipelines.settings import GateSettings
-from reflectune.inference.running.settings import ReflectingPipelines
+from reflectune.inference.running.config import ReflectingPipelines
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.train.gate_rewards.config import GateConfig
 

@@ -11,7 +11,7 @@ from reflectune.formats.dataset import DatasetKey
 from reflectune.inference.config import ModelRole, ModelSettings
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
-from reflectune.inference.running.settings import ReflectingPipelines
+from reflectune.inference.running.config import ReflectingPipelines
 from reflectune.retrieval.config import RetrieverConfig
 
 Mode = Literal["base", "no_retrieval", "gate", "pipeline"]

@@ -64,11 +64,7 @@ class GatedPipeline:
         self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
 
     def _gate_and_judge(
-        self,
-        questions: Sequence[Question],
-        images: Sequence[Image.Image],
-        clock: Clock,
-        s_ret_temperature: float = 0.0,
+        self, questions: Sequence[Question], images: Sequence[Image.Image], clock: Clock, s_ret_temperature: float = 0.0
     ) -> Gated:
         """Read the gates, and judge every passage of the top entries of the questions whose gate opens."""
         settings, reader = self._settings, self._reader

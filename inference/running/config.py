@@ -4,22 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from reflectune.core.config import cross_check, setting
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Device, InputFile, OutputFile, Share
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import DatasetSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.pipelines.recipe import Recipe
-from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
+from reflectune.inference.pipelines.registry import (
+    all_forms,
+    all_recipes,
+    find_recipe,
+    missing_parts,
+    pipeline_settings,
+    reflecting,
+)
 from reflectune.inference.running.runner import RunSettings
-from reflectune.inference.running.settings import AllPipelines, ReflectingPipelines
 from reflectune.inference.trace_files.reading import trace_files
 from reflectune.metrics.config import MetricConfig
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
 from reflectune.retrieval.retrievers.queries import Fusion
+
+# Type checkers see no keys here: only the pipelines' own files may read them.
+if TYPE_CHECKING:
+    AllPipelines = Settings
+    ReflectingPipelines = Settings
+    SinglePassPipelines = Settings
+else:
+    AllPipelines = pipeline_settings(all_recipes())
+    """Settings of all registered pipelines."""
+    ReflectingPipelines = pipeline_settings(reflecting())
+    """Settings of pipelines that are named like the scheme of their checkpoint."""
+    SinglePassPipelines = pipeline_settings(name for name, it in all_recipes().items() if not it.is_iterative)
+    """Settings of pipelines that retrieve at most once."""
 
 
 class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, DatasetSettings, AllPipelines):

@@ -129,11 +129,7 @@ class CachingEngine(PrefixEngine):
         return KnownBranches(self, prefixes, branches, [], {}, nodes, look_up=self._probabilities)
 
     def generate(
-        self,
-        state: Prefixes | Branches,
-        rows: Sequence[RowIndex],
-        forced: Sequence[int] = (),
-        max_new_tokens: int = 32,
+        self, state: Prefixes | Branches, rows: Sequence[RowIndex], forced: Sequence[int] = (), max_new_tokens: int = 32
     ) -> list[Generation]:
         """Decode the answers that are not cached."""
         generate = super().generate

@@ -10,7 +10,7 @@ from typing import Any
 from reflectune.core.config import find_problems
 from reflectune.inference.config import DatasetSettings, ModelSettings
 from reflectune.inference.reading.ranking import RANKINGS
-from reflectune.inference.running.settings import SinglePassPipelines
+from reflectune.inference.running.config import SinglePassPipelines
 
 READ_ONLY = ("ranking",)
 """Settings that re-rank a finished trace, without running a pipeline."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from reflectune.core.config import setting
@@ -25,18 +24,8 @@ class EstimateConfig(SftConfig):
     branch_tokens: int = setting(250, "tokens of a branch, with its question and answer", gt=0)
     branch_supervised: int = setting(20, "supervised tokens of a branch", gt=0)
 
-    def needed_problems(self) -> Iterator[str]:
-        """Yield nothing: data, model and output may be missing."""
-        yield from ()
-
-    def data_problems(self) -> list[str]:
-        """Return nothing: data may be missing."""
+    def needed_problems(self) -> list[str]:
+        """Return nothing: data, model, output and QLoRA's library may be missing."""
         return []
 
-    def eval_problems(self) -> list[str]:
-        """Return nothing: data may be missing."""
-        return []
-
-    def quantization_problems(self) -> Iterator[str]:
-        """Yield nothing: QLoRA's library may be missing."""
-        yield from ()
+    data_problems = eval_problems = quantization_problems = needed_problems

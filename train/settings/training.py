@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
@@ -80,7 +80,7 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
         return self.cache_mib * 2**20 if again and not self.dataloader_workers else 0
 
     @cross_check
-    def quantization_problems(self) -> Iterator[str]:
+    def quantization_problems(self) -> Iterable[str]:
         """Yield the problem of QLoRA's missing library."""
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
             yield f"`method`: {missing}"
