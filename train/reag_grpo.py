@@ -1,8 +1,7 @@
 """Train ReAG's answers by GRPO: `accelerate launch train/reag_grpo.py --config configs/….yaml [--key value …]`.
 
 Stage 3 of ReAG's training, on TRL's `GRPOTrainer`. The prompts are the pipeline's own, with the passages that its
-critic keeps. Rewards are for the official metric and for the format. The same command resumes a run that was
-interrupted.
+critic keeps. Rewards are for the official metric and the format. The same command resumes the run.
 """
 
 from __future__ import annotations

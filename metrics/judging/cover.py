@@ -44,8 +44,7 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
 
     A list joined by `&&` is covered if more than half of its parts are. A numerical question is right in `official`
     mode if any number of the prediction lies in the range; in `strict` mode by InfoSeek's own rule, which reads the
-    first number or range, since a range can't stand in a text. There numbers are read in any notation
-    (`plain_numbers`).
+    first number or range, as a range can't stand in a text. Numbers are read in any notation (`plain_numbers`).
 
     Raises:
         UserError: The question has no answers, or is numerical and has no range.

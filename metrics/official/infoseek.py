@@ -73,8 +73,7 @@ def evaluate(
 
     Args:
         predictions: Answers by question id.
-        questions: The data set's questions. Splits whose names end in `unseen_question` are one half, all others the
-            other.
+        questions: The data set's. Splits whose names end in `unseen_question` are one half, all others the other.
         mode: `official` scores only answered questions and skips unknown ids. In `strict`, a missing answer is wrong
             and an unknown id is an error.
 

@@ -49,8 +49,7 @@ def prr_at_k(
             every text; `strict` compares whole tokens (`reflectune.metrics.judging.cover`).
 
     Raises:
-        ValueError: No answer is given, or k is less than 1; in `official` mode also if nothing was retrieved, as in
-            FLMR's program.
+        ValueError: No answer is given, or k is less than 1; in `official` mode also if nothing was found, as FLMR.
     """
     _check(answers, k)
     if mode == "strict":

@@ -67,9 +67,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictionFile:
-    """Rows of a file and its layout (`data_id`, `evqa`, `vqa`, `reflectiva_evqa`, `pmsr`, `echosight_retrieval`,
-    `traces`).
-    """
+    """Rows of a file and its layout: a key of `_LAYOUTS`."""
 
     path: Path
     layout: str

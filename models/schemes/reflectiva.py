@@ -35,8 +35,7 @@ class Reflectiva(PassageScheme):
         """None: an answer without retrieval stands in the assistant's first turn, whatever its style."""
 
     def answer_branch(self, renderer: Renderer, passages: Sequence[Passage]) -> list[int]:
-        """Return the ids that continue `Renderer.prefix`: [Retrieval], all passages as one paragraph, up to the
-        assistant's cue.
+        """Return the ids after `Renderer.prefix`: [Retrieval], all passages as one paragraph, up to the cue.
 
         Args:
             renderer: Renderer of the model.

@@ -7,8 +7,7 @@ Args:
     dtype: Precision of the weights.
     quantization: Quantization of the language model; None for plain weights.
     device: Device of 4-bit weights; plain weights are left on the CPU.
-    cast: False keeps the stored dtype of all weights but the vocabulary's matrices, and sets `dtype` in the config for
-        `settle`.
+    cast: False keeps the stored dtype, except of the vocabulary's matrices; the config's `dtype` is set for `settle`.
 
 Raises:
     UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or misshaped.

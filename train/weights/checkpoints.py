@@ -84,7 +84,8 @@ def last_whole_checkpoint(
 
 def recorded_settings(output_dir: str | Path) -> dict[str, Any] | None:
     """Read the settings of the run in a folder, finished or not; None if there is none yet."""
-    folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else _newest_whole(output_dir)
+    whole = [folder for folder in _whole_checkpoints(output_dir) if not _unreadable_record(folder)]
+    folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else next(reversed(whole), None)
     return read_json(folder / RECORD, "the record of the run")["settings"] if folder else None
 
 
@@ -149,11 +150,6 @@ def checkpoint_folders(output_dir: str | Path) -> list[Path]:
 def _whole_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return complete checkpoints in order of step."""
     return [folder for folder in checkpoint_folders(output_dir) if (folder / RECORD).is_file()]
-
-
-def _newest_whole(output_dir: str | Path) -> Path | None:
-    whole = [folder for folder in _whole_checkpoints(output_dir) if not _unreadable_record(folder)]
-    return whole[-1] if whole else None
 
 
 def _unreadable_record(folder: Path) -> str:
