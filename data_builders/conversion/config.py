@@ -35,6 +35,9 @@ class ConvertConfig(Settings):
     sample_knowledge: int = setting(
         -1, "number of articles to keep, drawn by seed, in addition to those of the questions; -1: all", ge=-1
     )
+    sample_pictured: bool = setting(
+        True, "with `knowledge_images`: draw `sample_knowledge` from articles with a picture"
+    )
     seed: Seed = setting(0, "seed of `sample` and `sample_knowledge`")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "stop at a bad row, or skip it, list it in rejected.jsonl and exit with 3"
@@ -72,6 +75,11 @@ class ConvertConfig(Settings):
             yield f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder"
 
     @property
+    def draws_pictured(self) -> bool:
+        """True if only articles with a picture are drawn."""
+        return self.sample_pictured and bool(self.knowledge_images)
+
+    @property
     def writes_nothing(self) -> bool:
         """True if rows are read and checked only."""
         return self.dry_run or self.check
@@ -107,7 +115,7 @@ class ConvertConfig(Settings):
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that determine the output."""
         names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
-        others = ("sample", "sample_knowledge", "on_error", "verify_images")
+        others = ("sample", "sample_knowledge", "sample_pictured", "on_error", "verify_images")
         seed = self.seed if self.sample or self.sample_knowledge >= 0 else 0
         return {**{name: getattr(self, name) for name in (*names.split(), *others)}, "seed": seed}
 
