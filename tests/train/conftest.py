@@ -150,7 +150,7 @@ def tuned_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
     @functools.cache
     def build(text: str, scheme: str, family: Family = "llava", kind: str = "full", size: Size = "test") -> str:
         base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
-        tokenizer = train_tokenizer([text] * 3, 400, family)
+        tokenizer = train_tokenizer(text.splitlines() * 3, 400, family)
         processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size=size, seed=1)
         model.save_pretrained(base)
         processor.save_pretrained(base)

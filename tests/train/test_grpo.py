@@ -76,7 +76,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
 @pytest.fixture
 def tuned(tuned_checkpoint) -> Callable[..., str]:
     """Writes checkpoints of random models: full ones, or an adapter of one."""
-    text = f"What does it eat? It lives in an oak. Title e1: Diet. {ANSWER_PROMPTS['read_short']}"
+    text = f"What does it eat? It lives in an oak. Title e1: Diet.\n{ANSWER_PROMPTS['read_short']}"
     return lambda scheme="mr2ag", **more: tuned_checkpoint(text, scheme, **more)
 
 
