@@ -240,3 +240,51 @@ def test_mmkb_rags_target_model_answers_the_tables(half: str) -> None:
     assert made[f"evaluate{half}_untuned"]["base_model"] == made["train_plain"]["model"]
     ranked = {(values["top_n"], values["documents"], values["title_weight"]) for values in map(made.get, tables)}
     assert ranked == {(probes["top_n"], probes["documents"], probes["title_weight"])}
+
+
+GIVEN = {
+    "mr2ag": {
+        "train.yaml": {"learning_rate": 2e-5, "epochs": 1, "gradient_accumulation_steps": None},
+        "evaluate.yaml": {"top_n": 5, "gamma": 0.5, "fallback": None},
+        "evaluate_evqa.yaml": {"top_n": 5, "gamma": 0.5},
+        "infoseek_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "llm_model": "GPT-4", "limit": None},
+        "evqa_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "two_hop": False},
+        "nq_it": {"limit": None, "without_image": None, "positives": None, "negatives_random": None},
+    },
+    "mmkb_rag": {
+        "evaluate.yaml": {
+            "top_n": 5,
+            "k": "auto",
+            "threshold": 0.5,
+            "gamma": 0.5,
+            "title_weight": 0,
+            "documents": None,
+        },
+        "probe.yaml": {"top_n": 5, "title_weight": 0, "limit": 93405, "documents": None},
+        "derive_labels.yaml": {"rule": "paper", "noise": "no_rel", "tau": None, "srt_limit": None},
+        "configs/recipes/mmkb_lora.yaml": {"lora_r": None, "learning_rate": None, "max_steps": None},
+        "evqa_probes": {"limit": None},
+    },
+}
+"""The papers' own values by file or stage; None where a paper gives none."""
+
+
+def _values(paper: str, place: str) -> dict[str, Any]:
+    if not place.endswith(".yaml"):
+        return settings(next(stage for stage in stages(paper) if stage.name == place))
+    folder = ROOT if "/" in place else ROOT / "configs/papers" / paper
+    return yaml.safe_load((folder / place).read_text())
+
+
+@pytest.mark.parametrize(("paper", "title"), [("mr2ag", "mR²AG"), ("mmkb_rag", "MMKB-RAG")])
+def test_the_departures_are_those_of_the_table(paper: str, title: str) -> None:
+    table = (ROOT / "docs/reproduce.md").read_text().split(f"| {title} | paper |")[1].split("\n\n")[0]
+    listed = set()
+    for row in table.splitlines()[2:]:
+        place, *pairs = re.findall(r"`([^`]+)`", row.split(" | ")[3])
+        for pair in pairs:
+            key, value = re.split(r": | ", pair.removeprefix("--"), maxsplit=1)
+            assert str(_values(paper, place)[key]) == str(yaml.safe_load(value)), row
+            listed.add((place, key))
+    differ = {(p, k) for p, given in GIVEN[paper].items() for k, v in given.items() if _values(paper, p)[k] != v}
+    assert differ - listed == set()
