@@ -94,6 +94,29 @@ def key_problem(key: str) -> str:
     return ""
 
 
+def read_key(variable: str) -> str:
+    """Return the API key in an environment variable; "" if it isn't set."""
+    return os.environ.get(variable, "").strip()
+
+
+def key_problems(setting_name: str, variable: str) -> list[str]:
+    """Return the problem of the API key in an environment variable, if there is one. The key is not shown.
+
+    Args:
+        setting_name: Setting that names the variable.
+        variable: Its value.
+    """
+    if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", variable):
+        return [f"`{setting_name}` must be the name of an environment variable, e.g. OPENAI_API_KEY, not the key"]
+    problem, shown = key_problem(read_key(variable)), _shown_variable(setting_name, variable)
+    return [f"the API key in {shown} {problem}; set it again, as one line"] if problem else []
+
+
+def _shown_variable(setting_name: str, variable: str) -> str:
+    """Name the variable, unless its name may be the key itself, put there by mistake: it isn't in capitals."""
+    return f"the variable ${variable}" if variable == variable.upper() else f"the variable that `{setting_name}` names"
+
+
 def url_problem(url: str) -> str:
     """Return why this can't be an API's root; "" if it can. The text is not shown: it may hold a password."""
     return "" if is_url(url) else "must look like https://HOST/v1, found another form (not shown: it may be a secret)"
@@ -129,8 +152,9 @@ class RemoteConfig(Settings):
         Args:
             sends: True if the run sends requests, and so needs a key; False for a dry run.
         """
-        key_problems = self._key_problems()
-        problems = [*key_problems]
+        key = read_key(self.llm_key_variable)
+        unusable = key_problems("llm_key_variable", self.llm_key_variable)
+        problems = [*unusable]
         if not self.llm_model:
             problems.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
@@ -140,12 +164,13 @@ class RemoteConfig(Settings):
             and is_url(self.llm_url)
             and not (
                 (urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1"))
-                or key_problems
-                or self._key()
+                or unusable
+                or key
                 or secrets_in(self.llm_url)
             )
         ):
-            problems.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
+            shown = _shown_variable("llm_key_variable", self.llm_key_variable)
+            problems.append(f"`llm_url` is another machine's, and {shown} holds no API key")
         try:
             self._options()
         except UserError as error:
@@ -157,7 +182,7 @@ class RemoteConfig(Settings):
         return Endpoint(
             url=self.llm_url if "?" in self.llm_url else self.llm_url.rstrip("/"),
             model=self.llm_model,
-            key=self._key(),
+            key=read_key(self.llm_key_variable),
             concurrency=self.llm_concurrency,
             max_tokens=self.llm_max_tokens,
             timeout=self.llm_timeout,
@@ -166,20 +191,6 @@ class RemoteConfig(Settings):
             input_price=self.llm_input_price,
             output_price=self.llm_output_price,
         )
-
-    def _key_problems(self) -> list[str]:
-        if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.llm_key_variable):
-            return ["`llm_key_variable` must be the name of an environment variable, e.g. OPENAI_API_KEY, not the key"]
-        problem = key_problem(self._key())
-        return [f"the API key in {self._shown_variable()} {problem}; set it again, as one line"] if problem else []
-
-    def _shown_variable(self) -> str:
-        """Name the variable, unless its name may be the key itself, put there by mistake: it isn't in capitals."""
-        name = self.llm_key_variable
-        return f"the variable ${name}" if name == name.upper() else "the variable that `llm_key_variable` names"
-
-    def _key(self) -> str:
-        return os.environ.get(self.llm_key_variable, "").strip()
 
     def _options(self) -> dict[str, Any]:
         try:

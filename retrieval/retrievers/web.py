@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -21,7 +19,7 @@ from reflectune.core.types import Passage
 from reflectune.core.values import checked_by
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.models.remote.endpoint import Endpoint, key_problem
+from reflectune.models.remote.endpoint import Endpoint, key_problems, read_key
 from reflectune.models.remote.replies import ReplyFile
 from reflectune.models.remote.transport import Refused, Transport
 from reflectune.retrieval.retrievers.queries import Query
@@ -68,25 +66,19 @@ class WebConfig(Settings):
     @cross_check
     def web_problems(self) -> list[str]:
         """Return the problem of a search server's key, if there is one."""
-        if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.web_key_variable):
-            return ["`web_key_variable` must be the name of an environment variable, not the key itself"]
-        problem = key_problem(self._web_key())
-        return [f"the API key that `web_key_variable` names {problem}; set it again, as one line"] if problem else []
+        return key_problems("web_key_variable", self.web_key_variable)
 
     def web_endpoint(self) -> Endpoint:
         """Return the server, with the key from the environment."""
         return Endpoint(
             url=self.web_url,
             model="",
-            key=self._web_key(),
+            key=read_key(self.web_key_variable),
             concurrency=self.web_concurrency,
             timeout=self.web_timeout,
             retries=self.web_retries,
             keys="web",
         )
-
-    def _web_key(self) -> str:
-        return os.environ.get(self.web_key_variable, "").strip()
 
 
 def _is_near(host: str) -> bool:
