@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -111,12 +112,12 @@ class InUse(UserError):
     """Another run writes the file."""
 
 
-class Closing:
+class Closing(ABC):
     """A context manager that is closed at the end of its block."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release everything that it holds."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.requests import SearchReply
+from reflectune.inference.operators.requests import Form, SearchReply, WriteReply, Writing
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
 from reflectune.inference.pipelines.iterative import (
@@ -77,26 +77,15 @@ class Iba:
         passages = [hit.passage for by_base in found.hits for hits in by_base.values() for hit in hits]
         titles = {passage.entry_id: passage.title for passage in passages}
         names = list(titles)[: len(string.ascii_uppercase)]
-        reply = yield from write(
-            "rerank",
-            0,
-            IDENTIFY,
-            asked,
-            documents=_options(names, titles),
-            max_tokens=self.settings.max_record_tokens,
-            form="letters",
-        )
+
+        def choose(operator: Writing, template: str, options: Sequence[str], form: Form) -> Steps[WriteReply]:
+            documents, most = _options(options, titles), self.settings.max_record_tokens
+            return write(operator, 0, template, asked, documents=documents, max_tokens=most, form=form)
+
+        reply = yield from choose("rerank", IDENTIFY, names, "letters")
         picked = [names[place] for place in parsing.letters(reply.text, len(names))]
         picked = list(dict.fromkeys([*picked, *names]))[:PICKS]
-        reply = yield from write(
-            "verify",
-            0,
-            PROBABILITIES,
-            asked,
-            documents=_options(picked, titles),
-            max_tokens=self.settings.max_record_tokens,
-            form="shares",
-        )
+        reply = yield from choose("verify", PROBABILITIES, picked, "shares")
         likely = parsing.shares(reply.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]
         scores = (yield from rerank(0, question.text, opened)).scores

@@ -8,6 +8,7 @@ multimodal knowledge base, and writes a record of the new information. The answe
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,7 +68,7 @@ REPEATS = "queries repeat"
 
 
 @dataclass(frozen=True)
-class RecordTrajectory:
+class RecordTrajectory(ABC):
     """A trajectory of one question that searches, writes records, and answers from them.
 
     Attributes:
@@ -89,9 +90,9 @@ class RecordTrajectory:
         ended = REPEATS if repeats else f"after {self.settings.iterations} iterations"
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
+    @abstractmethod
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
         """Search and reason, adding to `records` and `passages` also if a budget ends this; True if queries repeat."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

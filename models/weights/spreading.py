@@ -54,9 +54,9 @@ def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype)
         bytes_by_place[f"GPU {place}" if isinstance(place, int) else place] += parameter.nbytes
     cast_buffers(model, dtype)
     if len(bytes_by_place) > 1:
-        told = ", ".join(f"{size / _GIB:.1f} GiB on {place}" for place, size in bytes_by_place.items())
+        placed = ", ".join(f"{size / _GIB:.1f} GiB on {place}" for place, size in bytes_by_place.items())
         slow = "; each pass copies what lies on cpu to a GPU, which is slow" if "cpu" in bytes_by_place else ""
-        print(f"the model's weights: {told}{slow}", file=sys.stderr, flush=True)
+        print(f"the model's weights: {placed}{slow}", file=sys.stderr, flush=True)
     first = next((place for place in places.values() if place != "cpu"), "cpu")
     for name in places.keys() & dict(model.named_parameters()):  # dispatch_model moves those of whole modules alone
         set_module_tensor_to_device(model, name, first if places[name] == "cpu" else places[name])

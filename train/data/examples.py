@@ -134,7 +134,9 @@ class EncodedExamples(Dataset[EncodedExample]):
             )
         if tree.depth <= self.max_tokens:
             return tree, 0
-        tree = self._encode(self.scheme.shortened(self._renderer, example, image, self.max_tokens), image)
+        shortened = self.scheme.shortened(self._renderer, example, image, self.max_tokens)
+        if shortened is not example:
+            tree = self._encode(shortened, image)
         room = self.max_tokens - len(tree.prefix.ids)
         branches = tuple(branch for branch in tree.branches if len(branch.ids) <= room)
         fitting = replace(tree, branches=branches)

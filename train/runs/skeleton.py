@@ -132,7 +132,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     adapters = AdapterConfig.of(config)
     model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=divided)
     replies = [loaded.renderer.token_id(role) for role in Scheme.of(loaded.renderer).replies]
-    read_in_float32(model.get_output_embeddings(), replies)
+    if replies:
+        read_in_float32(model.get_output_embeddings(), replies)
     if config.dry_run:
         say(args, method.preview(model, loaded, args, batch))
         return

@@ -153,7 +153,7 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         Stage("polish", steps(1000), 8, 1e-3, polish, vision_factor=0.1),
         Stage("rehearsal", steps(800), 8, 8e-4, rehearsal, vision_factor=0.1),
     ]
-    # after as many steps as LLaVA's it found fewer of five articles where a question was phrased anew
+    # after as many steps as LLaVA's it found fewer of five articles where a question was phrased differently
     again = [Stage("several again", steps(1200), 8, 1.2e-3, several, vision_factor=0.1, skill="read_articles")]
     matching, factor = [(0.9, t.match), (0.1, reading[1])], 0.0 if is_llava else 1.0
     return [
