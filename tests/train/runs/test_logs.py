@@ -120,7 +120,7 @@ def test_offline_runs_of_wandb_are_read_back(config, interrupted, monkeypatch, t
     interrupted(run, 5)
     wandb.finish()  # as the end of the process does
     fine_tune(run)
-    wandb.finish()
+    wandb.teardown()  # waits for the process that writes the file
 
     row_by_step: dict[int, dict[str, Any]] = {}
     identifiers, names = set(), set()
