@@ -35,7 +35,6 @@ PACKAGES = (
     *("core", "formats", "metrics", "models", "retrieval", "data_builders", "train", "inference"),
     *("examples.miniature.models", "examples.pocket.models"),
 )
-NOT_INSTALLED = "reflectune.inference.lmms"
 LIBRARIES = ("accelerate.commands.launch", "torch.distributed.launcher.api", "deepspeed", "trl.scripts", "PIL.Image")
 
 ended: list[int] = []
@@ -66,8 +65,7 @@ def modules() -> Iterator[str]:
     for name in (f"reflectune.{package}" for package in PACKAGES):
         yield name
         folder = importlib.import_module(name).__path__
-        found = (module.name for module in pkgutil.walk_packages(folder, f"{name}."))
-        yield from (module for module in found if not module.startswith(NOT_INSTALLED))
+        yield from (module.name for module in pkgutil.walk_packages(folder, f"{name}."))
 
 
 def look_after(client: socket.socket) -> NoReturn:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 LAUNCHES = [path for path in CONFIGS if path.parent.name == "accelerate"]
 RUNS = [path for path in CONFIGS if path.parent.name not in ("accelerate", "lmms_eval") and path.name != "dvc.yaml"]
-"""Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms`, those of DVC in
+"""Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms_eval`, those of DVC in
 `tests/test_papers.py`."""
 BY_FOLDER = {"data": "data_builders/convert.py", "mr2ag": "data_builders/build_mr2ag.py"}
 """The entry scripts of configs whose header doesn't name one."""

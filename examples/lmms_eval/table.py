@@ -16,7 +16,7 @@ from typing import Any, Final
 from reflectune.core.durable import read_record, read_row
 from reflectune.core.entry_point import entry_point
 from reflectune.core.errors import UserError
-from reflectune.inference.lmms.config import MODES
+from reflectune.examples.lmms_eval.config import MODES
 
 RESULTS: Final = "_results.json"
 TITLES: Final = {"base": "before", "no_retrieval": "[No Retrieval]", "gate": "free gate", "pipeline": "pipeline"}

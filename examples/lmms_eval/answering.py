@@ -19,11 +19,11 @@ from PIL import Image
 from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, AnswerType, Question
+from reflectune.examples.lmms_eval.config import BenchmarkSettings, Mode
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.config import ModelSettings
-from reflectune.inference.lmms.config import BenchmarkSettings, Mode
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
@@ -85,7 +85,7 @@ class BenchmarkReply:
 
     @property
     def decision(self) -> dict[str, Any]:
-        """The decision as lmms-eval's sample files keep it, for `examples/lmms_eval/table.py`."""
+        """The decision as lmms-eval's sample files keep it, for `table.py`."""
         found = {"mode": self.mode, "checkpoint": self.checkpoint, "style": self.style}
         gate = {"gamma": self.gamma, "gate": self.gate, "opened": self.opened, "entries": [*self.entries]}
         return found if self.opened is None else {**found, **gate}

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from reflectune.core.config import find_problems
+from reflectune.examples.lmms_eval.config import MODES, BenchmarkConfig
 from reflectune.examples.lmms_eval.table import read_runs
-from reflectune.inference.lmms.config import MODES, BenchmarkConfig
 
 ROOT = Path(__file__).parents[3]
 TASK = ROOT / "examples/lmms_eval/task"

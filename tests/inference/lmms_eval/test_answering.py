@@ -14,9 +14,15 @@ from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
+from reflectune.examples.lmms_eval.answering import (
+    BenchmarkAnswerer,
+    BenchmarkReply,
+    BenchmarkRequest,
+    cut,
+    read_request,
+)
+from reflectune.examples.lmms_eval.config import BenchmarkConfig, BenchmarkSettings
 from reflectune.inference.config import ModelSettings
-from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, cut, read_request
-from reflectune.inference.lmms.config import BenchmarkConfig, BenchmarkSettings
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Renderer

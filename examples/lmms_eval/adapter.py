@@ -17,9 +17,9 @@ from lmms_eval.models.registry_v2 import ModelManifest
 from reflectune.core.config import read_config
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
+from reflectune.examples.lmms_eval.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, read_request
+from reflectune.examples.lmms_eval.config import BenchmarkConfig, BenchmarkSettings
 from reflectune.inference.config import ModelSettings
-from reflectune.inference.lmms.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, read_request
-from reflectune.inference.lmms.config import BenchmarkConfig, BenchmarkSettings
 from reflectune.retrieval.config import RetrieverConfig
 
 NAME = "reflectune"

@@ -1,1 +1,0 @@
-"""Adapter of our pipelines to lmms-eval's benchmarks."""
