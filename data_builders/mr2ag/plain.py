@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage
-from reflectune.data_builders.mr2ag.plain_config import EvidenceSettings, PlainConfig
+from reflectune.data_builders.mr2ag.plain_config import STATING, EvidenceSettings, PlainConfig
+from reflectune.data_builders.mr2ag.report import STATISTICS
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.formats.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest
@@ -26,6 +29,7 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retr
 
 _CHUNK = 64
 """Questions retrieved for and logged together."""
+_UNKNOWN = "whose stating passage is unknown, or is cut off by `context_words`"
 
 
 def run(config: PlainConfig) -> None:
@@ -44,8 +48,9 @@ def run(config: PlainConfig) -> None:
     retriever = reranker = contexts = None
     if "passages" in config.evidence:
         reranker = open_reranker(config, device=config.device)
-    if config.needs_retrieval:  # else the data set may have no knowledge base
+    if config.needs_retrieval:
         retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=config.device)
+    if config.evidence != ["none"]:  # else the data set may have no knowledge base
         contexts = ContextBuilder(dataset.knowledge, reranker, config.top_n, config.passages, config.lead)
     builder = PlainBuilder(retriever, contexts, EvidenceSettings.of(config), image_roots(config.reflection, source))
     if config.dry_run:
@@ -61,8 +66,43 @@ def run(config: PlainConfig) -> None:
     manifest, output = Manifest(PLAIN.name, dataset.root, {}, folders), Path(config.output)
     plain = build_split(output, config.split, manifest, key, PromptedExample, examples, _CHUNK, builder.examples)
     if plain is not None:
-        prompts = sum(len(example.branches) for example in plain)
-        print(f"{output / config.split}.parquet: {len(plain):,} questions, {prompts:,} prompts")
+        numbers = statistics(config, examples, plain)
+        known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
+        write_json(output / STATISTICS, {**known, config.split: numbers})
+        print(f"{output / config.split}.parquet: {len(plain):,} questions, {numbers['prompts']:,} prompts")
+        for form, share in numbers["states_the_answer"].items():
+            print(f"{form}: {share:.1%} of the contexts hold a passage that states the answer")
+        if numbers["questions_left_out"]:
+            print(f"left out: {numbers['questions_left_out']:,} questions {_UNKNOWN}")
+
+
+def statistics(
+    settings: EvidenceSettings, examples: Sequence[ReflectionExample], plain: Sequence[PromptedExample]
+) -> dict[str, Any]:
+    """Count questions and prompts, and for each context how often it holds a passage that states the answer.
+
+    Args:
+        settings: The contexts.
+        examples: The mR²AG-IT examples.
+        plain: Examples that were built from them.
+    """
+    stating = {
+        example.id: {branch.passage.id for branch in example.branches if branch.relevant}
+        for example in examples
+        if example.retrieve
+    }
+    rows = [
+        [any(passage.id in stating[example.id] for passage in branch.documents) for branch in example.branches]
+        for example in plain
+        if example.id in stating
+    ]
+    columns = zip(settings.evidence, zip(*rows, strict=True), strict=True) if rows else ()
+    return {
+        "questions": len(plain),
+        "prompts": sum(len(example.branches) for example in plain),
+        "states_the_answer": {form: sum(column) / len(column) for form, column in columns},
+        "questions_left_out": len(examples) - len(plain),
+    }
 
 
 class PlainBuilder:
@@ -87,7 +127,8 @@ class PlainBuilder:
     def examples(self, examples: Sequence[ReflectionExample]) -> list[PromptedExample]:
         """Return an example for each, in order. Visual questions have no context, the others each context once.
 
-        Follow-up questions are left out: a prompted example has one round.
+        Follow-up questions are left out: a prompted example has one round. So are questions whose stating passage is
+        needed and unknown.
         """
         contexts = self._contexts_of([example for example in examples if example.retrieve])
         return [
@@ -97,16 +138,20 @@ class PlainBuilder:
                 example.question,
                 tuple(
                     PromptedBranch("vqa", tuple(passages), reply=_answer(example))
-                    for passages in contexts.get(example.id, [()])
+                    for passages in (contexts[example.id] if example.retrieve else [()])
                 ),
                 example.style,
                 example.source,
             )
             for example in examples
+            if not example.retrieve or example.id in contexts
         ]
 
     def _contexts_of(self, examples: Sequence[ReflectionExample]) -> dict[str, list[Sequence[Passage]]]:
         """Return the passages of each context by example id, in the order of `evidence`."""
+        stating = [form for form in self._settings.evidence if form in STATING]
+        gold = {example.id: self._gold_contexts(example) for example in examples} if stating else {}
+        examples = [example for example in examples if not stating or gold[example.id]]
         texts = [example.question for example in examples]
         hits: list[list[Hit]] = []
         images: list[Image.Image] = []
@@ -117,9 +162,24 @@ class PlainBuilder:
         for form in self._settings.evidence:
             if form == "none" or self._contexts is None:
                 columns.append([()] * len(examples))
+            elif form == "gold" or form == "article":
+                columns.append([gold[example.id][form] for example in examples])
             else:
                 columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits, images)])
         return {example.id: list(row) for example, row in zip(examples, zip(*columns, strict=True), strict=True)}
+
+    def _gold_contexts(self, example: ReflectionExample) -> dict[str, Sequence[Passage]]:
+        """Return the passage that states the answer, and its article, as naive RAG would read them.
+
+        The result is empty if no passage states it, or `context_words` cuts the passage off.
+        """
+        stating = next((branch.passage for branch in example.branches if branch.relevant), None)
+        if stating is None or self._contexts is None:
+            return {}
+        (whole,) = self._contexts.build("article", [example.question], [[Hit(stating.entry_id, score=1.0, rank=1)]])
+        read = self._shorten(whole) if "article" in self._settings.evidence else whole
+        gold = [passage for passage in read if passage.id == stating.id]
+        return {"gold": gold, "article": read} if gold else {}
 
     def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:
         """Return the leading passages within `context_words`, at least one."""

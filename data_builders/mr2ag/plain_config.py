@@ -15,13 +15,18 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.contexts import ContextForm
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
+EvidenceForm = Literal["none", "gold", ContextForm]
+STATING: Final = ("gold", "article")
+"""Contexts that hold the passage that states the answer; the others hold what is retrieved, or nothing."""
+
 
 class EvidenceSettings(Settings):
     """Contexts from which the answers are trained."""
 
-    evidence: list[Literal["none", ContextForm]] = setting(
+    evidence: list[EvidenceForm] = setting(
         ["articles", "passages"],
-        "contexts of a knowledge-based question, one training prompt for each: none, article, articles, passages",
+        "contexts of a knowledge-based question, one training prompt for each: none; gold, the passage that states the "
+        "answer; article, the article of that passage; of retrieved entries: articles, passages",
     )
     top_n: int = setting(5, "entries to retrieve for a question", ge=1)
     passages: int = setting(5, "passages that the reranker picks from these entries", ge=1)
@@ -33,7 +38,7 @@ class EvidenceSettings(Settings):
     @property
     def needs_retrieval(self) -> bool:
         """True if any context has retrieved passages."""
-        return any(name != "none" for name in self.evidence)
+        return any(form not in ("none", *STATING) for form in self.evidence)
 
     @cross_check
     def evidence_problems(self) -> Iterator[str]:
@@ -64,7 +69,7 @@ class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
         if self.reflection and not Path(self.reflection, MANIFEST).is_file():
             yield f"`reflection`: {self.reflection} has no {MANIFEST}; build it with build_mr2ag"
         if self.needs_retrieval and not self.finds_entries:
-            yield "`index` is needed (see build_index), or `ranked_entities`, or `evidence: [none]`"
+            yield "`index` is needed (see build_index), or `ranked_entities`, or `evidence` of none, gold and article"
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the data. Data sets, index and reranker are hashed separately."""

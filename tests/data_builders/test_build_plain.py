@@ -9,14 +9,17 @@ import pytest
 from PIL import Image
 
 from reflectune.core.config import find_problems
-from reflectune.core.durable import write_json
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Entry, Passage, Section
+from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.mr2ag import plain as build
 from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_examples, write_manifest
+from reflectune.inference.pipelines.naive_rag import NaiveRAG
+from reflectune.inference.pipelines.oracle import WithGoldEntries
+from reflectune.inference.reading.reader import ReaderAnswer
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import Branch, PromptedExample, ReflectionExample
 from reflectune.retrieval.build_index import IndexConfig, build_index
@@ -65,7 +68,7 @@ def config(tmp_path: Path, encoder: str) -> Make:
     def make(**changes: Any) -> PlainConfig:
         values: dict[str, Any] = {"dataset": str(root), "encoder": encoder, "top_n": 3, "passages": 2, "device": "cpu"}
         values |= {"index": to, "reflection": str(tmp_path / "reflection"), "output": str(tmp_path / "plain")}
-        values |= {"evidence": ["none", "article", "articles", "passages"]}
+        values |= {"evidence": ["none", "gold", "articles", "passages"]}
         return PlainConfig(**{**values, **changes})
 
     return make
@@ -82,7 +85,7 @@ def test_a_rerankers_defaults_are_hashed_by_their_values(config: Make) -> None:
 def test_each_question_is_answered_once_from_each_context(config: Make, tmp_path: Path) -> None:
     build.run(config())
     first, seen, last = examples_of(tmp_path)
-    assert [len(branch.documents) for branch in first.branches] == [0, 2, 6, 2]
+    assert [len(branch.documents) for branch in first.branches] == [0, 1, 6, 2]
     assert {branch.prompt for branch in first.branches} == {"vqa"}
     assert [branch.reply for branch in (*first.branches, *last.branches)] == ["1500"] * 4 + ["1503"] * 4
     assert [(branch.documents, branch.reply) for branch in seen.branches] == [((), "red")]
@@ -101,6 +104,47 @@ def test_training_reads_the_contexts_of_naive_rag(config, tmp_path, encoder) -> 
     trained = examples_of(tmp_path)[2]
     for branch, form in zip(trained.branches, ("articles", "passages"), strict=True):
         assert [list(branch.documents)] == contexts.build(form, [trained.question], hits)
+
+
+class Recording:
+    """A reader that answers nothing and keeps what it is given to read."""
+
+    def answer_plainly(self, questions: Any, images: Any, contexts: Any) -> list[ReaderAnswer]:
+        (self.read,) = contexts
+        return [ReaderAnswer("", 0.0, 0, len(self.read))]
+
+
+@pytest.mark.parametrize(("evidence", "form"), [("article", "article"), ("gold", "passages")])
+def test_gold_contexts_are_those_of_naive_rag_over_gold_entries(config, tmp_path, evidence, form) -> None:
+    """Equal passages and styles are equal prompts: test_p_vqa_is_what_a_plain_model_reads."""
+    build.run(config(evidence=[evidence], index=""))  # nothing is retrieved
+    contexts = ContextBuilder(Dataset(tmp_path / "world").knowledge, WordReranker(), top_n=1, passages=1)
+    for number, trained in zip((0, 3), examples_of(tmp_path)[::2], strict=True):
+        question, reader = Question("q", "", trained.question, entity_ids=(f"e{number}",)), Recording()
+        rag = WithGoldEntries("rag", lambda retriever, to=reader: NaiveRAG("rag", to, retriever, contexts, form))
+        rag.run([question], [Image.new("RGB", (8, 8))])
+        assert [list(branch.documents) for branch in trained.branches] == [list(reader.read)]
+        assert trained.style == question.answer_style
+
+
+def test_the_contexts_that_state_the_answer_are_counted(config, tmp_path) -> None:
+    forms = ["none", "gold", "article", "articles"]
+
+    def counts(**changes: Any) -> dict[str, Any]:
+        build.run(config(**changes))
+        return read_json(tmp_path / "plain" / "statistics.json", "statistics")["train"]
+
+    second = Passage("e1", 1, 0, "Tower 1", "A green tower.", "Size", "It is 21 m tall.")
+    unknown = replace(second, section=7)
+    rows = [replace(example(1), id=p.id, branches=(Branch(p, True, "21", "gold"),)) for p in (second, unknown)]
+    bare = replace(example(2), branches=example(2).branches[:1])
+    write_examples(tmp_path / "reflection" / "train.parquet", [example(0), SEEN, *rows, bare])
+    whole = counts(evidence=forms, top_n=1)
+    assert whole["states_the_answer"] == {"none": 0, "gold": 1, "article": 1, "articles": 1}
+    assert (whole["questions"], whole["prompts"], whole["questions_left_out"]) == (3, 9, 2)
+    cut = counts(evidence=["article"], context_words=12)  # the first passage of each article
+    assert (cut["states_the_answer"], cut["questions_left_out"]) == ({"article": 1}, 3)
+    assert counts(evidence=["gold"], context_words=12)["questions_left_out"] == 2
 
 
 def test_a_context_is_cut_at_whole_passages(config: Make, tmp_path: Path) -> None:
@@ -128,7 +172,7 @@ def test_data_of_another_data_set_is_refused(config: Make, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"evidence": ["gold"]}, "`evidence`"),
+        ({"evidence": ["entry"]}, "`evidence`"),
         ({"evidence": []}, "at least one context"),
         ({"index": ""}, "`index` is needed"),
         ({"top_n": 0}, "`top_n` must be at least 1"),
@@ -151,7 +195,7 @@ def test_an_example_without_evidence_is_refused(config: Make, tmp_path: Path) ->
     bare = example(1)
     write_examples(tmp_path / "reflection" / "train.parquet", [replace(bare, branches=bare.branches[:1])])
     with pytest.raises(UserError, match="example k1 has no relevant passage"):
-        build.run(config())
+        build.run(config(evidence=["none"]))
 
 
 def test_a_folder_of_other_data_is_not_written_over(config: Make, tmp_path: Path) -> None:
