@@ -33,25 +33,25 @@ def test_a_retry_waits_as_long_as_the_server_asks(stub_server) -> None:
 
 
 def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
-    server = stub_server(str, lambda text, number: {"seconds": 2.0} if number == 0 else {})
+    server = stub_server(str, lambda text, number: {"seconds": 30.0} if number == 0 else {})
     start = time.monotonic()
 
-    Transport(Endpoint(server.url, "stub", timeout=0.3)).post(body("0"), unchanged)
+    Transport(Endpoint(server.url, "stub", timeout=2.0)).post(body("0"), unchanged)
 
     assert len(server.requests) == 2
-    assert time.monotonic() - start < 1.9
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [({"drip": 0.02}, "takes more than 0.5 seconds"), ({"body": " " * 5_000_000}, "more than 4,000,000 bytes")],
+    [({"drip": 0.02}, "takes more than 1 seconds"), ({"body": " " * 5_000_000}, "more than 4,000,000 bytes")],
 )
 def test_a_reply_is_bounded_in_time_and_size(stub_server, monkeypatch, fault: dict[str, Any], message: str) -> None:
     monkeypatch.setattr(transport, "LARGEST_REPLY", 4_000_000)
     server, start = stub_server(str, lambda text, number: fault), time.monotonic()
     with pytest.raises(UserError, match=message):
-        Transport(Endpoint(server.url, "stub", timeout=0.5, retries=0)).post(body("a" * 100), unchanged)
-    assert time.monotonic() - start < 2
+        Transport(Endpoint(server.url, "stub", timeout=1.0, retries=0)).post(body("a" * 100), unchanged)
+    assert time.monotonic() - start < 20
 
 
 @pytest.fixture
