@@ -78,7 +78,7 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
     for seed in train:
         courses: dict[str, Sequence[str]] = {"lessons": (), "longer_lessons": LONGER}
         for name, options in courses.items():
-            command = module("inference.write_lessons", f"{RECIPES}/lessons.yaml")
+            command = module("examples.lessons.write_lessons", f"{RECIPES}/lessons.yaml")
             output = ("--output", str(run / f"{name}_{seed}"))
             made[f"{name} {seed}"] = [*command, *_searched(run, seed), *options, *output]
     first, last = str(run / "checkpoint"), str(run / TAUGHT)

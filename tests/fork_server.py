@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     *("core", "formats", "metrics", "models", "retrieval", "data_builders", "train", "inference"),
-    *("examples.miniature.models", "examples.pocket.models"),
+    *("examples.lessons", "examples.miniature.models", "examples.pocket.models"),
 )
 LIBRARIES = ("accelerate.commands.launch", "torch.distributed.launcher.api", "deepspeed", "trl.scripts", "PIL.Image")
 

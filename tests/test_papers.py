@@ -55,6 +55,8 @@ class Stage:
         if words[0] == "reflectune":
             (path,) = (path for floor in FLOORS for path in ROOT.glob(f"{floor}/{words[1]}.py"))
             return path.relative_to(ROOT).as_posix()
+        if words[:2] == ["python", "-m"]:
+            return words[2].removeprefix("reflectune.").replace(".", "/") + ".py"
         assert words[:3] == ["accelerate", "launch", "--config_file"]
         assert (ROOT / words[3]).is_file(), words[3]
         return words[5].removeprefix("reflectune.").replace(".", "/") + ".py" if words[4] == "-m" else words[4]
@@ -65,6 +67,8 @@ class Stage:
         words = shlex.split(self.command.split("||")[0])
         if words[0] == "reflectune":
             return words[2:]
+        if words[0] == "python":
+            return words[3:]
         return words[6:] if words[4] == "-m" else words[5:]
 
 

@@ -21,7 +21,6 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "data_builders.build_plain": "Build training data without reflection tokens, for the papers' baselines.",
         "data_builders.probe": "Ask a model a split's questions, without and with each retrieved document.",
         "data_builders.derive_labels": "Derive MMKB-RAG's training data from probes.",
-        "inference.write_lessons": "Write the prompts of an iterative pipeline, with ideal replies, as training data.",
         "data_builders.export": "Write reflection data in the layout of TRL, LLaMA-Factory, ms-swift or LLaVA.",
     },
     "train": {

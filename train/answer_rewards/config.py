@@ -66,7 +66,7 @@ class AnswerGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
     def prompt_problems(self) -> Iterator[str]:
         """Yield the problem of missing prompts."""
         if self.train_data and not self.source.file.is_file():
-            yield f"`train_data`: {self.source.file} does not exist; write it with write_lessons"
+            yield f"`train_data`: {self.source.file} does not exist; write it with examples.lessons.write_lessons"
 
     @property
     def source(self) -> DataSource:

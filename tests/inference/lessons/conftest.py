@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.types import Entry, Question
-from reflectune.inference.lessons.config import LessonsConfig
+from reflectune.examples.lessons.config import LessonsConfig
 
 
 @pytest.fixture

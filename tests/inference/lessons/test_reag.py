@@ -12,17 +12,17 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
 from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
+from reflectune.examples.lessons.config import LessonsConfig
+from reflectune.examples.lessons.reag import CriticShares, ReagTeacher
+from reflectune.examples.lessons.teacher import teacher_of
+from reflectune.examples.lessons.write_lessons import write_lessons
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.formats.reflection_data import read_examples
-from reflectune.inference.lessons.config import LessonsConfig
-from reflectune.inference.lessons.reag import CriticShares, ReagTeacher
-from reflectune.inference.lessons.teacher import teacher_of
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import JudgeEachRequest, Prompt, SearchReply
 from reflectune.inference.pipelines.reag import ANSWER, CRITIC, CRITIC_SYSTEM, THINK_SYSTEM
-from reflectune.inference.write_lessons import write_lessons
 from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.attention.tree import independent_rows
 from reflectune.models.loading import load

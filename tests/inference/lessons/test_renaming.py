@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.inference.lessons.renaming import TitleExchange, renamed
+from reflectune.examples.lessons.renaming import TitleExchange, renamed
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 
 TITLES = ("Ulm Oak", "Vik Oak", "Ulm Vik Oak", "Elm Tower", "Falk Tower", "Dunbek Owl")

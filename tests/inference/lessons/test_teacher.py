@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.examples.lessons.teacher import NOTHING, TrajectoryTeacher, teacher_of
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.lessons.teacher import NOTHING, TrajectoryTeacher, teacher_of
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import Prompt, WriteRequest, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr

@@ -11,14 +11,14 @@ from PIL import Image
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.examples.lessons import writing
+from reflectune.examples.lessons.config import LessonsConfig
+from reflectune.examples.lessons.write_lessons import write_lessons
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.reflection_data import read_examples, read_manifest
-from reflectune.inference.lessons import writing
-from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.pipelines import mi_rag, pmsr
-from reflectune.inference.write_lessons import write_lessons
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample

@@ -1,4 +1,4 @@
-"""Write lessons of trajectories: `reflectune write_lessons --config configs/….yaml`.
+"""Write lessons of trajectories: `python -m reflectune.examples.lessons.write_lessons --config configs/….yaml`.
 
 Questions whose evidence is known go through an iterative pipeline with a teacher in the model's place. Its prompts and
 the teacher's replies are training data of scheme `plain`. A run that was cut off resumes.
@@ -7,15 +7,15 @@ the teacher's replies are training data of scheme `plain`. A run that was cut of
 from __future__ import annotations
 
 from reflectune.core.command import command
+from reflectune.examples.lessons.config import LessonsConfig, LessonSettings
 from reflectune.inference.config import ModelSettings, TextIndexSettings
-from reflectune.inference.lessons.config import LessonsConfig, LessonSettings
 from reflectune.retrieval.config import RetrieverConfig
 
 
 @command(LessonsConfig, writes="output")
 def write_lessons(config: LessonsConfig) -> None:
     """Write the prompts of an iterative pipeline, with ideal replies, as training data."""
-    from reflectune.inference.lessons.writing import run  # slow to import: after the config is right
+    from reflectune.examples.lessons.writing import run  # slow to import: after the config is right
 
     run(
         LessonSettings.of(config),
@@ -25,3 +25,7 @@ def write_lessons(config: LessonsConfig) -> None:
         config.taught(),
         config.decisive_settings(),
     )
+
+
+if __name__ == "__main__":
+    write_lessons.main()

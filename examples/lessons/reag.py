@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part
+from reflectune.examples.lessons.teacher import TrajectoryTeacher
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.lessons.teacher import TrajectoryTeacher
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeEachRequest, JudgeReply, SearchReply
 from reflectune.inference.pipelines.noise import irrelevant_texts
 from reflectune.models.rendering.turns import passage_text

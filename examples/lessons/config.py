@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed, output_of
+from reflectune.examples.lessons.reag import NAME as REAG
+from reflectune.examples.lessons.reag import CriticShares, LessonStage
+from reflectune.examples.lessons.teacher import FORMS
 from reflectune.formats.dataset import SplitKey
 from reflectune.inference.config import DatasetSettings, ModelSettings
-from reflectune.inference.lessons.reag import NAME as REAG
-from reflectune.inference.lessons.reag import CriticShares, LessonStage
-from reflectune.inference.lessons.teacher import FORMS
 from reflectune.inference.pipelines.registry import find_recipe, pipeline_settings
 from reflectune.inference.pipelines.requirements import BUDGET, REMOTE
 from reflectune.models.rendering.turns import Slot, prompt_parts

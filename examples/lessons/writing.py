@@ -17,15 +17,15 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
+from reflectune.examples.lessons.config import LessonSettings
+from reflectune.examples.lessons.reag import NAME as REAG
+from reflectune.examples.lessons.reag import ReagTeacher
+from reflectune.examples.lessons.renaming import TitleExchange, renamed
+from reflectune.examples.lessons.teacher import TrajectoryTeacher, teacher_of
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.reflection_data import Manifest, build_split
 from reflectune.inference.config import ModelSettings, TextIndexSettings
-from reflectune.inference.lessons.config import LessonSettings
-from reflectune.inference.lessons.reag import NAME as REAG
-from reflectune.inference.lessons.reag import ReagTeacher
-from reflectune.inference.lessons.renaming import TitleExchange, renamed
-from reflectune.inference.lessons.teacher import TrajectoryTeacher, teacher_of
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
