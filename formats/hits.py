@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reflectune.core.types import Passage
@@ -27,6 +27,14 @@ class Hit:
     query: str = "image"
     kb: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
+
+
+def places(hits: Sequence[Hit]) -> dict[str, str]:
+    """Describe each entry's place among a question's hits, as `2 of 5 (similarity 0.74; first 0.81)`, by entry id."""
+    return {
+        hit.entry_id: f"{hit.rank} of {len(hits)} (similarity {hit.score:.2f}; first {hits[0].score:.2f})"
+        for hit in hits
+    }
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ def load(
     model: str,
     *,
     scheme: str | None = None,
+    prompts: str = "",
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     seed: int = 0,
@@ -85,6 +86,7 @@ def load(
             A checkpoint that others released with its tokens (`Scheme.is_released`) counts as fine-tuned. A full
             checkpoint of a scheme without tokens is a base model for every other scheme. None adds no tokens to a base
             model, and keeps a checkpoint's own scheme.
+        prompts: Variant of the scheme's prompts for a base model (`Scheme.variants`); a checkpoint has its own.
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
         seed: Seed of the rows of new tokens.
@@ -106,9 +108,11 @@ def load(
         require_bitsandbytes()
         dtype = quantization.dtype
     target = torch.device("cpu") if device_map else find_device(device)  # spread at the end
-    wanted = find_scheme(scheme) if scheme else None
+    wanted = find_scheme(scheme, prompts) if scheme else None
     source = resolve(model)
     tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
+    if prompts and wanted and tuned_scheme and tuned_scheme.prompts != wanted.prompts:
+        raise UserError(f"{model} was trained without `prompts: {prompts}`; leave it out, or start from the base model")
     is_uncast = False
     with ExitStack() as beside:  # weights are read in a thread while the rest is made ready
         if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():

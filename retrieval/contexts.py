@@ -10,7 +10,7 @@ from typing import Literal
 from PIL import Image
 
 from reflectune.core.types import Passage
-from reflectune.formats.hits import Hit
+from reflectune.formats.hits import Hit, places
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, sentences, split_passages
 from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
@@ -81,12 +81,14 @@ class Document:
         score: Its entry's S_ret, equation 3.
         rank: Rank among the question's documents, from 1.
         cut: True if sentences are missing at its end.
+        found: Place of its entry in the search results (`places`); "" if it was not searched for.
     """
 
     passage: Passage
     score: float
     rank: int
     cut: bool = False
+    found: str = ""
 
 
 def find_documents(
@@ -100,10 +102,13 @@ def find_documents(
         passages_of: The passages of an entry, by its id.
         most: K of Algorithm 2.
     """
-    scores = {hit.entry_id: hit.score for hit in hits}
+    scores, found = {hit.entry_id: hit.score for hit in hits}, places(hits)
     passages = [passage for entry_id in scores for passage in passages_of(entry_id)]
     best_passages = best_by_words(question, passages, most)
-    return [Document(passage, scores[passage.entry_id], rank) for rank, passage in enumerate(best_passages, start=1)]
+    return [
+        Document(passage, scores[passage.entry_id], rank, found=found[passage.entry_id])
+        for rank, passage in enumerate(best_passages, start=1)
+    ]
 
 
 def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> Document | None:

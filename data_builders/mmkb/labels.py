@@ -166,7 +166,7 @@ def _branches(labels: Labels) -> Iterator[tuple[str, PromptedBranch]]:
         yield ret.question_id, PromptedBranch("ret", role="retrieve" if ret.retrieve else "no_retrieve")
     for srt in labels.srt:
         role = "relevant" if srt.relevant else "irrelevant"
-        yield srt.question_id, PromptedBranch("srt", (srt.document.passage,), role=role)
+        yield srt.question_id, PromptedBranch("srt", (srt.document.passage,), role, found=srt.document.found)
     for mct in labels.mct:
         yield mct.question_id, PromptedBranch("mct", mct.documents, reply=write_reply(mct.keep, mct.summary))
 

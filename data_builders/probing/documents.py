@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -64,10 +65,12 @@ class DocumentSource:
             hits = self._retriever.search(list(images), self._settings.top_n)
         else:
             hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(q.entity_ids, start=1)] for q in questions]
-        found = (
+        found = [
             find_documents(question.text, row, self._passages, self._settings.documents)
             for question, row in zip(questions, hits, strict=True)
-        )
+        ]
+        if not self._retriever:
+            found = [[dataclasses.replace(document, found="") for document in row] for row in found]
         return [[*documents, *self._random(q, documents)] for q, documents in zip(questions, found, strict=True)]
 
     def _random(self, question: Question, documents: Sequence[Document]) -> list[Document]:

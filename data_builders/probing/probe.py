@@ -110,6 +110,7 @@ class Prober:
                         (replies[q, k],),
                         scores.get((q, k)),
                         cut=document.cut,
+                        found=document.found,
                     )
                     for k, document in enumerate(ready.documents, start=1)
                 ),

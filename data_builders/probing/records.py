@@ -43,6 +43,7 @@ class DocumentProbe:
         sentence: Sentence of the document that makes the accepted answer most probable, if the greedy answer is right
             and `summary` was `sentences`; else "".
         cut: True if the model's context did not hold all sentences. Those that it held are in `passage`.
+        found: Place of its entry in the search results (`formats.hits.places`); "" for own and random documents.
     """
 
     passage: Passage
@@ -52,6 +53,7 @@ class DocumentProbe:
     gold_log_prob: float | None = None
     sentence: str = ""
     cut: bool = False
+    found: str = ""
 
 
 @dataclass(frozen=True)

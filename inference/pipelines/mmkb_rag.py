@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import places
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
@@ -116,7 +117,8 @@ class MMKBRAG:
         """Compute Score_SRT of the documents of each question; all None without SRT."""
         documents = [retrieved[i].documents if i in retrieved else () for i in range(len(opened.questions))]
         if self._settings.srt:
-            return self._reader.judge(opened, documents)
+            hits = [retrieved[i].hits if i in retrieved else () for i in range(len(opened.questions))]
+            return self._reader.judge(opened, documents, [places(question_hits) for question_hits in hits])
         return [[None] * len(question_documents) for question_documents in documents]
 
     def _looked_up(
@@ -214,7 +216,8 @@ class ReflectionScores:
             by_row = dict(zip(rows, made, strict=True))
             retrieved = [by_row.get(i, FoundDocuments()) for i in range(len(questions))]
         with clock.step("judge"):
-            scores = self._reader.judge(opened, [retrieval.documents for retrieval in retrieved])
+            documents = [retrieval.documents for retrieval in retrieved]
+            scores = self._reader.judge(opened, documents, [places(retrieval.hits) for retrieval in retrieved])
         return [
             Trace(
                 question.id,

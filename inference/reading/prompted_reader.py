@@ -64,21 +64,33 @@ class PromptedReader:
         probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
         return [share(*question_probabilities[0].tolist()) for question_probabilities in probabilities]
 
-    def judge(self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
+    def judge(
+        self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]], found: Sequence[Mapping[str, str]] = ()
+    ) -> list[list[float | None]]:
         """Compute Score_SRT of each question's documents, equation 7, in one batch; a question may have none.
+
+        Args:
+            opened: The questions.
+            documents: Their documents.
+            found: Place of each entry in the question's search results, by entry id (`places`), if P_SRT reads it.
 
         Returns:
             In [0, 1], by question and document; None for a document that is too long with its question and an answer.
         """
         fitting: list[list[int]] = []
         branches: list[list[list[int]]] = []
-        for length, question_documents in zip(opened.lengths, documents, strict=True):
-            ids = [self.scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in question_documents]
+        for i, (length, question_documents) in enumerate(zip(opened.lengths, documents, strict=True)):
+            ids = [
+                self.scheme.prompt_branch(
+                    self._renderer, "srt", [passage], found=found[i].get(passage.entry_id, "") if found else ""
+                )
+                for passage in question_documents
+            ]
             room = self._engine.max_length - length - self._max_new_tokens
             fitting.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
             branches.append([ids[k] for k in fitting[-1]])
             for prompt in branches[-1]:
-                opened.usage.branch(len(branches) - 1, length, len(prompt))
+                opened.usage.branch(i, length, len(prompt))
         state = self._engine.branch(opened.prefixes, branches)
         scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
         for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):

@@ -92,6 +92,8 @@ class Scheme(ABC):
     """True if others released checkpoints with these tokens, so that one without `scheme.json` may be fine-tuned."""
     learns_from: ClassVar[tuple[str, ...]] = ()
     """Other schemes whose training data it can be trained on: of the same type, with labels that mean the same."""
+    variants: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """Other prompts that it can be trained with, by variant; a checkpoint's `scheme.json` has those that it was."""
     long_question: ClassVar[int]
     """Branches of a long question, for forecasts of memory."""
 

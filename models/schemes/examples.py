@@ -83,12 +83,14 @@ class PromptedBranch:
         documents: Its documents: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
         role: Reflection token to reply with, for `ret` and `srt`; "" for the others.
         reply: Words to reply with, for `mct` and `vqa`; "" for the others.
+        found: Place of the document of `srt` in the search results (`formats.hits.places`); "" if unknown.
     """
 
     prompt: PromptName
     documents: tuple[Passage, ...] = ()
     role: str = ""
     reply: str = ""
+    found: str = ""
 
 
 @dataclass(frozen=True)

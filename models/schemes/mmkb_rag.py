@@ -5,7 +5,7 @@ P_vqa is the prompt of a plain model (`turns.answer_turns`), as naive RAG and cl
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.base import Gate
@@ -18,6 +18,11 @@ class MMKBRAG(PromptScheme):
     title = "MMKB-RAG ([2504.10074](https://arxiv.org/abs/2504.10074))"
     gates = (Gate("ret", "retrieve", "no_retrieve"), Gate("srt", "relevant", "irrelevant"))
     long_question = 12  # RET, ten documents and MCT
+    variants: ClassVar = {
+        "search_result": {
+            "srt": "Search result {found}. Document: {passage} Does this document help to answer the question?"
+        }
+    }
 
     def retrieves(self, probability: float, gamma: float) -> bool:
         """Return True if Score_RET is above γ (equation 3)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from PIL import Image
 
@@ -31,6 +31,11 @@ from reflectune.models.schemes.base import AskedAnswer, Scheme, gate_branch
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
 from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor
 
+_NO_PLACE: Final = (
+    "P_SRT reads a document's place in the search results here (`prompts: search_result`), and it is unknown; probe "
+    "retrieved documents alone, or train without it"
+)
+
 
 class PromptScheme(Scheme):
     """A scheme that asks each thing by a prompt of its own behind the question."""
@@ -50,13 +55,22 @@ class PromptScheme(Scheme):
             raise UserError(f"the scheme {self.name} has no prompt `{name}`; it has {', '.join(self.prompts)}")
         return asking_turns(self.prompts[name])
 
+    def reads_place(self, name: str) -> bool:
+        """Return True if a prompt reads the document's place in the search results."""
+        return "{found}" in self.prompts.get(name, "")
+
     def replied_turns(self, branch: PromptedBranch, style: AnswerStyle) -> Turns:
         """`prompt_turns`, and the assistant's reply: a token or words."""
         said = Turn("assistant", (self.tokens[branch.role] if branch.role else ANSWER,))
         return (*self.prompt_turns(branch.prompt, style, documents=bool(branch.documents)), said)
 
     def prompt_branch(
-        self, renderer: Renderer, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+        self,
+        renderer: Renderer,
+        name: PromptName,
+        passages: Sequence[Passage] = (),
+        style: AnswerStyle = "short",
+        found: str = "",
     ) -> list[int]:
         """Return the ids that continue `Renderer.question_prefix`: a prompt up to the assistant's cue.
 
@@ -66,13 +80,19 @@ class PromptScheme(Scheme):
             passages: Its passages: one for `srt`, several for `mct` (numbered from 1), any number for `vqa`, several
                 for `summary`.
             style: Answer style of `vqa`.
+            found: Place of the document of `srt` in the search results; read by a prompt with the slot `found`.
+
+        Raises:
+            UserError: The prompt reads the place, and it is unknown.
         """
-        texts = {"passage": prompt_documents(name, passages)}
+        if self.reads_place(name) and not found:
+            raise UserError(_NO_PLACE)
+        texts = {"passage": prompt_documents(name, passages), "found": found}
         return renderer.after_question(self.prompt_turns(name, style, documents=bool(passages)), texts)
 
     def prompt_reply(self, renderer: Renderer, branch: PromptedBranch, style: AnswerStyle = "short") -> Supervised:
         """Ids and labels of `prompt_branch` and the reply: a reflection token or words, and the turn's end."""
-        read = self.prompt_branch(renderer, branch.prompt, branch.documents, style)
+        read = self.prompt_branch(renderer, branch.prompt, branch.documents, style, branch.found)
         token = [renderer.token_id(branch.role), renderer.end_token_id] if branch.role else []
         said = token or renderer.reply_ids(branch.reply)
         return [*read, *said], [*[IGNORE] * len(read), *said]
@@ -86,6 +106,8 @@ class PromptScheme(Scheme):
         for branch in example.branches:
             if bool(branch.role) == bool(branch.reply.strip()):
                 return f"a branch `{branch.prompt}` needs either a reflection token (`role`) or words (`reply`)"
+            if self.reads_place(branch.prompt) and not branch.found:
+                return _NO_PLACE
         slots = [part.name for part in prompt_parts(example.template) if isinstance(part, Slot)]
         if unknown := sorted({*slots} - {"question", "documents"}):
             return f"the template has the slot `{unknown[0]}`; it can have `question` and `documents`"

@@ -24,15 +24,18 @@ def all_schemes() -> Mapping[str, Scheme]:
     return {scheme.name: scheme for scheme in known_schemes}
 
 
-def find_scheme(name: str) -> Scheme:
-    """A scheme by its name.
+def find_scheme(name: str, variant: str = "") -> Scheme:
+    """A scheme by its name, with the prompts of a variant if one is named.
 
     Raises:
-        UserError: No scheme has this name.
+        UserError: No scheme has this name, or it has no such variant.
     """
     if name not in all_schemes():
         raise UserError(f"unknown scheme `{name}`; choose one of {', '.join(all_schemes())}")
-    return all_schemes()[name]
+    scheme = all_schemes()[name]
+    if variant and variant not in scheme.variants:
+        raise UserError(f"`prompts: {variant}` is unknown; {name} has {', '.join(scheme.variants) or 'no variant'}")
+    return dataclasses.replace(scheme, prompts={**scheme.prompts, **scheme.variants[variant]}) if variant else scheme
 
 
 def reflecting_schemes() -> list[str]:

@@ -208,9 +208,9 @@ class TrainingData:
     parts: tuple[tuple[int, float], ...]
 
 
-def load_training_data(sources: Sequence[DataSource], scheme: str) -> TrainingData:
+def load_training_data(sources: Sequence[DataSource], scheme: str, prompts: str = "") -> TrainingData:
     """Read data sets and check every row. Image paths of several are made absolute, since each has its own folder."""
-    read = [load_examples(source, scheme) for source in sources]
+    read = [load_examples(source, scheme, prompts) for source in sources]
     sizes = tuple((len(examples), source.weight) for source, (examples, _) in zip(sources, read, strict=True))
     if len(read) == 1:
         return TrainingData(find_scheme(scheme), *read[0], sizes)
@@ -249,8 +249,10 @@ class JoinedExamples(Sequence[TrainingExample]):
         return moved
 
 
-def load_examples(source: DataSource, scheme: str) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
-    """Read one data set and check every row.
+def load_examples(
+    source: DataSource, scheme: str, prompts: str = ""
+) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
+    """Read one data set and check every row; `prompts` is a variant of the scheme's.
 
     Returns:
         The examples, and folders that their image paths may lead into; relative ones start at the first.
@@ -266,7 +268,7 @@ def load_examples(source: DataSource, scheme: str) -> tuple[Sequence[TrainingExa
         roots = image_roots(source.folder, manifest)
         if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
-    known = find_scheme(scheme)
+    known = find_scheme(scheme, prompts)
     images: dict[str, str] = {}
     for example in stream_examples(path, known.example_type, known.problem):
         images.setdefault(example.image, example.id)

@@ -45,8 +45,10 @@ class SupervisedFineTuning(Method):
     def load_data(self) -> None:
         """Read the training and validation data, and check every row."""
         config = self._config
-        self._data = load_training_data(config.sources(), config.scheme)
-        self._validation = load_validation(ValidationConfig.of(config), config.eval_source(), config.scheme)
+        self._data = load_training_data(config.sources(), config.scheme, config.prompts)
+        self._validation = load_validation(
+            ValidationConfig.of(config), config.eval_source(), config.scheme, config.prompts
+        )
 
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
         """Make transformers' arguments."""

@@ -50,7 +50,7 @@ class WeightedLoss:
 
 
 def load_validation(
-    validation: ValidationConfig, source: DataSource, scheme: str
+    validation: ValidationConfig, source: DataSource, scheme: str, prompts: str = ""
 ) -> tuple[Sequence[TrainingExample], Roots] | None:
     """Read the validation data and check it as training data is checked; None if there is none.
 
@@ -58,10 +58,11 @@ def load_validation(
         validation: The metric that chooses the weights, and the number of answers to read.
         source: The data.
         scheme: Name of the scheme.
+        prompts: Variant of its prompts.
     """
     if not validation.eval_data:
         return None
-    examples, roots = load_examples(source, scheme)
+    examples, roots = load_examples(source, scheme, prompts)
     check_metric(validation.best_metric, examples, find_scheme(scheme), source.file)
     if validation.eval_answers:
         check_answers(examples, find_scheme(scheme), source.file)

@@ -24,6 +24,9 @@ class ModelConfig(ImageKeys):
         hashed=False,  # its content is
     )
     scheme: str = setting("mr2ag", "scheme of tokens and prompts to train", needed="e.g. mr2ag")
+    prompts: str = setting(
+        "", "variant of its prompts; mmkb_rag: search_result, by which P_SRT reads the entry's rank and similarity"
+    )
 
 
 class AdapterConfig(Settings):

@@ -52,6 +52,7 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
         return load(
             config.model,
             scheme=config.scheme,
+            prompts=config.prompts,
             seed=config.seed,
             quantization=Quantization(config.dtype, config.double_quantization),
             device=str(device),
@@ -62,6 +63,7 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
     return load(
         config.model,
         scheme=config.scheme,
+        prompts=config.prompts,
         dtype="float32" if is_full and not keeps_half else config.dtype,
         device=str(device) if is_full and sharding.kind not in ("zero3", "fsdp") else "cpu",
         seed=config.seed,
@@ -91,11 +93,14 @@ def load_tuned(
     own_method = "qlora" if info.get("quantization") else "lora"
     if own_method != config.method:
         raise UserError(f"{folder} was trained with `method: {own_method}`; use that, or `method: full`")
-    if (scheme := load_scheme(folder).name) != config.scheme:
-        raise UserError(f"{folder} was trained with scheme {scheme}, and `scheme` is {config.scheme}")
+    scheme = load_scheme(folder)
+    if scheme.name != config.scheme:
+        raise UserError(f"{folder} was trained with scheme {scheme.name}, and `scheme` is {config.scheme}")
     base = config.model_copy(update={"model": str(info["base_model"]), "seed": int(info["seed"])})
     loaded = load_base(base, device, sharding)
-    check_reading(folder, loaded.processor, load_scheme(folder))
+    if loaded.scheme is None or loaded.scheme.prompts != scheme.prompts:
+        raise UserError(f"{folder} was trained with other prompts than `prompts: {config.prompts or '(none)'}` names")
+    check_reading(folder, loaded.processor, scheme)
     adapted = load_adapter(loaded.model, folder, is_trainable=True)
     keep_trained_weights_in_fp32(adapted)
     files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]

@@ -36,7 +36,7 @@ def test_own_documents_need_no_index_and_are_of_the_question_s_entry(world: Path
         mine = documents[question.id]
         assert mine
         assert {document.passage.entry_id for document in mine} <= set(question.entity_ids)
-        assert {document.score for document in mine} == {1.0}
+        assert {(document.score, document.found) for document in mine} == {(1.0, "")}
 
 
 def test_random_documents_come_last_each_of_another_entry(world: Path, config: Make) -> None:

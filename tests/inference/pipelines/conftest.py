@@ -108,7 +108,7 @@ class ScriptedPromptedReader:
     def gates(self, opened: OpenedQuestions) -> list[float]:
         return [self._gates[question.id] for question in opened.questions]
 
-    def judge(self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
+    def judge(self, opened, documents, found=()) -> list[list[float | None]]:
         self.judged += [
             [passage.id for passage in question_documents] for question_documents in documents if question_documents
         ]
