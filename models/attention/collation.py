@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -94,7 +95,32 @@ def collate(trees: Sequence[Tree], model: nn.Module) -> dict[str, Tensor]:
     return TreeCollator(model)(trees)
 
 
-def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class GateBrier:
+    """Brier term of the loss (Brier 1950): (p - y)² of each supervised gate token, times a weight.
+
+    Attributes:
+        weight: Weight of the term against the token's -log p.
+        gates: Ids of each gate's positive and negative token.
+    """
+
+    weight: float
+    gates: Sequence[tuple[int, int]]
+
+    def terms(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the weighted term of each token, shape (tokens,), 0 for tokens other than a gate's.
+
+        Args:
+            logits: Shape (tokens, vocabulary). p is the softmax of the gate's two logits at its positive token.
+            labels: Shape (tokens,). y is 1 at a gate's positive token.
+        """
+        ids = torch.tensor(self.gates, device=labels.device)  # (gates, 2)
+        is_token = labels[:, None, None] == ids  # (tokens, gates, 2)
+        positive = logits[:, ids].float().softmax(-1)[..., 0]  # (tokens, gates)
+        return self.weight * ((positive - is_token[..., 0].float()).square() * is_token.any(-1)).sum(-1)
+
+
+def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier | None = None) -> tuple[Tensor, Tensor]:
     """Return the weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
 
     Their quotient, each summed over the global batch, is the loss of equations 8 and 9 of mR²AG. Only the hidden states
@@ -103,6 +129,7 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     Args:
         model: The model, possibly wrapped.
         batch: From `TreeCollator`.
+        brier: Term to add at gates; it counts with the weight of the token.
     """
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
     labels, weights = batch["labels"], batch["weights"]
@@ -110,6 +137,8 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     logits = model(**inputs, logits_to_keep=predicts, use_cache=False).logits  # (supervised tokens, vocabulary)
     targets = predicts.roll(1, dims=1)
     losses = F.cross_entropy(logits.float(), labels[targets], reduction="none")
+    if brier is not None:
+        losses = losses + brier.terms(logits, labels[targets])
     kept = weights[targets]
     return (losses * kept).sum(), kept.sum()
 

@@ -27,7 +27,7 @@ COMMON = yaml.safe_load(r"""{
 SFT = COMMON | yaml.safe_load(r"""{
     answer_weight: null, best_metric: '', cache_dtype: 'auto', cache_features: '',
     early_stopping_patience: null, eval_answers: 0, eval_data: '', eval_split: 'val', eval_steps: 500,
-    image_root: '', model: 'miniature/llava', train_data: {}, train_split: 'train', tree: true
+    gate_brier: 0.0, image_root: '', model: 'miniature/llava', train_data: {}, train_split: 'train', tree: true
 }""")
 ESTIMATE = SFT | yaml.safe_load(r"""{
     branch_supervised: 20, branch_tokens: 250, branches: null, device_gib: null, image_tokens: null,
@@ -92,6 +92,8 @@ def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str)
     ("kind", "changes", "message"),
     [
         (SftConfig, {"lora_dropout": 1.0}, "`lora_dropout` must be between 0 and 0.99, found 1.0"),
+        (SftConfig, {"gate_brier": -1.0}, "`gate_brier` must be at least 0, found -1.0"),
+        (SftConfig, {"gate_brier": 1.0, "scheme": "plain"}, "`gate_brier` weighs gates, and `scheme: plain` has none"),
         (SftConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
         (SftConfig, {"save_steps": 0}, "`save_steps` must be at least 1, found 0"),
         (SftConfig, {"cache_mib": -1}, "`cache_mib` must be at least 0, found -1"),

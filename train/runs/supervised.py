@@ -10,8 +10,10 @@ from transformers import TrainingArguments
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import Roots
+from reflectune.models.attention.collation import GateBrier
 from reflectune.models.features.config import FeatureKeys
 from reflectune.models.loading import Loaded
+from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.train.data.examples import Collator, EncodedExamples, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch
@@ -96,6 +98,8 @@ class SupervisedFineTuning(Method):
             answers = AnswerReader(
                 loaded, *self._validation, count=config.eval_answers, seed=config.seed, batch_size=batch_size
             )
+        token_id = loaded.renderer.token_id
+        gate_ids = [(token_id(gate.positive), token_id(gate.negative)) for gate in Scheme.of(loaded.renderer).gates]
         cache_bytes = config.cache_bytes(read_again=any(weight > 1 for _, weight in data.parts))
         return ReflectionTrainer(
             run,
@@ -105,6 +109,7 @@ class SupervisedFineTuning(Method):
             projector_learning_rate=config.projector_learning_rate,
             gates=gates,
             answers=answers,
+            brier=GateBrier(config.gate_brier, gate_ids) if config.gate_brier else None,
             patience=config.early_stopping_patience,
         )
 

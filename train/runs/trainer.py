@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from reflectune.core.partials import partial_path
-from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.collation import GateBrier, loss_terms
 from reflectune.models.attention.tree import IGNORE
 from reflectune.train.data.order import FollowEpochs, TrainingOrder
 from reflectune.train.runs.answers import AnswerReader
@@ -40,6 +40,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         projector_learning_rate: Peak learning rate of the projector; None for that of all other weights.
         gates: Reads gates for validation, if there is any.
         answers: Reads answers for validation, if any are asked for.
+        brier: Brier term of the loss at gates; None for none.
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
     """
 
@@ -55,6 +56,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         projector_learning_rate: float | None = None,
         gates: GateReader | None = None,
         answers: AnswerReader | None = None,
+        brier: GateBrier | None = None,
         patience: int | None = None,
     ) -> None:
         validated, callbacks = gates.dataset if gates else None, [FollowEpochs(order), LogFile()]
@@ -62,6 +64,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
+        self._brier = brier
         self._tokens, self._tokens_since, self._left_out = 0, time.monotonic(), 0
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -120,6 +123,8 @@ class ReflectionTrainer(CheckpointedTrainer):
     ) -> Tensor:
         """Compute equations 8 and 9 of mR²AG: the weighted mean of -log p over the global batch's supervised tokens.
 
+        A Brier term of the gates, if there is one, is part of their tokens' losses.
+
         Only the positions that predict a supervised token are projected to the vocabulary.
 
         Args:
@@ -138,7 +143,7 @@ class ReflectionTrainer(CheckpointedTrainer):
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
         """Return the summed loss of a batch, not divided by the global batch's weight. Other objectives override it."""
-        return loss_terms(model, inputs)[0]
+        return loss_terms(model, inputs, self._brier)[0]
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

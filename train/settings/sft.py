@@ -49,9 +49,15 @@ class DataConfig(Settings):
 class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
     """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
+    gate_brier: float = setting(
+        0.0, "weight of (p - y)² in a gate token's loss, p the softmax of the gate's two logits; calibrates", ge=0
+    )
+
     @cross_check
     def weight_problems(self) -> Iterator[str]:
-        """Yield the problem of an `answer_weight` without a meaning for the scheme."""
+        """Yield the problems of weights without a meaning for the scheme."""
+        if self.gate_brier and self.scheme == "plain":
+            yield "`gate_brier` weighs gates, and `scheme: plain` has none"
         if self.answer_weight is not None and self.scheme != "plain":
             yield f"`answer_weight` weighs replies in words, of `scheme: plain`; found `scheme: {self.scheme}`"
 

@@ -10,9 +10,14 @@ from torch import Tensor, nn
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import Family
+from reflectune.formats.reflection_data import read_examples
+from reflectune.models.attention.collation import GateBrier, collate, loss_terms
 from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
 from reflectune.models.loading import Loaded, load
+from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.passages import PassageScheme
+from reflectune.models.schemes.registry import find_scheme
+from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.gate_rewards.trainer import GateTrainer
 from reflectune.train.runs.checkpointed_trainer import checkpoint_bytes, load_weights
 from reflectune.train.runs.supervised import fine_tune
@@ -21,20 +26,32 @@ from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
 
 
-def row_losses(loaded: Loaded, row: Tree) -> list[float]:
-    """-log p of each supervised token of one row, read plainly: no tree, no mask, no position ids of ours."""
+def row_losses(loaded: Loaded, row: Tree, brier: float = 0.0) -> list[float]:
+    """-log p of each supervised token of one row, read plainly: no tree, no mask, no position ids of ours.
+
+    A gate's token has `brier` · (p - y)² in addition, p by the ratio of its two tokens' probabilities.
+    """
     ids = torch.tensor([row.prefix.ids])
     inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **row.vision}
     if "image_grid_thw" in inputs:
         inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
     with torch.no_grad():
         log_p = loaded.model(**inputs).logits[0].log_softmax(-1)
-    return [-float(log_p[i - 1, label]) for i, label in enumerate(row.prefix.labels) if label != IGNORE]
+    terms = []
+    for i, label in enumerate(row.prefix.labels):
+        if label == IGNORE:
+            continue
+        terms.append(-float(log_p[i - 1, label]))
+        for yes, no in (("retrieve", "no_retrieve"), ("relevant", "irrelevant")):
+            (p, y), (q, n) = ((float(log_p[i - 1, t].exp()), t) for t in map(loaded.renderer.token_id, (yes, no)))
+            if label in (y, n):
+                terms[-1] += brier * (p / (p + q) - (label == y)) ** 2
+    return terms
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize(("family", "brier"), [("llava", 0.0), ("qwen2_vl", 0.0), ("llava", 3.0)])
 def test_the_loss_is_equations_8_and_9_over_the_global_batch(
-    family: Family, base_model, data_folder, examples, tmp_path
+    family: Family, brier: float, base_model, data_folder, examples, tmp_path
 ) -> None:
     config = SftConfig(
         model=str(base_model(family)),
@@ -46,6 +63,7 @@ def test_the_loss_is_equations_8_and_9_over_the_global_batch(
         logging_steps=1,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=3,
+        gate_brier=brier,
     )
     loaded = load(config.model, scheme="mr2ag", seed=config.seed)
     terms: list[float] = []
@@ -55,13 +73,38 @@ def test_the_loss_is_equations_8_and_9_over_the_global_batch(
             loaded.renderer, example, load_image(example.image, root=data_folder / "images")
         )
         gates += sum(label == loaded.renderer.token_id("retrieve") for label in tree.prefix.labels)
-        terms += [loss for row in independent_rows(tree) for loss in row_losses(loaded, row)]
+        terms += [loss for row in independent_rows(tree) for loss in row_losses(loaded, row, brier)]
 
     fine_tune(config)
 
     logged = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"][0]["loss"]
     assert logged == pytest.approx(sum(terms) / len(terms), rel=1e-5)
     assert gates == sum(example.retrieve for example in examples)  # once per question, not once per passage
+
+
+@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+def test_the_brier_term_of_trees_has_the_gradients_of_separate_rows(
+    scheme: str, base_model, data_folder, prompted_folder, examples
+) -> None:
+    loaded = load(str(base_model()), scheme=scheme)
+    made = examples if scheme == "mr2ag" else read_examples(prompted_folder / "train.parquet", PromptedExample)
+    gates = [tuple(map(loaded.renderer.token_id, (gate.positive, gate.negative))) for gate in find_scheme(scheme).gates]
+    results = []
+    for brier in (GateBrier(3.0, gates), None):
+        for tree in (True, False):
+            dataset = EncodedExamples(made, loaded.renderer, data_folder / "images", share_prefix=tree, max_tokens=4096)
+            trees = [tree for i in (1, 3, 19) for tree in dataset[i].trees]
+            loaded.model.zero_grad()
+            loss, weight = loss_terms(loaded.model, collate(trees, loaded.model), brier)
+            loss.backward()
+            gradient = torch.cat([p.grad.flatten() for p in loaded.model.parameters() if p.grad is not None])
+            results.append((loss.item(), weight.item(), gradient))
+    (trees_loss, trees_weight, trees_gradient), (loss, weight, gradient), without, _ = results
+    assert (trees_loss, trees_weight) == pytest.approx((loss, weight))
+    torch.testing.assert_close(trees_gradient, gradient, rtol=1e-3, atol=1e-5)
+    assert trees_weight == without[1]
+    assert trees_loss > without[0] + 0.1
+    assert not torch.allclose(trees_gradient, without[2], rtol=1e-2, atol=1e-4)
 
 
 def test_the_first_token_of_a_row_has_no_weight_since_nothing_predicts_it() -> None:
