@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from reflectune.core.types import Passage
@@ -69,20 +68,9 @@ Your ranking:"""
 """Figure 7, with a number for `{count}`, its N."""
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """Passages in the model's order.
-
-    Attributes:
-        passages: All passages, best first.
-    """
-
-    passages: tuple[Passage, ...]
-
-
 def rerank(
     method: Reranking, question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int
-) -> Steps[Ranked]:
+) -> Steps[tuple[Passage, ...]]:
     """Order passages by one of the methods below. Fewer than two are returned as they are.
 
     Args:
@@ -92,7 +80,7 @@ def rerank(
         max_tokens: Maximum length of a reply of `pairwise` and `listwise`.
     """
     if method == "none" or len(passages) < 2:
-        return Ranked(tuple(passages))
+        return tuple(passages)
     if method == "pointwise":
         return (yield from pointwise(question, passages))
     if method == "pairwise":
@@ -110,15 +98,17 @@ def relevance(iteration: int, question: str, passage: Passage) -> Steps[float]:
     return reply.share if reply.shown else 0.0
 
 
-def pointwise(question: str, passages: Sequence[Passage]) -> Steps[Ranked]:
+def pointwise(question: str, passages: Sequence[Passage]) -> Steps[tuple[Passage, ...]]:
     """Order passages by their own relevance, best first; ties keep their order. One judgement a passage."""
     scores = []
     for passage in passages:
         scores.append((yield from relevance(0, question, passage)))
-    return Ranked(tuple(passages[place] for place in sorted(range(len(passages)), key=lambda place: -scores[place])))
+    return tuple(passages[place] for place in sorted(range(len(passages)), key=lambda place: -scores[place]))
 
 
-def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int) -> Steps[Ranked]:
+def pairwise(
+    question: str, passages: Sequence[Passage], *, pairs: Pairs, max_tokens: int
+) -> Steps[tuple[Passage, ...]]:
     """Order passages by comparisons of pairs. A reply that names neither keeps the order of the two.
 
     The paper doesn't publish its pairs; these are those of Qin et al. (arXiv 2306.17563), which it cites.
@@ -138,7 +128,7 @@ def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_to
             winner = yield from _compare(question, passages[first], passages[second], max_tokens)
             if winner == "B":
                 order[place : place + 2] = [second, first]
-        return Ranked(tuple(passages[place] for place in order))
+        return tuple(passages[place] for place in order)
     wins = [0.0] * len(passages)
     compared = list(itertools.combinations(order, 2))
     if pairs == "both_orders":
@@ -147,10 +137,10 @@ def pairwise(question: str, passages: Sequence[Passage], *, pairs: Pairs, max_to
         winner = yield from _compare(question, passages[first], passages[second], max_tokens)
         wins[first] += {"A": 1.0, "B": 0.0}.get(winner or "", 0.5)
         wins[second] += {"A": 0.0, "B": 1.0}.get(winner or "", 0.5)
-    return Ranked(tuple(passages[place] for place in sorted(order, key=lambda place: -wins[place])))
+    return tuple(passages[place] for place in sorted(order, key=lambda place: -wins[place]))
 
 
-def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> Steps[Ranked]:
+def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> Steps[tuple[Passage, ...]]:
     """Order all passages by one reply.
 
     Passages that it leaves out follow in their previous order, as do those that didn't fit the context. A reply that
@@ -162,8 +152,8 @@ def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> 
     reply = yield from write("rerank", 0, template, slots, documents=numbered, max_tokens=max_tokens, form="order")
     order = parsing.order(reply.text, reply.shown)
     if order is None:
-        return Ranked(tuple(passages))
-    return Ranked((*(passages[place] for place in order), *passages[reply.shown :]))
+        return tuple(passages)
+    return (*(passages[place] for place in order), *passages[reply.shown :])
 
 
 def paragraphs(passages: Sequence[Passage]) -> list[str]:

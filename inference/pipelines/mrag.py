@@ -14,7 +14,7 @@ from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
-from reflectune.inference.operators.reranking import Pairs, Ranked, Reranking, paragraphs, rerank
+from reflectune.inference.operators.reranking import Pairs, Reranking, paragraphs, rerank
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
@@ -79,7 +79,9 @@ class MragSettings(DocumentStageSettings):
 Stages = TypeVar("Stages", bound=DocumentStageSettings)
 
 
-def ranked_documents(question: Question, settings: DocumentStageSettings, method: Reranking) -> Steps[Ranked]:
+def ranked_documents(
+    question: Question, settings: DocumentStageSettings, method: Reranking
+) -> Steps[tuple[Passage, ...]]:
     """Retrieve the documents of a question and rerank them by a method, best first."""
     text = question.text if "Q" in settings.query_modality else ""
     if "C" in settings.query_modality:
@@ -91,7 +93,7 @@ def ranked_documents(question: Question, settings: DocumentStageSettings, method
         ranked = rerank(method, question.text, found, pairs=settings.pairs, max_tokens=settings.max_rank_tokens)
         return (yield from ranked)
     except BudgetSpent:
-        return Ranked(tuple(found))
+        return tuple(found)
 
 
 def generate(iteration: int, question: Question, documents: Sequence[Passage], max_tokens: int) -> Steps[WriteReply]:
@@ -112,14 +114,14 @@ class Mrag:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
-        given = ranked.passages[: self.settings.answer_documents]
+        given = ranked[: self.settings.answer_documents]
         answer = yield from generate(0, question, given, self.settings.max_new_tokens)
-        ended = f"answered from {len(given)} of {len(ranked.passages)} documents"
+        ended = f"answered from {len(given)} of {len(ranked)} documents"
         return TrajectoryResult(
             answer.text,
             ended,
             answer.score,
-            ranked.passages,
+            ranked,
             chosen=0 if len(given) == 1 else None,
             used=tuple(range(len(given))),
         )

@@ -59,17 +59,17 @@ class MragAgent:
         """Generate the steps."""
         ranked = yield from ranked_documents(question, self.settings, self.settings.agent_rerank)
         answers = dict[int, WriteReply]()
-        for place, document in enumerate(ranked.passages):
+        for place, document in enumerate(ranked):
             if (yield from relevance(place, question.text, document)) <= 0.5:
                 continue
             answer = answers[place] = yield from generate(place, question, [document], self.settings.max_new_tokens)
             if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
-                ended = f"valid answer from document {place + 1} of {len(ranked.passages)}"
-                return TrajectoryResult(answer.text, ended, answer.score, ranked.passages, chosen=place, used=(place,))
-        if self.settings.agent_fallback == "abstain" or not ranked.passages:
-            return TrajectoryResult("", FAILS, passages=ranked.passages, fallback="abstain")
-        first = answers.get(0) or (yield from generate(0, question, ranked.passages[:1], self.settings.max_new_tokens))
-        return TrajectoryResult(first.text, FAILS, first.score, ranked.passages, chosen=0, used=(0,), fallback="first")
+                ended = f"valid answer from document {place + 1} of {len(ranked)}"
+                return TrajectoryResult(answer.text, ended, answer.score, ranked, chosen=place, used=(place,))
+        if self.settings.agent_fallback == "abstain" or not ranked:
+            return TrajectoryResult("", FAILS, passages=ranked, fallback="abstain")
+        first = answers.get(0) or (yield from generate(0, question, ranked[:1], self.settings.max_new_tokens))
+        return TrajectoryResult(first.text, FAILS, first.score, ranked, chosen=0, used=(0,), fallback="first")
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:
         """Return True if the model judges its answer correct by the document."""

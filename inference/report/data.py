@@ -136,7 +136,6 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
         "range": list(question.range) if question.range else None,
         "image": tables.image(question.image, tables._dataset.image_roots) if question.image else -1,
         "knowledge": question.is_knowledge_based,
-        "famous": question.meta.get("famous") == "yes",
         "entities": list(question.entity_ids),
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
         "traces": {

@@ -68,7 +68,7 @@ function answerLine(trace) {
 function row(question, pipeline) {
   const trace = question.traces[pipeline];
   const about = [question.id, question.split, question.type, question.knowledge === false ? "visual" : "",
-    question.famous ? "famous" : "", trace.fallback ? "nothing relevant → " + trace.fallback : ""];
+    trace.fallback ? "nothing relevant → " + trace.fallback : ""];
   const middle = element("div", "",
     element("div", "asked", question.text),
     element("div", "outcome", answerLine(trace), " ", element("span", "truth", "truth: " + truth(question))),

@@ -35,7 +35,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
     ]
     head = ["pipeline", *heads.values(), *(kind.replace("_", " ") for kind in types), "answered"]
     caption = f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals."
-    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics), _famous(metrics))
+    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics))
 
 
 def parts(metrics: Mapping[str, Any]) -> Markup:
@@ -162,13 +162,6 @@ def _gains(metrics: Mapping[str, Any]) -> Table | None:
     ]
     caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
     return Table(["difference", "points", "score"], rows, caption) if rows else None
-
-
-def _famous(metrics: Mapping[str, Any]) -> Table | None:
-    by_pipeline = {name: table for name, table in metrics["famous"].items() if table["yes"]}
-    rows = [[name, score_cell(table["yes"]), score_cell(table["no"])] for name, table in by_pipeline.items()]
-    caption = "Score on facts that the base model knows by heart (nothing is claimed there), and on the others."
-    return Table(["pipeline", "known by heart", "others"], rows, caption) if rows else None
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:

@@ -80,13 +80,6 @@ def evaluate(
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
         "calibration": calibration(questions, traces, measure=measure, seed=seed),
         "comparisons": _comparisons(official, pipelines, measure, seed),
-        "famous": {
-            name: {
-                answer: mean(measure.correct([q for q in official if q.meta.get("famous") == answer], table), seed)
-                for answer in ("yes", "no")
-            }
-            for name, table in pipelines.items()
-        },
         "two_hop": {
             name: mean(measure.correct(measure.two_hop(questions), pipeline_traces), seed)
             for name, pipeline_traces in pipelines.items()

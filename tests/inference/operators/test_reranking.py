@@ -11,7 +11,6 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import reranking
-from reflectune.inference.operators.reranking import Ranked
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import Trace
@@ -30,8 +29,8 @@ def run(script: Any, how: Any, names: str = "abc", pairs: Any = "all") -> tuple[
     given = passages(*names)
 
     def start(question: Question) -> Steps[TrajectoryResult]:
-        ranked: Ranked = yield from reranking.rerank(how, question.text, given, pairs=pairs, max_tokens=8)
-        return TrajectoryResult("", "ranked", passages=ranked.passages)
+        ranked = yield from reranking.rerank(how, question.text, given, pairs=pairs, max_tokens=8)
+        return TrajectoryResult("", "ranked", passages=ranked)
 
     (trace,) = TrajectoryPipeline("test", start, script.tools).run([QUESTION], [Image.new("RGB", (8, 8))])
     return "".join(read.passage.entry_id for read in trace.passages), trace

@@ -7,8 +7,7 @@ from reflectune.inference.scoring.scores import TraceScorer
 
 @pytest.fixture
 def metrics(make) -> dict:
-    splits = (("val_unseen_question", "yes"), ("val_unseen_entity", "no"))
-    questions = [make.question(i, split, meta={"famous": famous}) for i, (split, famous) in enumerate(splits)]
+    questions = [make.question(i, split) for i, split in enumerate(("val_unseen_question", "val_unseen_entity"))]
     scores = ({"ret": 0.5, "rel": 0.8, "answer": "oak"}, {"ret": 0.4, "rel": 0.7, "answer": "fir"})
     candidates = tuple(make.read(**each, ans=0.5) for each in scores)
     traces = {
@@ -24,7 +23,6 @@ def test_scores_are_in_percent_with_their_intervals(metrics) -> None:
     assert "naive_rag_article</th><td>0.0<span" in table
     assert "at equal depth: naive_rag_article" in table
     assert "+100.0<span" in table  # the difference
-    assert "known by heart" in table
 
 
 def test_every_ranking_has_its_scores(metrics) -> None:

@@ -50,16 +50,11 @@ def test_a_failed_question_counts_as_wrong_and_uncovered(make) -> None:
     assert metrics["coverage"]["closed_book"] == 0.5
 
 
-def test_by_type_and_famous_are_break_downs_of_the_same_questions(make) -> None:
-    questions = [
-        make.question(0, meta={"famous": "yes"}),
-        make.question(1, answer="1900", answer_type="time", meta={"famous": "no"}),
-    ]
+def test_a_score_is_broken_down_by_answer_type(make) -> None:
+    questions = [make.question(0), make.question(1, answer="1900", answer_type="time")]
     metrics = run(questions, {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", "1901")]})
     by_type = metrics["pipelines"]["closed_book"]["by_type"]
     assert {kind: score["value"] for kind, score in by_type.items()} == {"string": 1.0, "time": 0.0}
-    assert metrics["famous"]["closed_book"]["yes"]["value"] == 1.0
-    assert metrics["famous"]["closed_book"]["no"]["value"] == 0.0
 
 
 def test_the_gate_is_measured_over_knowledge_and_visual_questions_at_gamma(make) -> None:
