@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from reflectune.core.config import setting
-from reflectune.core.types import Question
+from reflectune.core.config import cross_check, setting
+from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.data_builders.mmkb.mct import MctLabel, MixingSettings, RelScores, mct_label
+from reflectune.data_builders.mmkb.mct import MctLabel, MixingSettings, RelScores, mct_label, rel_score
 from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel, external_labels, ret_label, srt_labels
 from reflectune.data_builders.probing.records import Probe
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -28,12 +29,14 @@ class Labels:
         srt: Labels of documents.
         mct: Labels of mixed lists.
         without_summary: Number of questions left out of `mct`, since their relevant documents have no common summary.
+        contexts: Documents to answer from, by question id.
     """
 
     ret: Sequence[RetLabel] = ()
     srt: Sequence[SrtLabel] = ()
     mct: Sequence[MctLabel] = ()
     without_summary: int = 0
+    contexts: Mapping[str, tuple[Passage, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,23 @@ class LabelSettings(Rule, MixingSettings):
     answer_model: Literal["separate", "shared"] = setting(
         "separate", "shared: train to answer too, without documents or with the relevant ones"
     )
+    answer_documents: int | None = setting(
+        None,
+        "shared: answer from this many documents, the highest by `rel_scores` (or S_ret), one of them relevant; unset: "
+        "from the relevant ones",
+        ge=1,
+    )
+    pairs: bool = setting(
+        False, "SRT: of each question its best [Rel], by log-probability, and its [NoRel] with the highest S_ret"
+    )
+
+    @cross_check
+    def pair_problems(self) -> Iterator[str]:
+        """Yield the problem of balancing what is paired."""
+        if self.pairs and self.srt_balance:
+            yield "`pairs` takes one label of each kind per question; leave out `srt_balance`"
+        if self.answer_documents and self.answer_model != "shared":
+            yield "`answer_documents` are read by `answer_model: shared`; set it, or leave them out"
 
 
 def derive(
@@ -90,6 +110,7 @@ def derive(
     rets: list[RetLabel] = []
     srts: list[SrtLabel] = []
     mcts: list[MctLabel] = []
+    contexts: dict[str, tuple[Passage, ...]] = {}
     without_summary = 0
     for probe in probes:
         if probe.problem:
@@ -101,22 +122,60 @@ def derive(
             continue
         srt = external_labels(probe, question) if settings.labeller == "string" else srt_labels(probe, rule)
         srts.extend(srt)
+        contexts[probe.question_id] = _context(probe, srt, settings.answer_documents, rel_scores)
         mct = mct_label(probe, srt, rule, mixing, rel_scores)
         if mct is not None and (mct.summary or not summaries):
             mcts.append(mct)
         without_summary += mct is not None and summaries and not mct.summary
-    return Labels(rets, srts, mcts, without_summary)
+    return Labels(rets, srts, mcts, without_summary, contexts)
 
 
 def take(labels: Labels, settings: LabelSettings) -> Labels:
     """Draw the labels to train on."""
-    seed = settings.seed
+    seed, limit = settings.seed, settings.srt_limit
+    if settings.pairs:
+        limits = LabelLimits(None, limit and max(1, limit // 2), seed)
+        srt = [label for pair in choose(label_pairs(labels.srt), lambda pair: True, limits) for label in pair]
+    else:
+        srt = choose(labels.srt, lambda label: label.relevant, LabelLimits(settings.srt_balance, limit, seed))
     return Labels(
         choose(labels.ret, lambda label: label.retrieve, LabelLimits(settings.ret_balance, settings.ret_limit, seed)),
-        choose(labels.srt, lambda label: label.relevant, LabelLimits(settings.srt_balance, settings.srt_limit, seed)),
+        srt,
         choose(labels.mct, lambda label: True, LabelLimits(None, settings.mct_limit, seed)),
         labels.without_summary,
     )
+
+
+def label_pairs(labels: Sequence[SrtLabel]) -> list[tuple[SrtLabel, SrtLabel]]:
+    """Return a `[Rel]` and a `[NoRel]` label of each question that has both.
+
+    The `[Rel]` document makes the accepted answer most probable; the `[NoRel]` one has the highest S_ret. Ties are
+    broken by rank.
+    """
+    by_question: dict[str, tuple[list[SrtLabel], list[SrtLabel]]] = {}
+    for label in labels:
+        by_question.setdefault(label.question_id, ([], []))[not label.relevant].append(label)
+
+    def gain(label: SrtLabel) -> tuple[float, int]:
+        log_prob = label.document.gold_log_prob
+        return -math.inf if log_prob is None else log_prob, -label.document.rank
+
+    def nearness(label: SrtLabel) -> tuple[float, int]:
+        return label.document.score, -label.document.rank
+
+    return [(max(rel, key=gain), max(no_rel, key=nearness)) for rel, no_rel in by_question.values() if rel and no_rel]
+
+
+def _context(
+    probe: Probe, labels: Sequence[SrtLabel], most: int | None, rel_scores: RelScores | None
+) -> tuple[Passage, ...]:
+    """Return the documents to answer from: the relevant ones, or the `most` best ones if one of them is relevant."""
+    relevant = tuple(label.document.passage for label in labels if label.relevant)
+    if most is None:
+        return relevant
+    best = sorted(probe.documents, key=lambda document: -rel_score(probe.question_id, document, rel_scores))[:most]
+    passages = tuple(document.passage for document in best)
+    return passages if set(passages) & set(relevant) else ()
 
 
 def choose(labels: Sequence[T], is_positive: Callable[[T], bool], limits: LabelLimits) -> list[T]:
@@ -132,7 +191,7 @@ def choose(labels: Sequence[T], is_positive: Callable[[T], bool], limits: LabelL
 
 
 def assemble(
-    taken: Labels, derived: Labels, questions: Mapping[str, Question], *, train_answers: bool
+    taken: Labels, derived: Labels, questions: Mapping[str, Question], settings: LabelSettings
 ) -> list[PromptedExample]:
     """Return one example per labelled question with all its branches, sorted by question id.
 
@@ -140,12 +199,13 @@ def assemble(
         taken: Labels to train on.
         derived: All labels, from which answers are trained.
         questions: The questions by id.
-        train_answers: Add branches that train the model to answer.
+        settings: Says whether labels are soft, and whether answers are trained.
     """
+    scale = settings.margin if settings.soft else None
     branches: dict[str, list[PromptedBranch]] = {}
-    for question_id, branch in _branches(taken):
+    for question_id, branch in _branches(taken, scale):
         branches.setdefault(question_id, []).append(branch)
-    for question_id, branch in _answers(derived, questions) if train_answers else ():
+    for question_id, branch in _answers(derived, questions) if settings.answer_model == "shared" else ():
         branches.setdefault(question_id, []).append(branch)
     return [
         PromptedExample(
@@ -160,25 +220,28 @@ def assemble(
     ]
 
 
-def _branches(labels: Labels) -> Iterator[tuple[str, PromptedBranch]]:
-    """Yield a question id and a branch for each label."""
+def _branches(labels: Labels, scale: float | None) -> Iterator[tuple[str, PromptedBranch]]:
+    """Yield a question id and a branch for each label; with a scale of changes in nats, two for each of SRT."""
     for ret in labels.ret:
         yield ret.question_id, PromptedBranch("ret", role="retrieve" if ret.retrieve else "no_retrieve")
     for srt in labels.srt:
-        role = "relevant" if srt.relevant else "irrelevant"
-        yield srt.question_id, PromptedBranch("srt", (srt.document.passage,), role, found=srt.document.found)
+        share = float(srt.relevant) if scale is None else _sigmoid((srt.change or 0.0) / scale)
+        for role, weight in (("relevant", share), ("irrelevant", 1 - share)):
+            if weight:
+                read, found = (srt.document.passage,), srt.document.found
+                yield srt.question_id, PromptedBranch("srt", read, role, found=found, weight=weight)
     for mct in labels.mct:
         yield mct.question_id, PromptedBranch("mct", mct.documents, reply=write_reply(mct.keep, mct.summary))
 
 
 def _answers(labels: Labels, questions: Mapping[str, Question]) -> Iterator[tuple[str, PromptedBranch]]:
-    """Yield answer branches: without documents where the model needs none, else with all relevant ones."""
-    relevant: dict[str, list[SrtLabel]] = {}
-    for srt in labels.srt:
-        if srt.relevant:
-            relevant.setdefault(srt.question_id, []).append(srt)
+    """Yield answer branches: without documents where the model needs none, else with those to answer from."""
     for ret in labels.ret:
         answer = canonical_answer(questions[ret.question_id])
-        documents = tuple(label.document.passage for label in relevant.get(ret.question_id, ())) if ret.retrieve else ()
+        documents = labels.contexts.get(ret.question_id, ()) if ret.retrieve else ()
         if answer and (documents or not ret.retrieve):
             yield ret.question_id, PromptedBranch("vqa", documents, reply=answer)
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value > -700 else 0.0

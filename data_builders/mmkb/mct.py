@@ -14,7 +14,7 @@ from reflectune.core.values import Seed
 from reflectune.data_builders.probing.labels import Rule, SrtLabel, is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 
-Noise = Literal["no_rel", "unhelpful"]
+Noise = Literal["no_rel", "unhelpful", "conflicts"]
 RelScores = Mapping[tuple[str, str], float]
 """Probability of [Rel] by a trained model, by question id and passage id."""
 
@@ -24,11 +24,16 @@ class MixingSettings(Settings):
 
     For r relevant documents, r·τ/(100 - τ) irrelevant ones (rounded half up) are drawn from the question's own, or all
     if there are fewer. `no_rel` draws from those labelled `[NoRel]`, as in Algorithm 3; with `rule: paper` no question
-    has both labels, so there are none. `unhelpful` draws from all with a wrong answer, including the `[NoRel]` ones.
+    has both labels, so there are none. `unhelpful` draws from all with a wrong answer, including the `[NoRel]` ones;
+    `conflicts` too, first from those of another entry under the heading of a relevant one.
     """
 
     tau: float = setting(50.0, "percentage of irrelevant documents in the mixed lists of MCT", ge=0)
-    noise: Noise = setting("unhelpful", "documents to mix in: no_rel, or unhelpful (all with a wrong answer)")
+    noise: Noise = setting(
+        "unhelpful",
+        "documents to mix in: no_rel, unhelpful (all with a wrong answer), or conflicts (look-alikes' first)",
+    )
+    min_relevant: int = setting(2, "least relevant documents of a mixed list; Algorithm 3: 2", ge=1)
     seed: Seed = setting(0, "seed of every draw")
 
     @cross_check
@@ -65,7 +70,7 @@ class MctLabel:
 def mct_label(
     probe: Probe, labels: Sequence[SrtLabel], rule: Rule, mixing: MixingSettings, rel_scores: RelScores | None = None
 ) -> MctLabel | None:
-    """Return the label by Algorithm 3; None unless the question has more than one `[Rel]` document.
+    """Return the label by Algorithm 3; None for a question with fewer than `min_relevant` `[Rel]` documents.
 
     Args:
         probe: The question's probe.
@@ -78,13 +83,18 @@ def mct_label(
         UserError: A relevant document has no score.
     """
     relevant = [label.document for label in labels if label.relevant]
-    if len(relevant) < 2:
+    if len(relevant) < mixing.min_relevant:
         return None
-    ordered = sorted(relevant, key=lambda document: (-_score(probe.question_id, document, rel_scores), document.rank))
+    ordered = sorted(
+        relevant, key=lambda document: (-rel_score(probe.question_id, document, rel_scores), document.rank)
+    )
     rng = random.Random(f"{mixing.seed}:{probe.question_id}")
-    candidates = _irrelevant(probe, labels, rule, mixing.noise)
+    irrelevant = _irrelevant(probe, labels, rule, mixing.noise)
+    conflicting = _conflicting(irrelevant, relevant) if mixing.noise == "conflicts" else []
     expected = int(len(relevant) * mixing.tau / (100 - mixing.tau) + 0.5)
-    drawn = rng.sample(candidates, min(expected, len(candidates)))
+    drawn: list[DocumentProbe] = []
+    for group in (conflicting, [document for document in irrelevant if document not in conflicting]):
+        drawn += rng.sample(group, min(expected - len(drawn), len(group)))
     mixed = rng.sample([*relevant, *drawn], len(relevant) + len(drawn))
     positions = {document.passage.id: position for position, document in enumerate(mixed, start=1)}
     return MctLabel(
@@ -108,7 +118,8 @@ def summary_of(probe: Probe, documents: Sequence[DocumentProbe]) -> str:
     return " ".join(dict.fromkeys(chosen)) if all(chosen) else ""
 
 
-def _score(question_id: str, document: DocumentProbe, rel_scores: RelScores | None) -> float:
+def rel_score(question_id: str, document: DocumentProbe, rel_scores: RelScores | None) -> float:
+    """Return a document's trained [Rel] probability, or its retrieval score if there are none."""
     if rel_scores is None:
         return document.score
     key = (question_id, document.passage.id)
@@ -126,6 +137,13 @@ def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], rule: Rule, noise: Noi
         if (
             not by_id[document.passage.id]
             if document.passage.id in by_id
-            else noise == "unhelpful" and is_right(document.replies, rule) is False
+            else noise != "no_rel" and is_right(document.replies, rule) is False
         )
     ]
+
+
+def _conflicting(irrelevant: Sequence[DocumentProbe], relevant: Sequence[DocumentProbe]) -> list[DocumentProbe]:
+    """Return the documents of other entries than the relevant ones', under the heading of one of these."""
+    headings = {document.passage.heading for document in relevant}
+    entries = {document.passage.entry_id for document in relevant}
+    return [d for d in irrelevant if d.passage.heading in headings and d.passage.entry_id not in entries]

@@ -6,10 +6,11 @@ The paper's text and algorithms contradict each other. Here, a right answer with
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from reflectune.core.config import Settings, setting
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, greedy_correctness
@@ -29,6 +30,18 @@ class Rule(Settings):
     rule: RuleName = setting("outcome", "rule of relevance: paper, outcome or margin")
     right_from: float = setting(0.5, "least score of a right answer", gt=0, le=1)
     margin: float = setting(1.0, "`rule: margin`: least change of the log-probability, in nats", ge=0)
+    soft: bool = setting(
+        False, "`rule: margin`: learn both labels of every document, [Rel] by sigmoid(change / margin)"
+    )
+    ret_rule: Literal["known", "utility"] = setting(
+        "known", "[NoRet]: questions answered rightly alone, or (utility) those whose documents don't help either"
+    )
+
+    @cross_check
+    def soft_problems(self) -> Iterator[str]:
+        """Yield the problem of soft labels without a margin."""
+        if self.soft and (self.rule != "margin" or not self.margin):
+            yield f"`soft` needs `rule: margin` and a `margin` above 0; found `rule: {self.rule}`, {self.margin}"
 
     def is_wrong(self, score: float) -> bool:
         """Return True if an answer with this score is wrong."""
@@ -63,9 +76,15 @@ class SrtLabel:
 
 
 def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
-    """Return the label by Algorithm 1: `[NoRet]` if right without a document, else `[Ret]`; None if unknown."""
+    """Return the label by Algorithm 1: `[NoRet]` if right without a document, else `[Ret]`; None if unknown.
+
+    By `ret_rule: utility` it is `[NoRet]` too if no document gives a right answer.
+    """
     correctness = greedy_correctness(probe.replies)
-    return None if correctness is None else RetLabel(probe.question_id, rule.is_wrong(correctness), correctness)
+    if correctness is None:
+        return None
+    helps = rule.ret_rule == "known" or any(is_right(document.replies, rule) for document in probe.documents)
+    return RetLabel(probe.question_id, rule.is_wrong(correctness) and helps, correctness)
 
 
 def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
@@ -111,6 +130,6 @@ def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule:
         if rule.rule == "outcome" and not after:
             return False
         return None if before == after else after
-    if change is None or change == 0 or abs(change) < rule.margin:
+    if change is None or change == 0 or (abs(change) < rule.margin and not rule.soft):
         return None
     return change > 0

@@ -22,9 +22,9 @@ class Segment:
     weights: tuple[float, ...]
 
     @classmethod
-    def of(cls, ids: Sequence[int], labels: Sequence[int]) -> Segment:
-        """Return a segment whose supervised tokens weigh one."""
-        return cls(tuple(ids), tuple(labels), tuple(float(label != IGNORE) for label in labels))
+    def of(cls, ids: Sequence[int], labels: Sequence[int], weight: float = 1.0) -> Segment:
+        """Return a segment whose supervised tokens have this weight."""
+        return cls(tuple(ids), tuple(labels), tuple(weight * (label != IGNORE) for label in labels))
 
 
 @dataclass(frozen=True)

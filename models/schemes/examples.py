@@ -84,6 +84,7 @@ class PromptedBranch:
         role: Reflection token to reply with, for `ret` and `srt`; "" for the others.
         reply: Words to reply with, for `mct` and `vqa`; "" for the others.
         found: Place of the document of `srt` in the search results (`formats.hits.places`); "" if unknown.
+        weight: Weight of the reply's loss: the share of one of a document's two labels, if labels are soft.
     """
 
     prompt: PromptName
@@ -91,6 +92,7 @@ class PromptedBranch:
     role: str = ""
     reply: str = ""
     found: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class PromptScheme(Scheme):
         for branch in example.branches:
             if not (branch.role or branch.reply):
                 raise UserError(f"training example {example.id}, prompt {branch.prompt}: there is no reply")
-            branches.append(Segment.of(*self.prompt_reply(renderer, branch, example.style)))
+            branches.append(Segment.of(*self.prompt_reply(renderer, branch, example.style), branch.weight))
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 
     def _encode_template(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:

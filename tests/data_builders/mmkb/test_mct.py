@@ -85,3 +85,21 @@ def test_the_models_own_words_count_for_exactly_the_documents_that_they_summaris
 @pytest.mark.parametrize("tau", [-1.0, 100.0, 150.0])
 def test_a_percentage_out_of_bounds_is_refused(tau: float) -> None:
     assert find_problems(MixingSettings, {"tau": tau})
+
+
+def test_look_alikes_under_the_same_heading_are_mixed_in_first() -> None:
+    made = probe(True, False, False, False)
+    headings = ("Area", "Flag", "Area", "Area")
+    entries = ("e0", "e1", "e2", "e0")
+    documents = tuple(
+        dataclasses.replace(d, passage=dataclasses.replace(d.passage, heading=h, entry_id=e, index=k))
+        for k, (d, h, e) in enumerate(zip(made.documents, headings, entries, strict=True))
+    )
+    made = dataclasses.replace(made, documents=documents)
+    assert label(made, MixingSettings(noise="conflicts")) is None  # Algorithm 3 needs two relevant documents
+    for seed in range(5):
+        mct = label(made, MixingSettings(noise="conflicts", min_relevant=1, seed=seed))
+        assert {(p.entry_id, p.heading) for p in mct.documents} == {("e0", "Area"), ("e2", "Area")}
+        assert [mct.documents[number - 1].entry_id for number in mct.keep] == ["e0"]
+    every = label(made, MixingSettings(noise="conflicts", min_relevant=1, tau=75))
+    assert every.mixed_in == 3  # the others fill the list

@@ -70,6 +70,10 @@ def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed) -> No
     with pytest.raises(UserError, match="reads a document's place in the search results"):
         reader.judge(opened, [[passage]], [{}])
 
+    soft = dataclasses.replace(example, branches=(dataclasses.replace(srt, weight=0.25),))
+    (segment,) = loaded.scheme.encode(loaded.renderer, soft, image).branches
+    assert segment.weights == tuple(0.25 * (label >= 0) for label in labels)
+
     plain = config("plain", **settings)
     fine_tune(plain)
     assert load(plain.output_dir).scheme == SCHEME
