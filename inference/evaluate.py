@@ -24,16 +24,19 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def summary(metrics: dict[str, Any]) -> str:
-    """The scores of the data set's metric as a small table, in %."""
+    """The scores of the data set's metric as a small table, in %, with calls and tokens a question."""
+    from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number  # slow to import
+
     metric = metrics["metric"]
-    heads = metric["columns"]
+    heads = [*metric["columns"].values(), *(COST_HEADS[cost] for cost in COMPUTE)]
     names = max(22, *(len(name) + 2 for name in metrics["pipelines"]))
-    widths = [max(17, len(head) + 2) for head in heads.values()]
-    titles = (head.rjust(width) for head, width in zip(heads.values(), widths, strict=True))
+    widths = [max(17, len(head) + 2) for head in heads]
+    titles = (head.rjust(width) for head, width in zip(heads, widths, strict=True))
     lines = [f"{metric['caption']}, in %.", "".join(["pipeline".ljust(names), *titles])]
     for name, table in metrics["pipelines"].items():
-        scores = (table.get(column) for column in heads)
-        cells = (f"{100 * score['value']:.1f}" if score else "–" for score in scores)
+        scores = (table.get(column) for column in metric["columns"])
+        cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]
+        cells += [number(metrics["costs"][name][cost]) for cost in COMPUTE]
         lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
     return "\n".join(lines)
 

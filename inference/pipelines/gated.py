@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL import Image
 
 from reflectune.core.config import setting
-from reflectune.core.types import Question
+from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import split_passages
 from reflectune.inference.pipelines.base import Clock
@@ -76,15 +77,8 @@ class GatedPipeline:
             ranked = self._retriever.search([images[i] for i in rows], settings.top_n) if rows else []
             hits = dict(zip(rows, ranked, strict=True))
         with clock.step("judge"):
-            passages = [
-                [
-                    passage
-                    for hit in hits.get(i, ())
-                    for passage in split_passages(self._knowledge.get(hit.entry_id), lead=settings.lead)
-                ]
-                for i in range(len(questions))
-            ]
-            judged = reader.judge(opened, passages)
+            passages = self._passages(questions, images, [hits.get(i, []) for i in range(len(questions))])
+            judged = self._judge(opened, passages)
         traces = []
         for i, question in enumerate(questions):
             s_ret = entry_scores(hits.get(i, ()), s_ret_temperature)
@@ -105,13 +99,27 @@ class GatedPipeline:
             )
         return Gated(opened, judged, traces)
 
+    def _passages(
+        self, questions: Sequence[Question], images: Sequence[Image.Image], hits: Sequence[Sequence[Hit]]
+    ) -> list[list[Passage]]:
+        """Return the passages to read of each question: all of its entries'."""
+        return [
+            [p for hit in row for p in split_passages(self._knowledge.get(hit.entry_id), lead=self._settings.lead)]
+            for row in hits
+        ]
 
-def fallback_of(trace: Trace, fallback: Fallback) -> Fallback | None:
+    def _judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
+        """Judge the passages of each question."""
+        judged: JudgedPassages = self._reader.judge(opened, passages)
+        return judged
+
+
+def fallback_of(trace: Trace, fallback: Fallback, *, judging: bool = True) -> Fallback | None:
     """Return the fallback of a question; None if it has a relevant passage or was not looked up.
 
-    Without any passage, a fallback that chooses one becomes closed book.
+    Without any passage, a fallback that chooses one becomes closed book. Without judging, any passage is relevant.
     """
-    if not trace.retrieved or any(passage.relevant for passage in trace.passages):
+    if not trace.retrieved or any(passage.relevant or not judging for passage in trace.passages):
         return None
     return "closed_book" if fallback in ("best_product", "random") and not trace.passages else fallback
 

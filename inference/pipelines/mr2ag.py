@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 from PIL import Image
+from pydantic import Field
 
-from reflectune.core.types import Question
+from reflectune.core.config import setting
+from reflectune.core.types import Passage, Question
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, drawn_place, fallback_of
 from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings
-from reflectune.inference.pipelines.stages import passage_reader
-from reflectune.inference.reading.passage_reader import JudgedPassages
-from reflectune.inference.reading.ranking import best
+from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
+from reflectune.inference.reading.ranking import PLAIN, best, entry_scores, shift_relevance
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics.official.infoseek import normalize_answer
 
 if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.rerankers.base import Reranker
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
-class Mr2agSettings(EntryShareSettings, GatedSettings):
-    """Settings of mR²AG. As in the paper: `top_n: 5`, and `s_ret_temperature: 0`, the similarity of equation 3."""
+Exponents = Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)]
+
+
+class ChoiceSettings(EntryShareSettings):
+    """Settings of the choice among mR²AG's candidates, which `decide_again` applies to a stored trace."""
+
+    exponents: Exponents = setting([*PLAIN], "mR²AG: exponents of S_ret, S_rel and S_ans in the product")
+    votes: bool = setting(False, "mR²AG: candidates with equal answers add up their products before the choice")
+    relevant_shift: float = setting(
+        0.0,
+        "mR²AG: added to the log-odds of [Relevant]; corrects its prior: -3.5 from 1 : 3 in training to 1 : 100",
+    )
+
+
+class Mr2agSettings(ChoiceSettings, GatedSettings):
+    """Settings of mR²AG. The paper's are the defaults."""
 
 
 class MR2AG(GatedPipeline):
@@ -34,16 +52,34 @@ class MR2AG(GatedPipeline):
 
     All passages of a question share its vision pass and its prefix; gate and relevance are probabilities read at one
     position; only relevant passages are decoded from.
+
+    Args:
+        judging: False to answer from every passage, and to leave S_rel out of the product. Traces keep S_rel.
+        reranker: Scores passages, for controls.
     """
 
     name = "mr2ag"
+
+    def __init__(
+        self,
+        reader: Any,
+        retriever: Retriever,
+        knowledge: KnowledgeBase,
+        settings: Mr2agSettings,
+        *,
+        judging: bool = True,
+        reranker: Reranker | None = None,
+    ) -> None:
+        super().__init__(reader, retriever, knowledge, settings)
+        self._judging, self._reranker = judging, reranker
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
         clock = Clock()
         gated = self._gate_and_judge(questions, images, clock, self._settings.s_ret_temperature)
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
-        fallbacks = {i: used for i, trace in enumerate(traces) if (used := fallback_of(trace, self._settings.fallback))}
+        used = [fallback_of(trace, self._settings.fallback, judging=self._judging) for trace in traces]
+        fallbacks = {i: fallback for i, fallback in enumerate(used) if fallback}
         with clock.step("answer"):
             direct = self._answer_directly(gated.opened, traces, fallbacks)
             self._answer_from_passages(gated.opened, gated.judged, reads, fallbacks)
@@ -62,6 +98,14 @@ class MR2AG(GatedPipeline):
             for i, trace in enumerate(traces)
         ]
 
+    def _judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
+        """Judge the passages of each question, with the log-odds of [Relevant] shifted."""
+        judged = super()._judge(opened, passages)
+        shift = self._settings.relevant_shift
+        return dataclasses.replace(
+            judged, relevance=[[shift_relevance(*pair, shift) for pair in row] for row in judged.relevance]
+        )
+
     def _answer_directly(
         self, opened: OpenedQuestions, traces: Sequence[Trace], fallbacks: Mapping[int, Fallback]
     ) -> dict[int, ReaderAnswer]:
@@ -77,7 +121,7 @@ class MR2AG(GatedPipeline):
         fallbacks: Mapping[int, Fallback],
     ) -> None:
         """Answer from every relevant passage, and from the fallback's passages, in place."""
-        rows = [(i, k) for i, passages in enumerate(reads) for k, passage in enumerate(passages) if passage.relevant]
+        rows = [(i, k) for i, row in enumerate(reads) for k, p in enumerate(row) if p.relevant or not self._judging]
         for i, fallback in fallbacks.items():
             positions = range(len(reads[i]))
             drawn = [drawn_place(opened.questions[i], len(reads[i]))] if fallback == "random" else []
@@ -90,25 +134,66 @@ class MR2AG(GatedPipeline):
         """Add the answer: the direct one if there is one, else that of the passage with the highest product."""
         if direct is not None:
             return dataclasses.replace(trace, answer=direct.text, confidence=direct.score)
-        candidates = [(k, p.scores) for k, p in enumerate(trace.passages) if p.scores is not None]
-        if not candidates:
-            return trace
-        chosen = candidates[best([scores for _, scores in candidates])][0]
-        return dataclasses.replace(trace, answer=trace.passages[chosen].answer or "", chosen=chosen)
+        return _choose(trace, self._settings, judging=self._judging)
 
 
-def _make(settings: Mr2agSettings, parts: PipelineParts, retriever: Retriever) -> MR2AG:
-    return MR2AG(passage_reader(settings, parts), retriever, parts.knowledge, settings)
+def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
+    """Decide a stored trace by other settings. No model is read.
+
+    A trace that has every passage's answer, as `mr2ag_unjudged` stores it, gives what the pipeline would answer with
+    these settings and `fallback: best_product`. Other passages without an answer are no candidates.
+
+    Args:
+        trace: A trace of equation 3's S_ret and of an unshifted S_rel.
+        settings: The settings.
+        judging: See `MR2AG`.
+    """
+    s_ret = entry_scores(trace.hits, settings.s_ret_temperature)
+    passages = []
+    for passage in trace.passages:
+        s_rel, s_irr = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, settings.relevant_shift)
+        passages.append(dataclasses.replace(passage, s_ret=s_ret[passage.passage.entry_id], s_rel=s_rel, s_irr=s_irr))
+    answered = [k for k, passage in enumerate(passages) if passage.answer is not None]
+    if trace.error or not answered:
+        return trace
+    relevant = [k for k in answered if passages[k].relevant or not judging]
+    for k in set(answered) - set(relevant or answered):
+        passages[k] = dataclasses.replace(passages[k], answer=None, s_ans=None)
+    fallback = "" if relevant else "best_product"
+    return _choose(dataclasses.replace(trace, passages=tuple(passages), fallback=fallback), settings, judging=judging)
+
+
+def _choose(trace: Trace, settings: ChoiceSettings, *, judging: bool) -> Trace:
+    """Set the answer of the candidate with the highest product, if there is a candidate."""
+    places = [k for k, passage in enumerate(trace.passages) if passage.scores is not None]
+    if not places:
+        return trace
+    scores = [found for k in places if (found := trace.passages[k].scores)]
+    if not judging:
+        scores = [dataclasses.replace(found, rel=1.0) for found in scores]
+    answers = [trace.passages[k].answer or "" for k in places]
+    chosen = best(scores, settings.exponents, [normalize_answer(text) for text in answers] if settings.votes else None)
+    return dataclasses.replace(trace, answer=answers[chosen], chosen=places[chosen])
+
+
+def make(
+    name: str, settings: Mr2agSettings, parts: PipelineParts, *, kind: type[MR2AG] = MR2AG, judging: bool = True
+) -> MR2AG:
+    """Build mR²AG or a control, which is of its class and has a name of its own."""
+    reader = PassageReader(needed(parts.engine), settings.max_new_tokens)
+    judging = judging and parts.judging
+    made = kind(reader, needed(parts.retriever), parts.knowledge, settings, judging=judging, reranker=parts.reranker)
+    made.name = name
+    return made
 
 
 def _answer_each(settings: Mr2agSettings, parts: PipelineParts) -> MR2AG:
-    always = settings.model_copy(update={"gamma": -1.0})
-    return _make(always, dataclasses.replace(parts, judging=False), needed(parts.retriever))
+    return make("mr2ag", settings.model_copy(update={"gamma": -1.0}), parts, judging=False)
 
 
 RECIPES = {
     "mr2ag": Recipe(
-        lambda name, settings, parts: _make(settings, parts, needed(parts.retriever)),
+        make,
         Mr2agSettings,
         "model",
         every,
@@ -120,7 +205,9 @@ RECIPES = {
         answer_each=_answer_each,
     ),
     "mr2ag_oracle": Recipe(
-        lambda name, settings, parts: WithGoldEntries(name, lambda gold: _make(settings, parts, gold)),
+        lambda name, settings, parts: WithGoldEntries(
+            name, lambda gold: make(name, settings, dataclasses.replace(parts, retriever=gold))
+        ),
         Mr2agSettings,
         "model",
         with_entry,

@@ -174,6 +174,9 @@ class Recipe(Generic[PipelineSettings]):
 TUNED_BASELINES = "tuned_baselines"
 """The form of baselines whose model was fine-tuned on the same questions, without reflection."""
 
+CONTROLS = "controls"
+"""The form of pipelines that read with a reflecting checkpoint, and choose without its verdicts."""
+
 
 def baseline(name: str, recipe: Recipe[Any]) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of a baseline of the base model, and of the model that was fine-tuned without reflection."""

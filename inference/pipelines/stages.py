@@ -13,8 +13,8 @@ from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.requirements import ENTRIES, PROBES
-from reflectune.inference.pipelines.settings import AnswerSettings, DepthSettings, LeadSettings
-from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
+from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
+from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.trace import PassageTrace, Trace
 
 if TYPE_CHECKING:  # slow to import
@@ -87,18 +87,13 @@ RECALL_DEPTH = 5
 """Minimum number of entries that the retrieval stage records, so that recall@5 can be computed."""
 
 
-def passage_reader(settings: AnswerSettings, parts: PipelineParts) -> PassageReader:
-    """Return a reader of the tuned model, which judges passages unless the parts say otherwise."""
-    kind = PassageReader if parts.judging else UnjudgingReader
-    return kind(needed(parts.engine), settings.max_new_tokens)
-
-
 def _retrieval(name: str, settings: DepthSettings, parts: PipelineParts) -> Retrieval:
     return Retrieval(needed(parts.retriever), max(RECALL_DEPTH, settings.top_n))
 
 
 def _relevance(name: str, settings: LeadSettings, parts: PipelineParts) -> Relevance:
-    return Relevance(passage_reader(settings, parts), needed(parts.probes))
+    reader = PassageReader(needed(parts.engine), settings.max_new_tokens)
+    return Relevance(reader, needed(parts.probes))
 
 
 RECIPES = {

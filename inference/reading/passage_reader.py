@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -106,14 +105,3 @@ class PassageReader(Reader):
 
     def _ids(self, *roles: str) -> list[int]:
         return [self._renderer.token_id(role) for role in roles]
-
-
-class UnjudgingReader(PassageReader):
-    """A `PassageReader` with S_rel = 1 for all passages: each is answered from, and no product depends on S_rel."""
-
-    def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
-        """Read passages with p([Relevant]) = 1; see `PassageReader.judge`."""
-        judged = super().judge(opened, passages)
-        return dataclasses.replace(
-            judged, relevance=[[(1.0, 0.0)] * len(question_passages) for question_passages in judged.passages]
-        )

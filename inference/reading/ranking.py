@@ -22,6 +22,9 @@ RANKINGS: Mapping[str, tuple[str, ...]] = {
 }
 """Factors of each ranking, in the order of Table 5's rows."""
 
+PLAIN = (1.0, 1.0, 1.0)
+"""The paper's exponents of S_ret, S_rel and S_ans."""
+
 
 @dataclass(frozen=True)
 class PassageScores:
@@ -68,8 +71,21 @@ def entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
     return {hit.entry_id: score for hit, score in zip(hits, scores, strict=True)}
 
 
-def product(scores: PassageScores, ranking: str = FULL) -> float:
-    """Compute the product of a ranking's scores, with a negative S_ret counted as 0.
+def shift_relevance(s_rel: float, s_irr: float, shift: float) -> tuple[float, float]:
+    """Add `shift` to the log-odds of [Relevant] against [Irrelevant]. The sum of both probabilities stays.
+
+    A model that was trained on 1 relevant passage to 3 others, and is asked about 1 to 100, has prior log-odds that are
+    too high by log(100 / 3) = 3.5 (Bayes' rule).
+    """
+    if not shift:
+        return s_rel, s_irr
+    total, weight = s_rel + s_irr, s_rel * math.exp(shift)
+    share = weight / (weight + s_irr) if weight else 0.0
+    return total * share, total * (1.0 - share)
+
+
+def product(scores: PassageScores, ranking: str = FULL, exponents: Sequence[float] = PLAIN) -> float:
+    """Compute the product of a ranking's scores, each to its exponent, with a negative S_ret counted as 0.
 
     A cosine may be below 0; unclamped, it would reverse the order of the other two factors.
 
@@ -79,16 +95,29 @@ def product(scores: PassageScores, ranking: str = FULL) -> float:
         >>> product(PassageScores(ret=-0.5, rel=0.8, ans=0.5), "rel*ans")
         0.4
     """
-    return math.prod(max(0.0, getattr(scores, name)) for name in RANKINGS[ranking])
+    powers = dict(zip(RANKINGS[FULL], exponents, strict=True))
+    return math.prod(max(0.0, getattr(scores, name)) ** powers[name] for name in RANKINGS[ranking])
 
 
-def best(candidates: Sequence[PassageScores]) -> int:
+def best(
+    candidates: Sequence[PassageScores], exponents: Sequence[float] = PLAIN, answers: Sequence[str] | None = None
+) -> int:
     """Return the candidate with the highest full product; ties are broken by S_rel, then by the earlier position.
+
+    Args:
+        candidates: The scores.
+        exponents: Exponents of S_ret, S_rel and S_ans.
+        answers: Normalized answers, if candidates with equal ones add up their products; the best of these is chosen.
 
     Raises:
         ValueError: `candidates` is empty.
     """
-    return max(range(len(candidates)), key=lambda i: (product(candidates[i]), candidates[i].rel, -i))
+    products = [product(scores, exponents=exponents) for scores in candidates]
+    voters: Sequence[str | int] = range(len(candidates)) if answers is None else answers
+    votes: dict[str | int, float] = {}
+    for voter, value in zip(voters, products, strict=True):
+        votes[voter] = votes.get(voter, 0.0) + value
+    return max(range(len(candidates)), key=lambda i: (votes[voters[i]], products[i], candidates[i].rel, -i))
 
 
 def choice_weights(candidates: Sequence[PassageScores], ranking: str) -> list[float]:

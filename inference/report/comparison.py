@@ -8,7 +8,7 @@ from typing import Any
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.inference.scoring.evaluation import BEST_BASELINE
+from reflectune.inference.scoring.evaluation import BEST_BASELINE, BESTS
 from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
 from reflectune.metrics.reporting.breakdown import OVERALL
 
@@ -43,7 +43,7 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
     kinds = {content["metric"]["name"] for content in contents}
     if len(kinds) > 1:
         raise UserError(f"the evaluations are scored by {' and '.join(sorted(kinds))}; compare those of one metric")
-    names = dict.fromkeys(name for content in contents for name in content["pipelines"] if name != BEST_BASELINE)
+    names = dict.fromkeys(name for content in contents for name in content["pipelines"] if name not in BESTS)
     pipelines = {name: _pipeline(name, contents) for name in names}
     for name, row in pipelines.items():
         row["on_front"] = {cost: _is_on_front(name, pipelines, cost) for cost in COSTS}

@@ -10,7 +10,7 @@ from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.pipelines.registry import all_recipes
 from reflectune.inference.report.comparison import ORACLE, mean_score
 from reflectune.inference.report.drawing import COLOURS, GREY, INSTALL, can_draw, canvas
-from reflectune.inference.report.trajectories import COST_HEADS, number
+from reflectune.inference.report.tables import COST_HEADS, number
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.reporting.breakdown import OVERALL
 

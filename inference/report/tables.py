@@ -17,24 +17,42 @@ GATE_TITLES = {
     "srt": "SRT: the document states an answer or not",
 }
 """Titles of gates by their name in metrics.json: the two classes that a gate separates."""
+COST_HEADS = {
+    "passages": "passages read",
+    "calls": "model calls",
+    "searches": "searches",
+    "read": "tokens read",
+    "computed": "tokens computed",
+    "generated": "tokens written",
+    "seconds": "seconds",
+}
+"""Heads of `COSTS`."""
+COMPUTE = ("calls", "read", "computed")
+"""Costs that stand next to each score."""
+BEST_OF = {"best_baseline": "at equal depth", "best_of_all": "of all baselines and controls"}
+"""Explanation of the strongest pipeline's rows."""
 
 
 def scores(metrics: Mapping[str, Any]) -> Markup:
     """Return the official scores of every pipeline by split and type, the leads of tuned ones, and the break-downs."""
     tables, heads = metrics["pipelines"], metrics["metric"]["columns"]
     types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
-    strongest = metrics["best_baseline"]
     rows = [
         [
-            Cell(name, f"at equal depth: {strongest}") if name == "best_baseline" else name,
+            Cell(name, f"{BEST_OF[name]}: {metrics[name]}") if name in BEST_OF else name,
             *(score_cell(table.get(column)) for column in heads),
             *(score_cell(table["by_type"].get(kind)) for kind in types),
             _share(metrics["coverage"].get(name)),
+            *(number(metrics["costs"][name][cost]) for cost in COMPUTE),
         ]
         for name, table in tables.items()
     ]
-    head = ["pipeline", *heads.values(), *(kind.replace("_", " ") for kind in types), "answered"]
-    caption = f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals."
+    kinds = (kind.replace("_", " ") for kind in types)
+    head = ["pipeline", *heads.values(), *kinds, "answered", *(COST_HEADS[cost] for cost in COMPUTE)]
+    caption = (
+        f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals. Calls and "
+        "tokens are those of a question, on average."
+    )
     return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics))
 
 
@@ -180,3 +198,10 @@ def score_cell(score: Mapping[str, float] | None, sign: bool = False) -> str | C
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
+
+
+def number(value: float | None) -> str:
+    """Format a number: three significant digits, whole from 100 on; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

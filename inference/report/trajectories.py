@@ -9,20 +9,12 @@ from typing import Any
 from markupsafe import Markup
 
 from reflectune.core.html import Table, render
-from reflectune.inference.report.tables import score_cell
+from reflectune.inference.report.tables import COST_HEADS, number, score_cell
+from reflectune.inference.scoring.evaluation import BESTS
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.inference.scoring.variants import LEAST_SAVED, MOST_LOST
 from reflectune.inference.trace import Trace
 
-COST_HEADS = {
-    "passages": "passages read",
-    "calls": "model calls",
-    "searches": "searches",
-    "read": "tokens read",
-    "computed": "tokens computed",
-    "generated": "tokens written",
-    "seconds": "seconds",
-}
 _MOST_ENDINGS, _TOO_MANY = 6, 20
 _COURSES = {
     "stable_correct": "right throughout",
@@ -37,7 +29,7 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
     rows = [
         [name, *(number(cost[column]) for column in COSTS)]
         for name, cost in metrics["costs"].items()
-        if name != "best_baseline"
+        if name not in BESTS
     ]
     caption = (
         "Of a question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of calls "
@@ -135,10 +127,3 @@ def endings(measured: Mapping[str, Any]) -> str:
     parts = [f"{reason}: {count}" for reason, count in named]
     rest = ended.total() - sum(count for _, count in named)
     return ", ".join([*parts, f"{len(ended) - len(named)} other reasons: {rest}"] if rest else parts)
-
-
-def number(value: float | None) -> str:
-    """Format a number: three significant digits, whole from 100 on; a dash for None."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

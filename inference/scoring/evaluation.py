@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
-from reflectune.inference.pipelines.recipe import TUNED_BASELINES
+from reflectune.inference.pipelines.recipe import CONTROLS, TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, iterative, reflecting
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.scoring.calibration import calibration, gate_rows
@@ -24,7 +24,8 @@ from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, by_label, mean, score_rows
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 
-BEST_BASELINE = "best_baseline"
+BEST_BASELINE, BEST_OF_ALL = BESTS = "best_baseline", "best_of_all"
+"""Names in tables of the strongest baseline, and, if controls were run, of the strongest of baselines and controls."""
 
 
 def baselines() -> tuple[str, ...]:
@@ -51,10 +52,12 @@ def evaluate(
     measure.read(questions, traces.values())
     pipelines = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
     tables = {name: _table(official, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()}
-    strongest = _strongest_baseline(tables, measure.headline(official))
-    if strongest:
-        tables[BEST_BASELINE] = tables[strongest]
-        pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
+    controls, headline = [name for name in all_forms()[CONTROLS] if name in tables], measure.headline(official)
+    best = {BEST_BASELINE: _strongest(tables, baselines(), headline)}
+    best[BEST_OF_ALL] = _strongest(tables, (*baselines(), *controls), headline) if controls else None
+    for title, name in best.items():
+        if name:
+            tables[title], pipelines[title] = tables[name], pipelines[name]
     base = traces.get("closed_book", {})
     turn_by_turn = traces_of_reflecting(traces, "relevance")
     tuned = traces_of_reflecting(traces)
@@ -93,7 +96,7 @@ def evaluate(
         "stop_rule": stop_rule(official, pipelines, measure=measure, seed=seed),
         "noise": noise(pipelines),
         "coverage": {name: _coverage(questions, pipeline_traces) for name, pipeline_traces in pipelines.items()},
-        BEST_BASELINE: strongest,
+        **best,
         "too_long_for_bem": list(measure.too_long),
     }
 
@@ -107,9 +110,9 @@ def _table(
     return {**measure.breakdown(answered, values, seed), "by_type": by_label(values, kinds, seed)}
 
 
-def _strongest_baseline(tables: Mapping[str, Any], headline: str) -> str | None:
-    """Return the baseline with the highest score in this column on these very questions, which favours it."""
-    scores = {name: score["value"] for name in baselines() if name in tables and (score := tables[name].get(headline))}
+def _strongest(tables: Mapping[str, Any], names: Iterable[str], headline: str) -> str | None:
+    """Return the pipeline with the highest score in this column on these very questions, which favours it."""
+    scores = {name: score["value"] for name in names if name in tables and (score := tables[name].get(headline))}
     return max(scores, key=lambda name: scores[name]) if scores else None
 
 
@@ -194,8 +197,8 @@ def _rankings(
 def _comparisons(
     questions: Sequence[Question], pipelines: Traces, measure: TraceScorer, seed: int
 ) -> dict[str, dict[str, Any] | None]:
-    """Compare each reflecting or iterative pipeline with each baseline by the headline score, paired by question."""
-    every = itertools.product((*reflecting(), *iterative()), (BEST_BASELINE, *baselines()))
+    """Compare reflecting and iterative pipelines with baselines and controls by the headline score, by question."""
+    every = itertools.product((*reflecting(), *iterative()), (*BESTS, *baselines(), *all_forms()[CONTROLS]))
     table: dict[str, dict[str, Any] | None] = {}
     for name, other in every:
         if {name, other} <= set(pipelines):

@@ -9,7 +9,7 @@ from typing import Any
 
 from reflectune.core.config import find_problems
 from reflectune.inference.config import DatasetSettings, ModelSettings
-from reflectune.inference.reading.ranking import RANKINGS
+from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.running.config import SinglePassPipelines
 
 READ_ONLY = ("ranking",)
@@ -34,7 +34,7 @@ class Point:
     Attributes:
         name: Unique name.
         settings: Values that differ from the config: its fields, and `pipeline` (a registered name), `ranking` (of
-            Table 5 of mR²AG), `relevance` (False: answer from every passage, as if all were relevant), and `entries`
+            Table 5 of mR²AG), `relevance` (False: answer from every passage, as `mr2ag_unjudged`), and `entries`
             (`gold`: the question's own entry in place of retrieved ones).
     """
 
@@ -43,8 +43,9 @@ class Point:
 
     @property
     def ranking(self) -> str:
-        """Ranking by which the candidates of a finished trace are ranked again, or ""."""
-        return str(self.settings.get("ranking", ""))
+        """Ranking by which the candidates of a finished trace are ranked again; "" for the pipeline's own choice."""
+        ranking = str(self.settings.get("ranking", FULL))
+        return "" if ranking == FULL else ranking
 
     @property
     def run_key(self) -> tuple[tuple[str, str], ...]:

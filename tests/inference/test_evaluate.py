@@ -17,7 +17,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.inference.evaluate import evaluate
+from reflectune.inference.evaluate import evaluate, summary
+from reflectune.inference.pipelines.mr2ag import Mr2agSettings, decide_again
+from reflectune.inference.report.tables import number
 from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
@@ -81,6 +83,21 @@ def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path
     report = (tmp_path / "report.html").read_text()
     assert report.count("data:image/webp;base64,") == 3  # each image once
     assert checkpoints.tuned in report
+
+
+def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_compute(config, tmp_path) -> None:
+    metrics = experiment.run(config(pipelines=["mr2ag", "controls"], gamma=0.0))
+    traces = {name: list(read_traces(path)) for name, path in trace_files(tmp_path / "traces").items()}
+    unjudged, mr2ag = traces["mr2ag_unjudged"], traces["mr2ag"]
+    assert [decide_again(trace, Mr2agSettings()).answer for trace in unjudged] == [trace.answer for trace in mr2ag]
+    assert all(passage.answer is not None for trace in unjudged for passage in trace.passages)
+    assert all(len(trace.passages) == 1 for trace in traces["mr2ag_first_passage"])
+    assert all(sum(p.s_rel for p in t.passages) == pytest.approx(1.0) for t in traces["mr2ag_text_scored"])
+    assert {f"mr2ag - {name}" for name in traces if name.startswith("mr2ag_")} <= metrics["comparisons"].keys()
+    (row,) = [line.split() for line in summary(metrics).splitlines() if line.startswith("mr2ag_first_passage")]
+    costs = metrics["costs"]["mr2ag_first_passage"]
+    assert row[-3:] == [number(costs[name]) for name in ("calls", "read", "computed")]
+    assert costs["calls"] == 2.0  # the gate and the passage
 
 
 @pytest.mark.slow

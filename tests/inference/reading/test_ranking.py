@@ -12,6 +12,7 @@ from reflectune.inference.reading.ranking import (
     choice_weights,
     entry_shares,
     product,
+    shift_relevance,
     standing,
 )
 
@@ -111,3 +112,27 @@ def test_a_lead_of_nothing_is_a_tie() -> None:
     assert str(standing([{"rel": lead(0.0, 0.1)}])) == "ties with rel"
     with pytest.raises(ValueError, match="at least one run"):
         standing([])
+
+
+@given(scores, st.floats(0.1, 5.0))
+def test_exponents_of_0_and_1_are_the_rows_of_table_5(candidate: PassageScores, power: float) -> None:
+    for ranking, factors in RANKINGS.items():
+        corner = [float(name in factors) for name in RANKINGS[FULL]]
+        assert product(candidate, exponents=corner) == product(candidate, ranking)
+    assert product(candidate, "ans", [1.0, 1.0, power]) == candidate.ans**power
+
+
+def test_equal_answers_add_up_and_the_best_of_them_is_chosen() -> None:
+    candidates = [PassageScores(1.0, 0.5, 0.5), PassageScores(1.0, 0.4, 0.4), PassageScores(1.0, 0.4, 0.5)]
+    assert best(candidates) == best(candidates, answers=["a", "b", "c"]) == 0
+    assert best(candidates, answers=["a", "b", "b"]) == 2
+    assert best(candidates, [1.0, 4.0, 4.0], ["a", "b", "b"]) == 0
+
+
+@given(probabilities, probabilities, st.floats(-5.0, 5.0))
+def test_a_shift_multiplies_the_odds_and_keeps_the_sum(s_rel: float, s_irr: float, shift: float) -> None:
+    s_rel, s_irr = s_rel / 2, s_irr / 2
+    yes, no = shift_relevance(s_rel, s_irr, shift)
+    assert yes + no == pytest.approx(s_rel + s_irr)
+    assert yes * s_irr == pytest.approx(math.exp(shift) * s_rel * no, abs=1e-9)
+    assert shift_relevance(s_rel, s_irr, 0.0) == (s_rel, s_irr)

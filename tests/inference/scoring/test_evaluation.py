@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from reflectune.inference.reading.ranking import RANKINGS, standing
+from reflectune.inference.report import tables, trajectories
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
@@ -151,6 +152,19 @@ def test_the_best_baseline_is_reported_and_compared(make) -> None:
     assert metrics["comparisons"]["mr2ag - best_baseline"]["value"] == pytest.approx(0.25)
     assert metrics["comparisons"]["mr2ag - naive_rag_article"]["value"] == pytest.approx(0.75)
     assert "mr2ag - closed_book" not in metrics["comparisons"]
+    assert metrics["best_of_all"] is None  # no control was run
+
+
+def test_the_best_of_all_is_of_baselines_and_controls(make) -> None:
+    metrics = compared(make, naive_rag_article=1, mr2ag_unjudged=3, mr2ag_first_passage=2, mr2ag=4)
+    assert (metrics["best_baseline"], metrics["best_of_all"]) == ("naive_rag_article", "mr2ag_unjudged")
+    leads = {name: lead["value"] for name, lead in metrics["comparisons"].items()}
+    rivals = {"best_baseline": 0.75, "best_of_all": 0.25, "naive_rag_article": 0.75}
+    assert leads == {
+        f"mr2ag - {name}": lead for name, lead in {**rivals, "mr2ag_unjudged": 0.25, "mr2ag_first_passage": 0.5}.items()
+    }
+    assert "of all baselines and controls: mr2ag_unjudged" in tables.scores(metrics)
+    assert "best_of_all" not in trajectories.costs(metrics)
 
 
 @pytest.mark.parametrize("tuned", ["mr2ag", "mmkb_rag"])

@@ -1,0 +1,80 @@
+"""Controls that isolate mR²AG's relevance-reflection: its checkpoint, gate and search, without its verdicts.
+
+A difference from `mr2ag` is due to the verdicts: gates and direct answers are the same. Answers are decoded behind a
+forced [Relevant], the one form in which this checkpoint learned to answer from a passage. Without a token it would
+write its verdict first. The forced token is the same for all passages, so it carries no verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from PIL import Image
+
+from reflectune.core.config import setting
+from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
+from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, make
+from reflectune.inference.pipelines.recipe import CONTROLS, Recipe, every, needed
+from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
+from reflectune.inference.reading.passage_reader import JudgedPassages
+from reflectune.inference.reading.ranking import entry_shares
+from reflectune.inference.reading.reader import OpenedQuestions
+from reflectune.retrieval.contexts import ContextBuilder
+
+
+class TextScoredSettings(Mr2agSettings):
+    """Settings of mR²AG with a text retriever's scores."""
+
+    text_temperature: float = setting(
+        1.0, "mr2ag_text_scored: temperature of the reranker's scores; 1 suits BM25 and logits, 0.05 cosines", gt=0
+    )
+
+
+class FirstPassage(MR2AG):
+    """Answers from the reranker's best passage of the first entry."""
+
+    def _passages(
+        self, questions: Sequence[Question], images: Sequence[Image.Image], hits: Sequence[Sequence[Hit]]
+    ) -> list[list[Passage]]:
+        contexts = ContextBuilder(self._knowledge, self._reranker, top_n=1, passages=1, lead=self._settings.lead)
+        return contexts.build("passages", [question.text for question in questions], hits, images)
+
+
+class TextScored(MR2AG):
+    """mR²AG with S_rel replaced by the passage's share of a softmax: the reranker's scores / temperature.
+
+    A share has no threshold, so every passage is answered from.
+    """
+
+    def _judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
+        judged, relevance = super()._judge(opened, passages), []
+        ranked = needed(self._reranker).rank([question.text for question in opened.questions], judged.passages)
+        for of_question, row in zip(judged.passages, ranked, strict=True):
+            scores = {one.passage.id: one.score for one in row}
+            shares = entry_shares([scores[passage.id] for passage in of_question], self._settings.text_temperature)
+            relevance.append([(share, 0.0) for share in shares])
+        return dataclasses.replace(judged, relevance=relevance)
+
+
+_UNJUDGED = Recipe(
+    functools.partial(make, judging=False),
+    Mr2agSettings,
+    "model",
+    every,
+    requires=(ENTRIES,),
+    form=CONTROLS,
+    scheme="mr2ag",
+)
+_WITH_TEXTS = dataclasses.replace(_UNJUDGED, requires=(ENTRIES, RERANKER))
+RECIPES = {
+    "mr2ag_unjudged": _UNJUDGED,
+    "mr2ag_first_passage": dataclasses.replace(
+        _WITH_TEXTS, make=functools.partial(make, kind=FirstPassage, judging=False)
+    ),
+    "mr2ag_text_scored": dataclasses.replace(
+        _WITH_TEXTS, make=functools.partial(make, kind=TextScored), settings=TextScoredSettings
+    ),
+}
