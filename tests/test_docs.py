@@ -142,20 +142,6 @@ def test_python_runs_as_far_as_there_are_files(block: Block, tmp_path: Path, mon
     run_python(block.text)
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("from reflectune.core.types import Questoin", ImportError),
-        ("from reflectune.core.types import Passage\nPassage(entry='x')", TypeError),
-        ("from reflectune.models.remote.endpoint import Endpoint\nEndpoint('runs', 'm')", UserError),
-        ("assert 1 + 1 == 3", AssertionError),
-    ],
-)
-def test_wrong_python_is_noticed(text: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        run_python(text)
-
-
 # Commands.
 
 NOT_THERE_YET = re.compile(r"  `\w+` (.* is not a folder|must be an existing (file|folder), )")
@@ -400,21 +386,3 @@ def yaml_problems(text: str, file: Path) -> list[str]:
 @pytest.mark.parametrize("block", blocks("yaml"), ids=place)
 def test_yaml_is_what_its_command_reads(block: Block, tmp_path: Path) -> None:
     assert yaml_problems(block.text, tmp_path / "block.yaml") == []
-
-
-CONVERT = "# reflectune convert --config mine.yaml\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "issue"),
-    [
-        ("questions: own\n", "not a comment with a command"),
-        (f"{CONVERT}qestions: own\n", "unknown key `qestions`; did you mean `questions`?"),
-        (f"{CONVERT}limit: few\n", "`limit` should be a whole number, found 'few'"),
-        (f"{CONVERT}splits: [train\n", "is not valid YAML"),
-        (CONVERT.replace("convert", "covert") + "questions: own\n", "has no command covert"),
-    ],
-)
-def test_wrong_yaml_is_noticed(text: str, issue: str, tmp_path: Path) -> None:
-    (problem,) = yaml_problems(text, tmp_path / "block.yaml")
-    assert issue in problem

@@ -178,14 +178,6 @@ def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(data, tmp_p
     assert (tmp_path / "private.png").read_bytes() not in written
 
 
-def test_a_file_that_is_not_an_image_is_not_copied(data: Callable[..., Path], tmp_path: Path) -> None:
-    folder = data(*GOOD, leaking("notes.png"))
-    (folder / "images" / "notes.png").write_text("the user's own words")
-    with pytest.raises(UserError, match=r"leak: .*notes.png is not a readable image, and is not copied; fix the row"):
-        export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out"), images="copy"))
-    assert not any(b"own words" in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())
-
-
 @pytest.mark.parametrize("images", ["copy", "absolute"])
 def test_images_in_the_folder_that_the_data_set_names_are_exported(tmp_path: Path, images: str) -> None:
     """`convert` leaves images where they are and names their folder in dataset.json; rows then have absolute paths."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from PIL import Image
 
 from reflectune.core.config import find_problems
@@ -24,9 +23,7 @@ from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.answer_rewards.config import AnswerGrpoConfig
 from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.runs.supervised import fine_tune
-from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
-from reflectune.train.weights.loading import prepare_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,15 +46,6 @@ def test_of_trl_no_trainer_is_used_but_that_of_grpo() -> None:
     )
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_adapters_copy_no_whole_module(tie: bool, base_model) -> None:
-    model = prepare_model(load(str(base_model(tie=tie)), scheme="mr2ag"), SftConfig(method="lora"))
-
-    assert isinstance(model, PeftModel)
-    assert not model.peft_config["default"].modules_to_save
-    assert model.peft_config["default"].trainable_token_indices
-
-
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_training_and_inference_see_the_same_pixels(family: Family, config, data_folder, examples) -> None:
     """The picture is neither square nor of the model's size, so that cropping and padding would differ."""
@@ -71,21 +59,6 @@ def test_training_and_inference_see_the_same_pixels(family: Family, config, data
 
     assert trained.keys() == read.keys()
     assert all(torch.equal(value, read[name]) for name, value in trained.items())
-
-
-def test_a_pixel_budget_bounds_the_tokens_of_an_image(base_model, data_folder: Path) -> None:
-    folder = base_model("qwen2_vl")
-    image = Image.new("RGB", (1600, 900))
-    path = folder / "processor_config.json"
-    content = json.loads(path.read_text())
-    counts = []
-    for longest in (64 * 64, 128 * 128):
-        content["image_processor"]["size"] = {"shortest_edge": 32 * 32, "longest_edge": longest}
-        path.write_text(json.dumps(content))
-        renderer = load(str(folder), scheme="mr2ag").renderer
-        counts.append(renderer.prefix("Why?", image).ids.count(renderer.image_token_id))
-
-    assert counts[0] <= 16 < counts[1] <= 64  # a token is a square of 16 pixels a side
 
 
 def test_an_example_without_a_supervised_token_is_named(base_model, data_folder, examples, monkeypatch) -> None:

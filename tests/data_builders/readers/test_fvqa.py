@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.images import ImageFolder
 
@@ -75,10 +74,3 @@ def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: 
     path = parquet(tmp_path / "fvqa_train.parquet", row(data_id="fvqa_train_7", **change))
     with pytest.raises(UserError, match=f"fvqa_train.parquet:1: id fvqa_train_7: {problem}"):
         read(path, tmp_path)
-
-
-def test_a_bad_row_may_be_left_out(tmp_path: Path) -> None:
-    bad: list[BadRow] = []
-    path = parquet(tmp_path / "fvqa_train.parquet", row(images=[]), row(data_id="fvqa_train_1"))
-    assert [one.id for one in read(path, tmp_path, reject=bad.append)] == ["fvqa_train_1"]
-    assert [error.row_id for error in bad] == ["fvqa_train_0"]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.infoseek import derived_kind
 
@@ -153,16 +152,6 @@ def test_bad_rows_of_the_other_files(folder: Path) -> None:
         read(roles(folder, ROWS, withkb=[*WITHKB, {**WITHKB[1], "entity_id": "Q1"}]), folder)
     with pytest.raises(UserError, match=r"qtype.jsonl:1: id x: field `question_type`: is 'Date'; it must be String"):
         read(roles(folder, ROWS, qtype=[{"data_id": "x", "question_type": "Date"}]), folder)
-
-
-def test_a_truncated_line_may_be_left_out(folder: Path) -> None:
-    path = folder / "infoseek_val.jsonl"
-    path.write_text(json.dumps(ROWS[0])[:90] + "\n" + json.dumps(ROWS[1]) + "\n")
-    with pytest.raises(UserError, match=r"infoseek_val.jsonl:1: is not a whole JSON object"):
-        read(path, folder)
-    bad: list[BadRow] = []
-    assert [q.id for q in read(path, folder, reject=bad.append)] == ["infoseek_val_00000001"]
-    assert [error.line for error in bad] == [1]
 
 
 def test_roles_are_checked(folder: Path) -> None:

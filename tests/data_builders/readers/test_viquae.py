@@ -1,5 +1,4 @@
 import gzip
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,7 +6,6 @@ from typing import Any
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow
 from reflectune.core.types import Question
 
 from .conftest import draw, jsonl, parquet, read_set
@@ -80,16 +78,6 @@ def test_a_bad_row_is_named(folder: Path, change: dict[str, object], problem: st
     path = jsonl(folder / "test.jsonl", ROW, {**ROW, **change})
     with pytest.raises(UserError, match=f"test.jsonl:2: id a7ce2912c67127efd56ec3d9180059aa: {problem}"):
         read(path, folder)
-
-
-def test_a_truncated_line_may_be_left_out(folder: Path) -> None:
-    path = folder / "test.jsonl"
-    path.write_text(json.dumps(ROW)[:200] + "\n" + json.dumps(ROW) + "\n")
-    with pytest.raises(UserError, match=r"test.jsonl:1: "):
-        read(path, folder)
-    bad: list[BadRow] = []
-    assert read(path, folder, reject=bad.append) == [EXPECTED]
-    assert [error.line for error in bad] == [1]
 
 
 def test_other_sources_are_refused(folder: Path) -> None:

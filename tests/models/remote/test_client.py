@@ -17,7 +17,6 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.replies import ReplyFile
 
 Start = Callable[..., Any]
 Open = Callable[..., RemoteModel]
@@ -191,15 +190,6 @@ def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, rem
             assert model.complete(ask("hello")) == "you said hello"
 
     assert len(server.requests) == 1
-
-
-def test_replies_that_were_kept_before_are_found(remote: Open, path: Path) -> None:
-    """The key of a reply is a hash of URL and request. This one must not change."""
-    row = {"text": "yes", "prompt_tokens": 1, "completion_tokens": 1, "finish": "", "first_token": {}}
-    with ReplyFile(path) as replies:
-        replies.put("958b8455f1f16a55", row)
-    with remote("http://127.0.0.1:8000/v1") as model:
-        assert model.complete(ask("hello")) == "yes"
 
 
 def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_server: Start, remote: Open) -> None:
