@@ -176,7 +176,8 @@ def _read(given: list[str], field: FieldInfo) -> Any:
         is_number = all(option in (int, float) for option in options_of(item))
         return [_number(text) if is_number else text for text in given]
     if kind == "mapping":
-        is_plain = any((typing.get_origin(option) or option) is dict for option in options_of(field.annotation))
+        options = [typing.get_origin(option) or option for option in options_of(field.annotation)]
+        is_plain = dict in options and str not in options
         return _structured(given[0], "mapping") if is_plain or given[0].lstrip().startswith("{") else given[0]
     return _number(given[0]) if kind == "number" else given[0]
 

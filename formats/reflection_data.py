@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from reflectune.core.durable import read_record, write_json
+from reflectune.core.durable import read_json, read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import absolute_folders
@@ -19,7 +19,7 @@ from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.formats import dataset
 
-MANIFEST = "reflection.json"
+MANIFEST, STATISTICS = "reflection.json", "statistics.json"
 
 
 class StoredExample(Protocol):
@@ -263,6 +263,16 @@ def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
     if manifest.scheme != scheme or manifest.image_root != image_root.resolve():
         raise UserError(f"`output`: {folder} holds other reflection data ({manifest.scheme}); choose another folder")
     return manifest
+
+
+def read_statistics(folder: Path) -> dict[str, Any]:
+    """Return the statistics of a folder of reflection data, by split; {} if it has none."""
+    return read_json(folder / STATISTICS, "statistics") if (folder / STATISTICS).is_file() else {}
+
+
+def add_statistics(folder: Path, split: str, numbers: Mapping[str, Any]) -> None:
+    """Write a split's statistics next to those of other splits."""
+    write_json(folder / STATISTICS, {**read_statistics(folder), split: numbers})
 
 
 def build_split(

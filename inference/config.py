@@ -11,6 +11,7 @@ from reflectune.formats.dataset import DatasetKey
 from reflectune.models.names import PlacementKeys, model_name
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
+from reflectune.retrieval.contexts import CONTEXT_FORMS
 
 ModelRole = Literal["model", "plain_model", "base_model"]
 """The keys that name a model: tuned to reflect, tuned without reflection, not tuned."""
@@ -43,19 +44,39 @@ class BaseModelSettings(Settings):
     @cross_check
     def role_problems(self) -> Iterator[str]:
         """Yield the problems of the models' names."""
-        yield from (f"`{role}` {problem}" for role in self.roles() if (problem := model_name(getattr(self, role))))
+        for role in self.roles():
+            named = getattr(self, role)
+            for name in named.values() if isinstance(named, dict) else [named]:
+                if problem := model_name(name):
+                    yield f"`{role}` {problem}"
 
 
 class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys):
     """The models of pipelines, and how they are loaded."""
 
     model: str = setting("", "checkpoint that was fine-tuned to reflect")
-    plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
+    plain_model: str | dict[str, str] = setting(
+        "",
+        "tuned_baselines: the base, fine-tuned without reflection (scheme plain); or a mapping of contexts (none, "
+        "article, articles, passage, passages) to the checkpoints that read them",
+    )
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
         return ["model", "base_model", "plain_model"]
+
+    def checkpoint(self, role: ModelRole, reads: str = "") -> str:
+        """Return the name of a role's model; of several plain ones, the reader of these contexts; "" for none."""
+        named: str | dict[str, str] = getattr(self, role)
+        return named if isinstance(named, str) else named.get(reads, "")
+
+    @cross_check
+    def reader_problems(self) -> Iterator[str]:
+        """Yield the problem of a reader of contexts that don't exist."""
+        readers = self.plain_model if isinstance(self.plain_model, dict) else {}
+        if unknown := [reads for reads in readers if reads not in ("none", *CONTEXT_FORMS)]:
+            yield f"`plain_model`: contexts are none, {', '.join(CONTEXT_FORMS)}; found {', '.join(unknown)}"
 
     @cross_check
     def scheme_problems(self) -> Iterator[str]:

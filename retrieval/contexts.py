@@ -16,8 +16,10 @@ from reflectune.formats.passages import Lead, sentences, split_passages
 from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
 from reflectune.retrieval.rerankers.words import best_by_words
 
-ContextForm = Literal["article", "articles", "passages"]
-CONTEXT_FORMS: tuple[ContextForm, ...] = ("article", "articles", "passages")
+ContextForm = Literal["article", "articles", "passage", "passages"]
+CONTEXT_FORMS: tuple[ContextForm, ...] = ("article", "articles", "passage", "passages")
+PICKED: tuple[ContextForm, ...] = ("passage", "passages")
+"""Forms whose passages a reranker picks."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ContextBuilder:
 
     Attributes:
         knowledge: The entries.
-        reranker: Orders passages by the question; only `passages` needs one.
+        reranker: Orders passages by the question; only the forms of `PICKED` need one.
         top_n: Number of entries to read.
         passages: Number of their passages to read, for `passages`.
         lead: Text before each passage.
@@ -50,7 +52,7 @@ class ContextBuilder:
         Args:
             form: `article`: the first entry whole; `articles`: the first `top_n` entries whole, one after the other
                 (naive mRAG, §3 of mR²AG); `passages`: the best passages of the first `top_n` entries by the reranker
-                (LLaVA-SFR of its Table 1).
+                (LLaVA-SFR of its Table 1); `passage`: the best one of them, of the first entry if `top_n` is 1.
             questions: The questions' texts.
             hits: The retrieved entries of each, best first.
             images: The questions' pictures, for a reranker that reads them.
@@ -60,15 +62,16 @@ class ContextBuilder:
             [p for hit in row[:depth] for p in split_passages(self.knowledge.get(hit.entry_id), lead=self.lead)]
             for row in hits
         ]
-        if form != "passages":
+        if form not in PICKED:
             return articles
+        count = 1 if form == "passage" else self.passages
         if self.reranker is None:
             raise ValueError("the best passages are asked for without a reranker")
         if isinstance(self.reranker, PictureReranker) and images:
             scores = [{hit.entry_id: hit.score for hit in row} for row in hits]
-            ranked = self.reranker.rank_pictured(questions, images, articles, scores, self.passages)
+            ranked = self.reranker.rank_pictured(questions, images, articles, scores, count)
         else:
-            ranked = self.reranker.rank(questions, articles, self.passages)
+            ranked = self.reranker.rank(questions, articles, count)
         return [[scored.passage for scored in row] for row in ranked]
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, write_json
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Metric, Question
@@ -26,7 +26,13 @@ from reflectune.data_builders.probing.records import DocumentProbe, Probe, Probe
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.reflection_data import earlier_manifest, write_examples, write_manifest
+from reflectune.formats.reflection_data import (
+    STATISTICS,
+    earlier_manifest,
+    read_statistics,
+    write_examples,
+    write_manifest,
+)
 from reflectune.metrics.judging.bem import Bem, load_bem
 from reflectune.metrics.judging.judges import PROTOCOLS, Judging, answer_to
 from reflectune.metrics.scoring.scoring import Answered, score_answers
@@ -35,7 +41,6 @@ from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.mct import write_reply
 
 SCHEME = "mmkb_rag"
-STATISTICS = "statistics.json"
 _PROBED = dict.fromkeys(("model", "prompts", "dataset", "knowledge", "split", "metric", "summary"), str) | {"seed": int}
 """Settings that the probes must have been made with, and their types."""
 
@@ -154,8 +159,7 @@ def _rescored(
 
 def _statistics(output: Path, splits: Collection[str]) -> dict[str, Any]:
     """Return the statistics of the splits that the folder has."""
-    known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
-    return {split: numbers for split, numbers in known.items() if split in splits}
+    return {split: numbers for split, numbers in read_statistics(output).items() if split in splits}
 
 
 def _questions(dataset: Dataset, split: str, ids: set[str]) -> dict[str, Question]:

@@ -8,22 +8,27 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage
 from reflectune.data_builders.mr2ag.plain_config import STATING, EvidenceSettings, PlainConfig
-from reflectune.data_builders.mr2ag.report import STATISTICS
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
-from reflectune.formats.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest
+from reflectune.formats.reflection_data import (
+    Manifest,
+    add_statistics,
+    build_split,
+    image_roots,
+    read_examples,
+    read_manifest,
+)
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.retrieval.contexts import ContextBuilder
+from reflectune.retrieval.contexts import PICKED, ContextBuilder
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
@@ -46,7 +51,7 @@ def run(config: PlainConfig) -> None:
     if not examples:
         raise UserError(f"`reflection`: {path} has no questions; build it again")
     retriever = reranker = contexts = None
-    if "passages" in config.evidence:
+    if any(form in PICKED for form in config.evidence):
         reranker = open_reranker(config, device=config.device)
     if config.needs_retrieval:
         retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=config.device)
@@ -67,8 +72,7 @@ def run(config: PlainConfig) -> None:
     plain = build_split(output, config.split, manifest, key, PromptedExample, examples, _CHUNK, builder.examples)
     if plain is not None:
         numbers = statistics(config, examples, plain)
-        known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
-        write_json(output / STATISTICS, {**known, config.split: numbers})
+        add_statistics(output, config.split, numbers)
         print(f"{output / config.split}.parquet: {len(plain):,} questions, {numbers['prompts']:,} prompts")
         for form, share in numbers["states_the_answer"].items():
             print(f"{form}: {share:.1%} of the contexts hold a passage that states the answer")
@@ -100,6 +104,7 @@ def statistics(
     return {
         "questions": len(plain),
         "prompts": sum(len(example.branches) for example in plain),
+        "evidence": settings.evidence,
         "states_the_answer": {form: sum(column) / len(column) for form, column in columns},
         "questions_left_out": len(examples) - len(plain),
     }

@@ -17,7 +17,7 @@ from reflectune.retrieval.rerankers.config import RerankerConfig
 
 EvidenceForm = Literal["none", "gold", ContextForm]
 STATING: Final = ("gold", "article")
-"""Contexts that hold the passage that states the answer; the others hold what is retrieved, or nothing."""
+"""Contexts that hold the passage that states the answer; the others hold retrieved passages, or none."""
 
 
 class EvidenceSettings(Settings):
@@ -26,7 +26,7 @@ class EvidenceSettings(Settings):
     evidence: list[EvidenceForm] = setting(
         ["articles", "passages"],
         "contexts of a knowledge-based question, one training prompt for each: none; gold, the passage that states the "
-        "answer; article, the article of that passage; of retrieved entries: articles, passages",
+        "answer; article, the article of that passage; of retrieved entries: articles, passage, passages",
     )
     top_n: int = setting(5, "entries to retrieve for a question", ge=1)
     passages: int = setting(5, "passages that the reranker picks from these entries", ge=1)

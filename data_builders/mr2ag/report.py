@@ -11,9 +11,9 @@ from typing import Any
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel
 from reflectune.data_builders.mr2ag.builder import BuiltExamples
+from reflectune.formats.reflection_data import STATISTICS
 from reflectune.models.schemes.examples import ReflectionExample
 
-STATISTICS = "statistics.json"
 NO_RETRIEVAL = "[No Retrieval]"
 
 

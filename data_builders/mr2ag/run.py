@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import ALONE, Processes, join_launch
@@ -24,10 +24,17 @@ from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
 from reflectune.data_builders.mr2ag.config import BuildConfig, opened
 from reflectune.data_builders.mr2ag.cost import estimate
-from reflectune.data_builders.mr2ag.report import STATISTICS, page_article, statistics, summary
+from reflectune.data_builders.mr2ag.report import page_article, statistics, summary
 from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roots, select_questions
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.reflection_data import MANIFEST, Manifest, read_manifest, write_examples, write_manifest
+from reflectune.formats.reflection_data import (
+    MANIFEST,
+    Manifest,
+    add_statistics,
+    read_manifest,
+    write_examples,
+    write_manifest,
+)
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
@@ -232,8 +239,7 @@ def _write_blank(output: Path) -> None:
 def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
     """Write the split's statistics, then the manifest, which makes the split count."""
     output, split = Path(config.output), config.split
-    known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
-    write_json(output / STATISTICS, {**known, split: numbers})
+    add_statistics(output, split, numbers)
     earlier = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", dataset.root, {})
     visual = config.open_visual()
     folders = {str(folder.resolve()) for folder in visual.image_roots} if visual else set()

@@ -14,7 +14,7 @@ from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, PickingSettings
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm
+from reflectune.retrieval.contexts import CONTEXT_FORMS, PICKED, ContextBuilder, ContextForm
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -54,8 +54,6 @@ class NaiveRagSettings(PickingSettings, EntrySettings):
 
 
 def _recipe(form: ContextForm) -> Recipe[Any]:
-    picks = form == "passages"
-
     def make(name: str, settings: EntrySettings, parts: PipelineParts) -> NaiveRAG:
         passages = settings.passages if isinstance(settings, NaiveRagSettings) else 0
         contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, passages, settings.lead)
@@ -64,11 +62,12 @@ def _recipe(form: ContextForm) -> Recipe[Any]:
 
     return Recipe(
         make,
-        NaiveRagSettings if picks else EntrySettings,
+        NaiveRagSettings if form == "passages" else EntrySettings,
         "base_model",
         knowledge_based,
-        requires=(ENTRIES, RERANKER) if picks else (ENTRIES,),
+        requires=(ENTRIES, RERANKER) if form in PICKED else (ENTRIES,),
         form="naive_rag",
+        reads=form,
     )
 
 

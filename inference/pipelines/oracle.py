@@ -167,8 +167,10 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> O
     return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=settings.top_n, lead=settings.lead)
 
 
-_ARTICLE = Recipe(_oracle("article"), LeadSettings, "base_model", with_entry, form="oracle")
-_ARTICLES = Recipe(_among_others, EntrySettings, "base_model", with_entry, requires=(ENTRIES,), form="oracle")
+_ARTICLE = Recipe(_oracle("article"), LeadSettings, "base_model", with_entry, form="oracle", reads="article")
+_ARTICLES = Recipe(
+    _among_others, EntrySettings, "base_model", with_entry, requires=(ENTRIES,), form="oracle", reads="articles"
+)
 RECIPES = {
     **baseline("oracle_article", _ARTICLE),
     **baseline("oracle_articles", _ARTICLES),

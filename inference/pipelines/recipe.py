@@ -39,16 +39,22 @@ class ModelUse:
         base_answers: True if the base model answers in addition to the tuned model.
         is_served: True if a server's model reads or answers.
         answerer: The model that answers in place of the reader: `server` or a name; "" for the reader.
+        reads: See `Recipe.reads`.
     """
 
     reader: ModelRole | None
     base_answers: bool = False
     is_served: bool = False
     answerer: str = ""
+    reads: str = ""
+
+    def checkpoint(self, models: ModelSettings) -> str:
+        """Return the name of the model that is loaded to read; "" for none."""
+        return models.checkpoint(self.reader, self.reads) if self.reader else ""
 
     def other_answerer(self, models: ModelSettings) -> str:
         """Return `server`, or the name of a second model, if another model than the reader answers; else ""."""
-        reader = getattr(models, self.reader) if self.reader else SERVER
+        reader = self.checkpoint(models) if self.reader else SERVER
         return "" if self.answerer == reader else self.answerer
 
     def second_model(self, models: ModelSettings) -> str:
@@ -130,6 +136,8 @@ class Recipe(Generic[PipelineSettings]):
         is_iterative: True if it is a trajectory of steps, whose replies a journal stores.
         takes_texts: True if it also answers questions without a picture; with an index of passages it needs no entries.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
+        reads: The contexts that it reads, which select its reader of several plain models: `none`, or a form of
+            `ContextBuilder`; "" if its model is never a plain one.
         answer_each: Builds a pipeline that answers from each passage alone, independent of any gate; for rewards.
     """
 
@@ -147,6 +155,7 @@ class Recipe(Generic[PipelineSettings]):
     is_iterative: bool = False
     takes_texts: bool = False
     has_own_depth: bool = False
+    reads: str = ""
     answer_each: Callable[[PipelineSettings, PipelineParts], Pipeline] | None = None
 
     def settings_of(self, config: Settings) -> PipelineSettings:
@@ -155,7 +164,7 @@ class Recipe(Generic[PipelineSettings]):
 
     def models(self, config: Settings) -> ModelUse:
         """Return the models that the pipeline uses under a command's config."""
-        return ModelUse(self.model) if self.uses is None else self.uses(config)
+        return ModelUse(self.model, reads=self.reads) if self.uses is None else self.uses(config)
 
     def required(self, config: Settings) -> tuple[Requirement, ...]:
         """Return the parts that the pipeline needs under a command's config, its models included."""

@@ -77,5 +77,5 @@ _RECIPE = Recipe(
 )
 RECIPES = {
     "text_rag": _RECIPE,
-    "text_rag_tuned": dataclasses.replace(_RECIPE, model="plain_model", form="text_rag_tuned"),
+    "text_rag_tuned": dataclasses.replace(_RECIPE, model="plain_model", form="text_rag_tuned", reads="passages"),
 }

@@ -39,7 +39,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
     types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
     rows = [
         [
-            Cell(name, f"{BEST_OF[name]}: {metrics[name]}") if name in BEST_OF else name,
+            Cell(name, note) if (note := _reader(metrics, name)) else name,
             *(score_cell(table.get(column)) for column in heads),
             *(score_cell(table["by_type"].get(kind)) for kind in types),
             _share(metrics["coverage"].get(name)),
@@ -54,6 +54,16 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
         "tokens are those of a question, on average."
     )
     return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics))
+
+
+def _reader(metrics: Mapping[str, Any], name: str) -> str:
+    """Return the contexts of a tuned baseline's training, and if it reads others; the name of the best baseline."""
+    if name in BEST_OF:
+        return f"{BEST_OF[name]}: {metrics[name]}"
+    if not (reader := metrics.get("readers", {}).get(name)):
+        return ""
+    tuned_on = ", ".join(reader["tuned_on"]) or "unknown contexts"
+    return f"reader tuned on {tuned_on}" + (f", not on {reader['reads']}" if reader["as_tuned"] is False else "")
 
 
 def parts(metrics: Mapping[str, Any]) -> Markup:

@@ -12,7 +12,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Device, InputFile, OutputFile, Share
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import DatasetSettings, ModelRole, ModelSettings, TextIndexSettings
-from reflectune.inference.pipelines.recipe import Recipe
+from reflectune.inference.pipelines.recipe import TUNED_BASELINES, Recipe
 from reflectune.inference.pipelines.registry import (
     all_forms,
     all_recipes,
@@ -63,6 +63,12 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, Datas
         reflecting_names = [name for name, recipe in recipes.items() if recipe.model == "model"]
         schemes = sorted({recipes[name].scheme for name in reflecting_names})
         issues = missing_parts(self, recipes)
+        if isinstance(self.plain_model, dict) and self.plain_model:
+            issues += [
+                f"`plain_model` has no reader of {recipe.reads}, which {name} reads; add one to {[*self.plain_model]}"
+                for name, recipe in recipes.items()
+                if recipe.model == "plain_model" and recipe.reads not in self.plain_model
+            ]
         if len(schemes) > 1:
             issues.append(
                 f"`pipelines`: {' and '.join(schemes)} need checkpoints of different schemes; run them one by one"
@@ -89,8 +95,17 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, Datas
         return sorted(roles)
 
     def forms(self) -> list[str]:
-        """Return the selected pipelines: `naive_rag`, `oracle` and `tuned_baselines` select several each."""
-        return list(dict.fromkeys(form for name in self.pipelines for form in all_forms().get(name, (name,))))
+        """Return the selected pipelines: `naive_rag`, `oracle` and `tuned_baselines` select several each.
+
+        Of several plain models, `tuned_baselines` selects those baselines that have a reader.
+        """
+        selected = {form: name for name in self.pipelines for form in all_forms().get(name, (name,))}
+        readers = self.plain_model if isinstance(self.plain_model, dict) else {}
+        return [
+            form
+            for form, name in selected.items()
+            if not readers or name != TUNED_BASELINES or find_recipe(form).reads in readers
+        ]
 
     def recipes(self) -> dict[str, Recipe[Any]]:
         """Return the recipes of the selected pipelines, without unknown ones."""

@@ -20,7 +20,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_device, launch_processes, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.config import ModelSettings, TextIndexSettings
+from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.gated import GatedSettings
@@ -28,8 +28,8 @@ from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recip
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
-from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, run_facts
-from reflectune.inference.running.loading import open_engine, open_model, open_plain, require_models
+from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, reader_facts, run_facts
+from reflectune.inference.running.loading import open_engine, open_model, open_plain, require_models, tuned_on
 from reflectune.inference.running.parts import hash_parts, open_parts, open_servers
 from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.evaluation import evaluate
@@ -91,6 +91,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
     metrics = {
         **evaluate(questions, traces, measure=measure, gamma=gamma, seed=config.seed),
+        "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),
         "budgets": budgets(settings, parts),
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
@@ -153,7 +154,7 @@ def describe(config: EvaluateConfig) -> str:
     lines[0] += config.scored_by(config.dataset)
     for name, pipeline in planned.items():
         use = pipeline.use
-        reader = f" with {use.reader} {getattr(models, use.reader)}" if use.reader else ""
+        reader = f" with {use.reader} {use.checkpoint(models)}" if use.reader else ""
         reader += f", answers by base_model {models.base_model}" if use.base_answers else ""
         answerer = use.other_answerer(models)
         reader += f", answers by answerer {answerer}" if answerer else ""
@@ -165,7 +166,7 @@ def describe(config: EvaluateConfig) -> str:
 def model_names(planned: Plan, models: ModelSettings) -> list[str]:
     """Return the names of the models that planned pipelines load."""
     uses = [pipeline.use for pipeline in planned.values()]
-    names = [str(getattr(models, use.reader)) for use in uses if use.reader]
+    names = [use.checkpoint(models) for use in uses if use.reader]
     names += [models.base_model for use in uses if use.base_answers]
     return [*names, *filter(None, (use.second_model(models) for use in uses))]
 
@@ -182,14 +183,13 @@ def _answer(
     traces: dict[str, Mapping[str, Trace]] = {}
     loaded: list[ModelFacts] = []
     base_stays = any(pipeline.use.base_answers for pipeline in planned.values())
-    for role in ROLES:
-        pipelines = [pipeline for pipeline in planned.values() if pipeline.use.reader == role]
-        if not pipelines and not (role == "base_model" and base_stays):
-            continue
+    for role, name in _readers(planned, models, base_stays=base_stays):
+        pipelines = [it for it in planned.values() if (it.use.reader, it.use.checkpoint(models)) == (role, name)]
         ready = parts
         if role:
-            model = open_model(models, role)
-            loaded.append(ModelFacts(role, model.name, model.fingerprint, model.model.num_parameters()))
+            model = open_model(models, role, pipelines[0].use.reads if pipelines else "")
+            contexts = tuned_on(name) if role == "plain_model" else ()
+            loaded.append(ModelFacts(role, model.name, model.fingerprint, model.model.num_parameters(), contexts))
             ready = dataclasses.replace(parts, engine=open_engine(models, model))
             del model
         if role == "base_model" and base_stays:
@@ -205,6 +205,13 @@ def _answer(
         del ready
         gc.collect()
     return {name: traces[name] for name in planned}, loaded
+
+
+def _readers(planned: Plan, models: ModelSettings, *, base_stays: bool) -> list[tuple[ModelRole | None, str]]:
+    """Return role and name of each model that reads, in the order of running; several may be plain models."""
+    uses = [pipeline.use for pipeline in planned.values()] + [ModelUse("base_model")] * base_stays
+    readers = dict.fromkeys((use.reader, use.checkpoint(models)) for use in uses)
+    return sorted(readers, key=lambda reader: ROLES.index(reader[0]))
 
 
 def _run(
@@ -265,7 +272,7 @@ def _fingerprint(
     batch_questions: int,
 ) -> str:
     """Hash everything that a pipeline's traces depend on; the number of questions is not part of it."""
-    use, by_role = pipeline.use, {model.role: model.fingerprint for model in loaded}
+    use, by_role = pipeline.use, {model.role: model.fingerprint for model in loaded}  # of several, the last one reads
     hashes: dict[str, Any] = {
         role: by_role[role] for role in (use.reader, *(["base_model"] * use.base_answers)) if role
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from reflectune.core.config import Settings
 from reflectune.core.durable import read_json
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.config import ModelSettings, TextIndexSettings
 from reflectune.inference.pipelines.iterative import PAPER_BUDGETS, RecordSettings
-from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.running.config import EvaluateConfig
@@ -31,7 +32,6 @@ def run_facts(
         models: The models that were loaded.
         settings: The settings of the pipelines and stages, by name.
     """
-    roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection", "answerer": "answerer"}
     texts = TextIndexSettings.of(config)
     return {
         "data set": f"{data_set_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
@@ -40,13 +40,31 @@ def run_facts(
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **_retriever_facts(RetrieverConfig.of(config)),
         "text index": texts.text_index or "none",
-        **{roles.get(model.role, "base model"): str(model) for model in models},
+        **_model_facts(models),
         **_part_facts(config, settings),
         "batches": f"{config.batch_questions} questions",
         **_settings_facts(settings),
         "seed": str(config.seed),
         "output": config.output,
     }
+
+
+def reader_facts(
+    uses: Mapping[str, ModelUse], models: ModelSettings, loaded: Sequence[ModelFacts]
+) -> dict[str, dict[str, Any]]:
+    """Return for each tuned baseline its checkpoint, the contexts that it reads, and those it was tuned on.
+
+    `tuned_on` is empty if the checkpoint doesn't record it, and `as_tuned` is None then.
+    """
+    contexts = {model.name: model.tuned_on for model in loaded if model.role == "plain_model"}
+    facts = {}
+    for name, use in uses.items():
+        if use.reader == "plain_model":
+            checkpoint = use.checkpoint(models)
+            forms = contexts[checkpoint]
+            as_tuned = use.reads in forms or (use.reads == "passage" and "gold" in forms) if forms else None
+            facts[name] = {"model": checkpoint, "reads": use.reads, "tuned_on": [*forms], "as_tuned": as_tuned}
+    return facts
 
 
 def budgets(settings: Mapping[str, Settings], parts: PipelineParts) -> dict[str, dict[str, float]]:
@@ -79,6 +97,15 @@ def peak_gib(output: Path) -> float:
 def data_set_name(dataset: Dataset) -> str:
     """Return a data set's name, from its manifest or its folder."""
     return str(dataset.manifest.get("name", dataset.root.resolve().name))
+
+
+def _model_facts(models: Sequence[ModelFacts]) -> Mapping[str, str]:
+    roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection", "answerer": "answerer"}
+    names: dict[str, list[str]] = {}
+    for model in models:
+        contexts = f", tuned on {', '.join(model.tuned_on)}" if model.tuned_on else ""
+        names.setdefault(roles.get(model.role, "base model"), []).append(f"{model}{contexts}")
+    return {role: "; ".join(texts) for role, texts in names.items()}
 
 
 def _retriever_facts(retriever: RetrieverConfig) -> Mapping[str, str]:

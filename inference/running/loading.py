@@ -10,7 +10,7 @@ from reflectune.core.launching import launch_device
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
-from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
+from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.plain import SCHEME as PLAIN
@@ -49,21 +49,33 @@ def open_tuned(models: ModelSettings) -> Loaded:
     return loaded
 
 
-def open_model(models: ModelSettings, role: ModelRole) -> Loaded:
+def open_model(models: ModelSettings, role: ModelRole, reads: str = "") -> Loaded:
     """Load the model of a role, and check its scheme.
+
+    Args:
+        models: The models.
+        role: The role.
+        reads: Contexts that select one of several plain models.
 
     Raises:
         UserError: It was not fine-tuned with the scheme that the role needs.
     """
     if role == "model":
         return open_tuned(models)
-    loaded = open_plain(models, getattr(models, role))
+    loaded = open_plain(models, models.checkpoint(role, reads))
     if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
         raise UserError(
-            f"`plain_model`: {models.plain_model} was not fine-tuned with scheme plain; the untuned model is "
+            f"`plain_model`: {loaded.name} was not fine-tuned with scheme plain; the untuned model is "
             "`base_model`, and one that reflects is `model`"
         )
     return loaded
+
+
+def tuned_on(name: str) -> tuple[str, ...]:
+    """Return the contexts that a checkpoint was trained to answer from, as build_plain named them; () if unknown."""
+    source = resolve(name)
+    info = read_info(source) if isinstance(source, Path) and (source / INFO_FILE).is_file() else {}
+    return tuple(info.get("training", {}).get("evidence", ()))
 
 
 def open_plain(models: ModelSettings, name: str) -> Loaded:

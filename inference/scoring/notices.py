@@ -18,12 +18,13 @@ MINIATURE_PARAMETERS = 50_000_000
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a model for a report."""
+    """Facts of a model for a report; `tuned_on` are the contexts of a plain model's training data, if known."""
 
     role: str
     name: str
     fingerprint: str
     parameters: int
+    tuned_on: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}, {self.parameters / 1e6:.1f} M parameters, fingerprint {self.fingerprint}"

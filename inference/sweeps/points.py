@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reflectune.core.config import find_problems
+from reflectune.core.config import cross_check, find_problems
 from reflectune.inference.config import DatasetSettings, ModelSettings
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.running.config import SinglePassPipelines
@@ -21,6 +21,12 @@ ELSEWHERE = ("pipeline", "relevance", "entries", *READ_ONLY)
 
 class GridSettings(ModelSettings, DatasetSettings, SinglePassPipelines):
     """Settings that grid points start from: models, and the settings of all pipelines that retrieve at most once."""
+
+    @cross_check
+    def one_reader_problems(self) -> Iterator[str]:
+        """Yield the problem of several plain models: a sweep loads one."""
+        if isinstance(self.plain_model, dict):
+            yield "`plain_model` must be one checkpoint here; only evaluate reads with several"
 
 
 START = "start"

@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from reflectune.core.config import find_problems, parse_config
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
@@ -29,8 +31,21 @@ def test_a_config_that_has_what_its_pipelines_need_has_no_problems(folders, keys
 
 
 def test_names_stand_for_forms() -> None:
-    forms = ["naive_rag_article", "naive_rag_articles", "naive_rag_passages", "mr2ag"]
+    forms = [*(f"naive_rag_{form}" for form in ("article", "articles", "passage", "passages")), "mr2ag"]
     assert EvaluateConfig(pipelines=["naive_rag", "mr2ag", "naive_rag_article"]).forms() == forms
+
+
+def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None:
+    for name in "ab":
+        write_json(tmp_path / name / "config.json", {})
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    readers = ["--plain_model", json.dumps({"article": a, "passage": b}), "--output", "o"]
+    flags = [word for key, value in folders.items() for word in (f"--{key}", str(value))]
+    config = parse_config(EvaluateConfig, [*flags, *readers, "--pipelines", "tuned_baselines"])
+    assert set(config.forms()) == {"oracle_article_tuned", "naive_rag_article_tuned", "naive_rag_passage_tuned"}
+    uses = {name: recipe.models(config).checkpoint(config) for name, recipe in config.recipes().items()}
+    assert uses == {"naive_rag_article_tuned": a, "naive_rag_passage_tuned": b, "oracle_article_tuned": a}
+    assert parse_config(EvaluateConfig, [*flags, "--plain_model", a, *readers[2:], "--pipelines", "closed_book_tuned"])
 
 
 @pytest.mark.parametrize(
@@ -43,6 +58,9 @@ def test_names_stand_for_forms() -> None:
         ({"base_model": ""}, "`base_model` is needed"),
         ({"index": ""}, "`index` is needed"),
         ({"pipelines": ["tuned_baselines"]}, "`plain_model` is needed by closed_book_tuned"),
+        ({"plain_model": {"gold": "b"}}, "article, articles, passage, passages; found gold"),
+        ({"plain_model": {"none": "no/such/x"}, "pipelines": ["closed_book_tuned"]}, "`plain_model` no/such/x is not"),
+        ({"plain_model": {"none": "b"}, "pipelines": ["text_rag_tuned"]}, "reader of passages, which text_rag_tuned"),
         ({"pipelines": ["mr2ag_oracle"], "model": ""}, "`model` is needed by mr2ag_oracle"),
         ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
         ({"passages": 0}, "`passages` must be at least 1"),

@@ -25,6 +25,8 @@ from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.reading import read_traces, trace_files
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights import spreading
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
@@ -58,6 +60,32 @@ def rows_in(path: Path) -> Iterator[dict]:
     return ({"id": trace.question_id, **json.loads(json.dumps(to_row(trace)))} for trace in read_traces(path))
 
 
+def test_each_context_is_read_by_the_reader_that_was_tuned_on_it(config, checkpoints, tmp_path) -> None:
+    loaded, other, pipelines = load(checkpoints.plain), str(tmp_path / "other"), ["tuned_baselines"]
+    loaded.model.get_output_embeddings().weight.data.neg_()
+    trained = {"evidence": ["passages", "gold"]}
+    save_checkpoint(other, loaded.model, loaded.processor, PLAIN, {"base_model": loaded.name, "training": trained})
+    readers = {"none": checkpoints.plain, "article": other, "passage": other, "passages": checkpoints.plain}
+    metrics = experiment.run(config(plain_model=readers, pipelines=pipelines, output=str(tmp_path / "several")))
+    read_by = {name: (facts["model"], facts["as_tuned"]) for name, facts in metrics["readers"].items()}
+    assert read_by == {
+        "closed_book_tuned": (checkpoints.plain, None),
+        "naive_rag_article_tuned": (other, False),
+        "naive_rag_passage_tuned": (other, True),
+        "naive_rag_passages_tuned": (checkpoints.plain, None),
+        "oracle_article_tuned": (other, False),
+    }
+    page = (tmp_path / "several" / "report.html").read_text()
+    assert "reader tuned on passages, gold, not on article" in page
+    assert "reader tuned on unknown contexts" in page
+    several = kept(tmp_path / "several")
+    for name in (checkpoints.plain, other):
+        experiment.run(config(plain_model=name, pipelines=pipelines, output=str(tmp_path / "one" / name[1:])))
+        alone = kept(tmp_path / "one" / name[1:])
+        for pipeline, facts in metrics["readers"].items():
+            assert (alone[f"{pipeline}.jsonl"] == several[f"{pipeline}.jsonl"]) == (facts["model"] == name)
+
+
 def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path) -> None:
     metrics = experiment.run(config())
     assert json.loads((tmp_path / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
@@ -66,6 +94,7 @@ def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path
         "mr2ag.jsonl": 5,
         "naive_rag_article.jsonl": 4,
         "naive_rag_articles.jsonl": 4,
+        "naive_rag_passage.jsonl": 4,
         "naive_rag_passages.jsonl": 4,
         "oracle_article.jsonl": 4,
         "oracle_articles.jsonl": 4,
@@ -202,6 +231,7 @@ def test_mmkb_rag_runs_to_metrics_and_a_report_and_a_second_run_answers_nothing(
         "mmkb_rag.jsonl": 5,
         "naive_rag_article.jsonl": 4,
         "naive_rag_articles.jsonl": 4,
+        "naive_rag_passage.jsonl": 4,
         "naive_rag_passages.jsonl": 4,
         "reflection.jsonl": 5,
         "retrieval.jsonl": 4,

@@ -16,7 +16,7 @@ from reflectune.data_builders.mr2ag.plain import run as build_plain
 from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.data_builders.mr2ag.run import run as build_mr2ag
 from reflectune.formats.reflection_data import read_examples
-from reflectune.models.loading import load
+from reflectune.models.loading import load, read_info
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
@@ -84,6 +84,7 @@ def test_captions_train_a_projector(source: Callable[[Path], dict[str, Any]], tm
     assert run.problems() == []
     fine_tune(run)
 
+    assert read_info(run.output_dir)["training"]["evidence"] == ["none"]
     assert len(examples) == 9
     assert {(example.question, example.style) for example in examples} == {(ASKED, "free")}
     assert sorted(example.branches[0].reply for example in examples)[0] == "A blue square, 0."

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import Roots
+from reflectune.formats.reflection_data import read_statistics
 from reflectune.models.attention.collation import GateBrier
 from reflectune.models.features.config import FeatureKeys
 from reflectune.models.loading import Loaded
@@ -17,7 +18,7 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.train.data.examples import Collator, EncodedExamples, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.data.mixture import mixture_lines
+from reflectune.train.data.mixture import DataSource, mixture_lines
 from reflectune.train.data.order import TrainingOrder, training_order
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
@@ -62,6 +63,7 @@ class SupervisedFineTuning(Method):
         return {
             "data_fingerprint": [[file_fingerprint(source.file), source.weight] for source in config.sources()],
             "eval_fingerprint": file_fingerprint(config.eval_source().file) if config.best_metric else "",
+            **_evidence(config.sources()),
         }
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
@@ -120,6 +122,15 @@ class SupervisedFineTuning(Method):
     def _order(self, batch: GlobalBatch) -> TrainingOrder:
         config = self._config
         return training_order(self._data, batch, seed=config.seed, group_by_length=config.group_by_length)
+
+
+def _evidence(sources: Sequence[DataSource]) -> dict[str, list[str]]:
+    """Return the contexts that a baseline is tuned on, as build_plain recorded them; {} for other data."""
+    forms: dict[str, None] = {}
+    for source in sources:
+        recorded = read_statistics(source.folder).get(source.file.stem, {})
+        forms |= dict.fromkeys(recorded.get("evidence", ()))
+    return {"evidence": [*forms]} if forms else {}
 
 
 def encoded_examples(

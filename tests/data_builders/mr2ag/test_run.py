@@ -17,11 +17,10 @@ from reflectune.data_builders.annotators.string import annotate_by_string, by_st
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
-from reflectune.data_builders.mr2ag.report import STATISTICS
 from reflectune.data_builders.mr2ag.run import build_split, preview
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
-from reflectune.formats.reflection_data import read_examples, read_manifest
+from reflectune.formats.reflection_data import STATISTICS, read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 
 from .conftest import ENTITIES, knowledge_question

@@ -35,8 +35,10 @@ NEAR = {"b": 0.6, "a": 0.3, "c": 0.2}
         ("article", {}, NEAR, ["b#0.0", "b#1.0"], [0.6, 0.6]),
         ("articles", {"top_n": 2}, NEAR, ["b#0.0", "b#1.0", "a#0.0", "a#1.0"], [0.6, 0.6, 0.3, 0.3]),
         ("passages", {"top_n": 2, "passages": 2}, {"a": 0.6, "b": 0.3}, ["a#1.0", "b#1.0"], [0.6, 0.3]),
+        ("passage", {"top_n": 2, "passages": 2}, {"empty": 0.6, "a": 0.3}, ["a#1.0"], [0.3]),
+        ("passage", {"top_n": 1}, {"b": 0.6, "a": 0.3}, ["b#1.0"], [0.6]),
     ],
-    ids=["the whole first entry", "as many whole entries as mR²AG", "the closest in words"],
+    ids=["first entry", "as many whole entries as mR²AG", "closest in words", "closest of all", "closest of the first"],
 )
 def test_each_form_reads_its_passages(make, scripted, knowledge, form, settings, scores, expected, s_ret) -> None:
     reader, retriever = scripted.reader(), scripted.retriever(scores)

@@ -47,7 +47,8 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     visual = make.question(3, requires_retrieval=False, evidence=make.evidence())
     config = EvaluateConfig(pipelines=["mr2ag", "oracle", "naive_rag", "closed_book"])
     planned = experiment.plan(config, [known, no_evidence, bare, visual])
-    naive = dict.fromkeys(("naive_rag_article", "naive_rag_articles", "naive_rag_passages"), "012")
+    forms = ("article", "articles", "passage", "passages")
+    naive = dict.fromkeys((f"naive_rag_{form}" for form in forms), "012")
     oracles = {"retrieval": "01", "oracle_article": "01", "oracle_articles": "01", "oracle_passage": "0"}
     assert taken(planned) == {**naive, **oracles, "closed_book": "0123", "mr2ag": "0123", "relevance": "0"}
 
