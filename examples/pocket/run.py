@@ -28,6 +28,12 @@ RUN = Path("runs/pocket")
 """Folder that the recipes in `configs/examples/pocket` write to."""
 TUNED = tuple(f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS)))
 """mR²AG's baselines, tuned on the same questions."""
+READERS = {"gold": ("gold",), "article": ("article",), "mixture": ("none", "gold", "article", "passages")}
+"""Contexts that each further reader is tuned on; `plain_tuned` is tuned on `passages`.
+
+The mixture has every context that is evaluated but five whole articles, which would take longer than all others. It
+shows whether one reader of all is as good as a reader of each, and reads what has no reader of its own.
+"""
 QUESTIONS = 40
 """Questions of each split that the shipped models are evaluated on."""
 MINUTES = {
@@ -44,7 +50,11 @@ MINUTES = {
     "baseline": 4,
     "mr2ag": 50,
     "plain_tuned": 55,
-    "evaluate": 150,
+    **{f"{name}_data": 3 for name in READERS},
+    "gold_tuned": 30,
+    "article_tuned": 45,
+    "mixture_tuned": 130,
+    "evaluate": 160,
     "reader": 1,
     "probe": 75,
     "labels": 1,
@@ -68,7 +78,9 @@ NEEDS = {
     "baseline": ("reflection", "index"),
     "mr2ag": ("reflection",),
     "plain_tuned": ("baseline",),
-    "evaluate": ("mr2ag", "plain_tuned"),
+    **{f"{name}_data": ("reflection", "index") for name in READERS},
+    **{f"{name}_tuned": (f"{name}_data",) for name in READERS},
+    "evaluate": ("mr2ag", "plain_tuned", *(f"{name}_tuned" for name in READERS)),
     "reader": ("plain_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
@@ -92,6 +104,16 @@ def captions(split: str) -> list[list[str]]:
         [*program("data_builders.build_mr2ag"), *visual.split()],
         [*program("data_builders.build_plain"), *plain.split()],
     ]
+
+
+def reader(name: str, contexts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands that build a reader's data and tune it."""
+    data, tuned = f"{RUN}/baseline_{name}", f"{RUN}/{name}_tuned"
+    return {
+        f"{name}_data": [*recipe("data_builders.build_plain", "plain_data"), "--output", data, "--evidence", *contexts],
+        f"{name}_tuned": recipe("train.sft", "lora")
+        + f"--scheme plain --train_data {data} --output_dir {tuned}".split(),
+    }
 
 
 def stages() -> dict[str, list[str]]:
@@ -126,6 +148,7 @@ def stages() -> dict[str, list[str]]:
         "mr2ag": recipe("train.sft", "lora"),
         "plain_tuned": recipe("train.sft", "lora")
         + f"--scheme plain --train_data {RUN}/baseline --output_dir {RUN}/plain_tuned".split(),
+        **{stage: it for name, contexts in READERS.items() for stage, it in reader(name, contexts).items()},
         "evaluate": recipe("inference.evaluate", "evaluate"),
         "reader": [
             *(*program("train.merge"), "--checkpoint", str(RUN / "plain_tuned")),
@@ -157,6 +180,8 @@ MAKE_SHIPPED = (
     *("baseline", "mr2ag", "plain_tuned"),
 )
 """Stages whose only product is shipped."""
+TUNE_READERS = tuple(f"{name}_{stage}" for name in READERS for stage in ("data", "tuned"))
+"""Stages of the further readers. The shipped reader of passages reads every context."""
 
 
 def shipped_stages() -> dict[str, list[str]]:
@@ -165,7 +190,7 @@ def shipped_stages() -> dict[str, list[str]]:
     commands = {
         name: [shipped.get(part, part) for part in command]
         for name, command in stages().items()
-        if name not in MAKE_SHIPPED
+        if name not in (*MAKE_SHIPPED, *TUNE_READERS)
     }
     return {**commands, "evaluate": evaluate_shipped("evaluation")}
 

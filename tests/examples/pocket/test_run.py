@@ -16,6 +16,7 @@ from reflectune.examples.pocket.marks import marks
 from reflectune.examples.pocket.models.cache import user_cache
 from reflectune.formats.dataset import LOOK_ALIKES, Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.inference.running.config import EvaluateConfig
 
 LIMIT = 4
 """Questions of each split that the shipped models are evaluated on."""
@@ -43,6 +44,13 @@ def test_each_stage_reads_outputs_of_earlier_stages() -> None:
 def needs(direct: dict[str, tuple[str, ...]], name: str) -> set[str]:
     """Return a stage's needs, and the needs of these."""
     return {*direct.get(name, ())}.union(*(needs(direct, need) for need in direct.get(name, ())))
+
+
+def test_every_context_of_a_tuned_baseline_has_a_reader() -> None:
+    config = yaml.safe_load(Path(run.stages()["evaluate"][-1]).read_text())
+    readers = {Path(path).name for path in config["plain_model"].values()}
+    assert readers == {"plain_tuned", *(f"{name}_tuned" for name in run.READERS)}
+    assert set(EvaluateConfig(**config).forms()) > set(run.TUNED)
 
 
 @pytest.mark.slow
@@ -101,7 +109,8 @@ def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
         if "config" in given:
             options = yaml.safe_load(Path(given["config"]).read_text()) | given
         data = options.get("train_data", [])
-        inputs = [options[name] for name in reads if name in options] + ([data] if isinstance(data, str) else [*data])
+        named = [options[name] for name in reads if name in options] + ([data] if isinstance(data, str) else [*data])
+        inputs = [path for value in named for path in (value.values() if isinstance(value, dict) else [value])]
         for folder in (Path(path) for path in inputs if str(path).startswith(str(run))):
             assert written & {folder, *folder.parents}, f"{command} reads {folder}"
         written |= {Path(options[name]) for name in ("output", "output_dir", "captions") if name in options}
