@@ -121,9 +121,9 @@ BENCHMARK = Benchmark(
     "MMKB-RAG on the miniature",
     """
 Every training question is probed alone and with 10 documents; all questions of both validation splits are evaluated, in
-phrasings that training never saw. Per cent, with 95 % intervals. A label is true if the document belongs to the
-question's entity and states an accepted answer. Pipelines that end in `_tuned` are of the same base, tuned without
-reflection on mR²AG-IT's questions of the same world.
+phrasings that training never saw. Per cent, with 95 % intervals over questions. A label is true if the document is
+of the question's entity and states an accepted answer. Pipelines that end in `_tuned` are of the same base, tuned
+without reflection on mR²AG-IT's questions of the same world.
 """,
     tables,
     claims,

@@ -72,7 +72,9 @@ def results(metrics: dict[str, Any]) -> str:
     spent = ", ".join(f"{name} {value}" for name, value in minutes.items())
     return "\n".join(
         [
-            "\n  ".join(["miniature numbers, in per cent (95 % intervals):", *summary(metrics)]),
+            "\n  ".join(
+                [f"miniature numbers, in per cent (95 % intervals over {metrics['resampled']}):", *summary(metrics)]
+            ),
             "",
             "\n  ".join([EQUAL_DEPTH_CAPTION, *equal_depth(metrics)]),
             "",

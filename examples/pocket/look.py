@@ -114,12 +114,12 @@ class Examiner:
         return self._engine.branch(prefixes, prompts)
 
 
-def caption_lines(choices: Sequence[CaptionChoice], things: int, seed: int) -> list[str]:
+def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice], things: int, seed: int) -> list[str]:
     """Return the table of the caption choice."""
     count = len(choices[0].others) + 1
     right = sum(choice.right for choice in choices) / len(choices)
     strange = sum(choice.strange for choice in choices) / len(choices)
-    share = _with_interval([choice.is_right for choice in choices], seed)
+    share = _with_interval(captioned, [choice.is_right for choice in choices], seed)
     return [
         f"{len(choices)} pictures of {things} things whose captions training never showed.",
         "",
@@ -139,16 +139,17 @@ def visual_lines(results: Sequence[tuple[Question, bool]], seed: int) -> list[st
     for name, members in (("all", attributes), *((attribute, [attribute]) for attribute in attributes)):
         cells = []
         for split in splits:
-            right = [
-                ok for question, ok in results if question.split == split and question.meta["attribute"] in members
-            ]
-            cells.append(_with_interval(right, seed) if name == "all" and right else _share(right))
+            asked = [row for row in results if row[0].split == split and row[0].meta["attribute"] in members]
+            right = [ok for _, ok in asked]
+            cells.append(
+                _with_interval([q for q, _ in asked], right, seed) if name == "all" and right else _share(right)
+            )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def _with_interval(right: Sequence[bool], seed: int) -> str:
-    score = mean([float(value) for value in right], seed)
+def _with_interval(questions: Sequence[Question], right: Sequence[bool], seed: int) -> str:
+    score = mean(questions, [float(value) for value in right], seed)
     assert score is not None
     return f"{100 * score['value']:.1f} % [{100 * score['low']:.1f}, {100 * score['high']:.1f}] of {score['n']}"
 
@@ -172,8 +173,8 @@ def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     examiner = Examiner(engine, captions)
     things = len({question.meta["thing"] for question in captioned})
     choices = examiner.choices(captioned, arguments.seed)
-    scores = {"caption": mean([float(choice.is_right) for choice in choices], arguments.seed)}
-    lines = ["## Captions", "", *caption_lines(choices, things, arguments.seed), ""]
+    scores = {"caption": mean(captioned, [float(choice.is_right) for choice in choices], arguments.seed)}
+    lines = ["## Captions", "", *caption_lines(captioned, choices, things, arguments.seed), ""]
     lines += ["| the picture's caption | the model's caption |", "|---|---|"]
     some = captioned[:SHOWN]
     for question, reply in zip(some, examiner.answers(some), strict=True):
@@ -185,7 +186,7 @@ def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     if visual:
         replies = list(Examiner(engine, gallery).answers(visual))
         results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
-        scores["visual"] = mean([float(right) for _, right in results], arguments.seed)
+        scores["visual"] = mean(visual, [float(right) for _, right in results], arguments.seed)
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
         lines += ["", "| question | answer | the model's answer |", "|---|---|---|"]
         for question, reply in zip(visual[:SHOWN], replies, strict=False):

@@ -50,8 +50,8 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
     kinds = (kind.replace("_", " ") for kind in types)
     head = ["pipeline", *heads.values(), *kinds, "answered", *(COST_HEADS[cost] for cost in COMPUTE)]
     caption = (
-        f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals. Calls and "
-        "tokens are those of a question, on average."
+        f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals over "
+        f"{metrics['resampled']}. Calls and tokens are those of a question, on average."
     )
     return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics))
 

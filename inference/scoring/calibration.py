@@ -9,12 +9,12 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
-from reflectune.inference.scoring.reflection_metrics import CALIBRATION_ERROR, ret_rows, srt_rows
+from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import score_rows
-from reflectune.metrics.reporting.intervals import paired_bootstrap
+from reflectune.metrics.reporting.intervals import entities, paired_bootstrap
 
 Rows = list[tuple[float, float]]
 """(probability of a gate, 1 if the outcome is true else 0), one per decision."""
@@ -39,7 +39,7 @@ def calibration(
         - `temperature`: fitted on all questions, for use on others;
         - `n`: number of questions.
 
-        Intervals resample questions with all passages, at fixed temperatures. A gate whose half has one outcome is out.
+        Intervals resample entities with all passages, at fixed temperatures. A gate whose half has one outcome is out.
     """
     predictions = gate_predictions(questions, traces, measure)
     measured = {name: _calibrated(by_question, seed) for name, by_question in predictions.items()}
@@ -89,18 +89,19 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
     rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
     probabilities, labels = rows[:, 0], rows[:, 1]
     counts = np.array([len(question_rows) for _, question_rows in by_question])
-    groups = [q.entity_ids[0] if q.entity_ids else q.id for q, _ in by_question]  # pictures of an entity go together
+    questions = [question for question, _ in by_question]
+    groups = entities(questions)
     half = np.repeat(gates.halves(groups), counts)
     if any(len(set(labels[half == side])) < 2 for side in (False, True)):
         return None
     before = _by_question(rows, counts)
     scaled = gates.cross_fit_temperature(probabilities, labels, half)
     after = _by_question(np.column_stack([scaled, labels]), counts)
-    difference = paired_bootstrap(before, after, CALIBRATION_ERROR, seed=seed)
+    difference = paired_bootstrap(before, after, gates.weighted_calibration_error, seed=seed, clusters=groups)
     reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
     return {
-        "ece": score_rows(before, seed, CALIBRATION_ERROR),
-        "ece_scaled": score_rows(after, seed, CALIBRATION_ERROR),
+        "ece": score_rows(questions, before, seed, gates.weighted_calibration_error),
+        "ece_scaled": score_rows(questions, after, seed, gates.weighted_calibration_error),
         "reduction": reduction,
         "temperature": gates.fit_temperature(probabilities, labels),
         "n": len(counts),

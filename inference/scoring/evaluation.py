@@ -20,8 +20,8 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_r
 from reflectune.inference.scoring.trajectories import costs, replies, trajectories
 from reflectune.inference.scoring.variants import noise, stop_rule
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.metrics.reporting import gates
-from reflectune.metrics.reporting.breakdown import OVERALL, Score, by_label, mean, score_rows
+from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, by_label, mean, score_rows
+from reflectune.metrics.reporting.intervals import Statistic, units
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 
 BEST_BASELINE, BEST_OF_ALL = BESTS = "best_baseline", "best_of_all"
@@ -46,7 +46,8 @@ def evaluate(
 
     Returns:
         The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
-        "n"}`, with its 95 % interval, a fraction of 1; None if the data have no such questions.
+        "n"}`, with its 95 % interval, a fraction of 1; None if the data have no such questions. Intervals are over
+        entities (`resampled`: over how many).
     """
     official = measure.official(questions)
     measure.read(questions, traces.values())
@@ -64,19 +65,18 @@ def evaluate(
     probed = traces.get("relevance", {})
     return {
         "metric": measure.facts(official),
+        "resampled": units(official),
         "questions": fingerprint(sorted((question.id, question.text) for question in official)),
         "pipelines": tables,
         "gate": _gate(questions, turn_by_turn, gamma, seed),
-        "relevance": _relevance([probed[q.id] for q in official if q.id in probed], seed),
+        "relevance": _relevance([q for q in official if q.id in probed], probed, seed),
         "answer": {
-            "gold_passage": mean(measure.correct(official, probed), seed),
-            "gold_article": mean(
-                measure.correct([q for q in official if q.evidence], traces.get("oracle_article", {})), seed
-            ),
+            "gold_passage": measure.mean(official, probed, seed),
+            "gold_article": measure.mean([q for q in official if q.evidence], traces.get("oracle_article", {}), seed),
         },
         "visual": {
-            "tuned": mean(measure.correct(measure.visual(questions), tuned), seed),
-            "base": mean(measure.correct(measure.visual(questions), base), seed),
+            "tuned": measure.mean(measure.visual(questions), tuned, seed),
+            "base": measure.mean(measure.visual(questions), base, seed),
         },
         "retrieval": _retrieval(official, traces.get("retrieval", {}), seed),
         "rankings": _rankings(official, traces.get("mr2ag", {}), measure, seed),
@@ -84,7 +84,7 @@ def evaluate(
         "calibration": calibration(questions, traces, measure=measure, seed=seed),
         "comparisons": _comparisons(official, pipelines, measure, seed),
         "two_hop": {
-            name: mean(measure.correct(measure.two_hop(questions), pipeline_traces), seed)
+            name: measure.mean(measure.two_hop(questions), pipeline_traces, seed)
             for name, pipeline_traces in pipelines.items()
         },
         "by_split": {
@@ -107,7 +107,7 @@ def _table(
     answered = [q for q in questions if q.id in traces]
     values = np.array(measure.correct(answered, traces))
     kinds = [measure.kind(q) for q in answered]
-    return {**measure.breakdown(answered, values, seed), "by_type": by_label(values, kinds, seed)}
+    return {**measure.breakdown(answered, values, seed), "by_type": by_label(answered, values, kinds, seed)}
 
 
 def _strongest(tables: Mapping[str, Any], names: Iterable[str], headline: str) -> str | None:
@@ -117,56 +117,54 @@ def _strongest(tables: Mapping[str, Any], names: Iterable[str], headline: str) -
 
 
 def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
-    rows = np.array(gate_rows(questions, traces), dtype=float).reshape(-1, 2)
-    both = len(set(rows[:, 1])) == 2
+    decided = [question for question in questions if gate_rows([question], traces)]
+    rows = np.array(gate_rows(decided, traces), dtype=float).reshape(-1, 2)
     return {
-        "accuracy": mean((rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
-        "auroc": score_rows(rows, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=rows[:, 1]) if both else None,
+        "accuracy": mean(decided, (rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
+        "auroc": auroc(decided, rows, seed),
     }
 
 
-def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
-    look_alike = [trace for trace in traces if any(map(_is_look_alike, trace.passages))]
-    attributes = sorted({a for t in traces for p in t.passages if (a := attribute_of(p.source)) and a != SEVERAL})
+def _relevance(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any]:
+    passages = [passage for question in questions for passage in traces[question.id].passages]
+    attributes = sorted({a for p in passages if (a := attribute_of(p.source)) and a != SEVERAL})
+
+    def judged(negative: Callable[[PassageTrace], bool], statistic: Statistic) -> Score | None:
+        counted = [(q, row) for q in questions if (row := _judged(traces[q.id], negative))]
+        return score_rows([q for q, _ in counted], np.array([row for _, row in counted], float), seed, statistic)
+
     return {
-        "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
-        "look_alikes": _balanced(look_alike, _is_look_alike, seed),
-        "by_attribute": {
-            name: score_rows(_judged(traces, _differs_in(name)), seed, lambda r: float(r[:, 2].sum() / r[:, 3].sum()))
-            for name in attributes
-        },
+        "within_article": judged(lambda p: p.source == "same_article", _balanced),
+        "look_alikes": judged(lambda p: attribute_of(p.source) is not None, _balanced),
+        "by_attribute": {name: judged(_differs_in(name), _rejected) for name in attributes},
     }
-
-
-def _is_look_alike(passage: PassageTrace) -> bool:
-    return attribute_of(passage.source) is not None
 
 
 def _differs_in(attribute: str) -> Callable[[PassageTrace], bool]:
     return lambda passage: attribute_of(passage.source) == attribute
 
 
-def _judged(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool]) -> np.ndarray:
-    """Count gold passages accepted, gold passages, negatives rejected and negatives; shape (questions, 4)."""
-    rows = []
-    for trace in traces:
-        gold = [p.relevant for p in trace.passages if p.source == "gold"]
-        others = [not p.relevant for p in trace.passages if negative(p)]
-        if gold and others:
-            rows.append((sum(gold), len(gold), sum(others), len(others)))
-    return np.array(rows, dtype=float).reshape(-1, 4)
+def _judged(trace: Trace, negative: Callable[[PassageTrace], bool]) -> tuple[int, int, int, int] | None:
+    """Count gold passages accepted, gold passages, negatives rejected and negatives; None without gold or negatives."""
+    gold = [p.relevant for p in trace.passages if p.source == "gold"]
+    others = [not p.relevant for p in trace.passages if negative(p)]
+    return (sum(gold), len(gold), sum(others), len(others)) if gold and others else None
 
 
-def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
-    """Return the mean of the shares of gold passages accepted and of negatives rejected; resampled by question."""
-    rows = _judged(traces, negative)
-    return score_rows(rows, seed, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2)
+def _rejected(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the share of negatives rejected, of rows of `_judged`."""
+    return (weights @ rows[:, 2]) / (weights @ rows[:, 3])
+
+
+def _balanced(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the mean of the shares of gold passages accepted and of negatives rejected."""
+    return ((weights @ rows[:, 0]) / (weights @ rows[:, 1]) + _rejected(rows, weights)) / 2
 
 
 def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
     known = [q for q in questions if q.id in traces and q.entity_ids and not traces[q.id].error]
     found = [([hit.entry_id for hit in traces[q.id].hits], q.entity_ids) for q in known]
-    return {f"article_recall@{k}": mean([article_recall_at_k(*row, k) for row in found], seed) for k in (1, 5)}
+    return {f"article_recall@{k}": mean(known, [article_recall_at_k(*row, k) for row in found], seed) for k in (1, 5)}
 
 
 def _rankings(
@@ -213,7 +211,7 @@ def _by_split(
 ) -> dict[str, Score | None]:
     known = [q for q in questions if q.is_knowledge_based is not False and measure.has_truth(q)]
     splits = sorted({q.split for q in known})
-    return {split: mean(measure.correct([q for q in known if q.split == split], traces), seed) for split in splits}
+    return {split: measure.mean([q for q in known if q.split == split], traces, seed) for split in splits}
 
 
 def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:

@@ -17,6 +17,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.metrics.reporting.breakdown import Score, mean
+from reflectune.metrics.reporting.intervals import units
 from reflectune.metrics.reporting.retrieval import (
     article_recall_at_k,
     overlap_at_k,
@@ -63,8 +64,9 @@ def measure_entries(
         progress: Show a progress bar over queries.
 
     Returns:
-        By split `left_out`; `nothing_found`, the number of questions without an entry in the first search; and under
-        `searches`, by name, `article_recall@k`, `mrr` and, with `exact`, `overlap@k`, each a score.
+        By split `resampled` (see `units`); `left_out`; `nothing_found`, the number of questions without an entry in the
+        first search; and under `searches`, by name, `article_recall@k`, `mrr` and, with `exact`, `overlap@k`, each a
+        score.
 
     Raises:
         UserError: No question names an entry of the knowledge base, a picture is bad, or a text is missing.
@@ -92,6 +94,7 @@ def measure_entries(
         queries_of_split = [_asked(question, with_texts) for question in in_split]
         lists = {key: [ids_by_query[query] for query in queries_of_split] for key, ids_by_query in ranked.items()}
         figures[split] = {
+            "resampled": units(in_split),
             "left_out": sum(question.split == split for question in questions) - len(in_split),
             "nothing_found": sum(not ids for ids in lists[next(iter(searches)), False]),
             "searches": {
@@ -99,7 +102,7 @@ def measure_entries(
                     **_entry_scores(in_split, lists[name, False], depths, seed),
                     **{
                         f"overlap@{k}": mean(
-                            list(map(overlap_at_k, lists[name, False], lists[name, True], repeat(k))), seed
+                            in_split, list(map(overlap_at_k, lists[name, False], lists[name, True], repeat(k))), seed
                         )
                         for k in (depths if exact else ())
                     },
@@ -134,8 +137,8 @@ def measure_passages(
         progress: Show a progress bar over questions.
 
     Returns:
-        By split `questions`, `without_evidence`, `without_answers`, and under `scores` `passage_recall@k`, `prr@k` and,
-        with `exact`, `overlap@k`, each a score; None if it is over no question.
+        By split `resampled`, `questions`, `without_evidence`, `without_answers`, and under `scores`
+        `passage_recall@k`, `prr@k` and, with `exact`, `overlap@k`, each a score; None if it is over no question.
     """
     rows: list[_Found] = []
     with progress_bar(total=len(questions), unit=" questions", desc="searching", disable=not progress) as bar:
@@ -150,11 +153,15 @@ def measure_passages(
         in_split = [row for row in rows if row.question.split == split]
         evident = [row for row in in_split if any(evidence.entry_id in knowledge for evidence in row.question.evidence)]
         answered = [row for row in in_split if row.question.answers]
-        scores = {f"passage_recall@{k}": mean([row.recall(k) for row in evident], seed) for k in depths}
-        scores |= {f"prr@{k}": mean([row.prr(k) for row in answered], seed) for k in depths}
-        if exact:
-            scores |= {f"overlap@{k}": mean([row.overlap(k) for row in in_split], seed) for k in depths}
+        kinds = [("passage_recall", _Found.recall, evident), ("prr", _Found.prr, answered)]
+        kinds += [("overlap", _Found.overlap, in_split)] if exact else []
+        scores = {
+            f"{name}@{k}": mean([row.question for row in found], [measure(row, k) for row in found], seed)
+            for name, measure, found in kinds
+            for k in depths
+        }
         figures[split] = {
+            "resampled": units([row.question for row in in_split]),
             "questions": len(in_split),
             "without_evidence": len(in_split) - len(evident),
             "without_answers": len(in_split) - len(answered),
@@ -192,9 +199,10 @@ def _entry_scores(
 ) -> Scores:
     pairs = [(ids, question.entity_ids) for ids, question in zip(ranked, questions, strict=True)]
     recalls = {
-        f"article_recall@{k}": mean([article_recall_at_k(ids, gold, k) for ids, gold in pairs], seed) for k in depths
+        f"article_recall@{k}": mean(questions, [article_recall_at_k(ids, gold, k) for ids, gold in pairs], seed)
+        for k in depths
     }
-    return {**recalls, "mrr": mean([reciprocal_rank(ids, gold) for ids, gold in pairs], seed)}
+    return {**recalls, "mrr": mean(questions, [reciprocal_rank(ids, gold) for ids, gold in pairs], seed)}
 
 
 def entry_tables(figures: Figures, searched_by: str) -> Iterator[str]:
@@ -209,7 +217,7 @@ def entry_tables(figures: Figures, searched_by: str) -> Iterator[str]:
         counted = first["mrr"]["n"] if first["mrr"] else 0
         notes = f"; {record['left_out']:,} without a gold entry left out" if record["left_out"] else ""
         notes += f"; for {record['nothing_found']:,} nothing is found" if record["nothing_found"] else ""
-        yield f"{split}: {counted:,} questions{notes}"
+        yield f"{split}: {counted:,} questions, intervals over {record['resampled']}{notes}"
         yield from _table(searched_by, record["searches"], ("article_recall@", "mrr"))
         yield from _table(searched_by, record["searches"], ("overlap@",))
 
@@ -224,7 +232,8 @@ def passage_tables(figures: Figures, index: str) -> Iterator[str]:
     for split, record in figures.items():
         notes = f"; {record['without_evidence']:,} without evidence" if record["without_evidence"] else ""
         notes += f"; {record['without_answers']:,} without answers" if record["without_answers"] else ""
-        yield f"{split}: passages for the words of {record['questions']:,} questions{notes}"
+        counted = f"{record['questions']:,} questions, intervals over {record['resampled']}"
+        yield f"{split}: passages for the words of {counted}{notes}"
         for start in ("passage_recall@", "prr@", "overlap@"):
             yield from _table("text_index", {index: record["scores"]}, (start,))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,8 @@ from reflectune.inference.pipelines.diagnostics import STATING
 from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
-from reflectune.metrics.reporting import gates
-from reflectune.metrics.reporting.breakdown import OVERALL, Score, mean, score_rows
-from reflectune.metrics.reporting.intervals import Batched
+from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, mean, score_rows
+from reflectune.metrics.reporting.gates import weighted_calibration_error
 
 Scopes = Mapping[str, Callable[[Question], bool]]
 """Questions of a number by scope: `overall`, all of them, and the columns of the metric's table."""
@@ -48,17 +48,18 @@ def reflection(
     known = [q for q in measure.official(questions) if q.id in judged]
     every = [*known, *(q for q in measure.visual(questions) if q.id in judged)]
     scopes: Scopes = {OVERALL: lambda question: True} | {column.name: column.holds for column in measure.columns(known)}
-    answered = [trace for trace in answers.values() if not trace.error]
+    answered = [q for q in questions if q.id in answers and not answers[q.id].error]
+
+    def ret(scope_questions: Sequence[Question]) -> dict[str, Score | None]:
+        decided = [(q, *row) for q in scope_questions for row in ret_rows([q], traces, measure)]
+        return _ret([q for q, *_ in decided], [(gate, wrong) for _, gate, wrong in decided], gamma, seed)
+
     return {
-        "ret": _by_scope(
-            every, scopes, lambda scope_questions: _ret(ret_rows(scope_questions, traces, measure), gamma, seed)
-        ),
-        "ret_knowledge": _by_scope(
-            known, scopes, lambda scope_questions: _ret(ret_rows(scope_questions, traces, measure), gamma, seed)
-        ),
-        "srt": _by_scope(known, scopes, lambda scope_questions: _srt([judged[q.id] for q in scope_questions], seed)),
-        "retrieved": mean([float(trace.retrieved) for trace in answered], seed),
-        "mct": _mct(answered),
+        "ret": _by_scope(every, scopes, ret),
+        "ret_knowledge": _by_scope(known, scopes, ret),
+        "srt": _by_scope(known, scopes, lambda scope_questions: _srt(scope_questions, judged, seed)),
+        "retrieved": mean(answered, [float(answers[q.id].retrieved) for q in answered], seed),
+        "mct": _mct(answers[q.id] for q in answered),
     }
 
 
@@ -90,37 +91,27 @@ def _by_scope(
     return {scope: numbers([q for q in questions if belongs(q)]) for scope, belongs in scopes.items()}
 
 
-def _ret(gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
+def _ret(
+    questions: Sequence[Question], gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: int
+) -> dict[str, Score | None]:
     rows = np.array(gates_and_errors, dtype=float).reshape(-1, 2)
     decided = np.array(ret_decisions(gates_and_errors), dtype=float).reshape(-1, 2)
-    both = len(set(decided[:, 1])) == 2
     return {
-        "auroc": score_rows(decided, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=decided[:, 1])
-        if both
-        else None,
-        "accuracy": mean((decided[:, 0] > gamma) == (decided[:, 1] == 1), seed),
-        "calibration_error": score_rows(rows, seed, CALIBRATION_ERROR),
-        "base_wrong": mean(rows[:, 1], seed),
+        "auroc": auroc(questions, decided, seed),
+        "accuracy": mean(questions, (decided[:, 0] > gamma) == (decided[:, 1] == 1), seed),
+        "calibration_error": score_rows(questions, rows, seed, weighted_calibration_error),
+        "base_wrong": mean(questions, rows[:, 1], seed),
     }
 
 
-def _calibration_errors(resamples: np.ndarray) -> np.ndarray:
-    there = ~np.isnan(resamples[..., 0])
-    rows = resamples[there]
-    return gates.calibration_errors(rows[:, 0], rows[:, 1], np.nonzero(there)[0])
-
-
-CALIBRATION_ERROR = Batched(lambda rows: float(_calibration_errors(rows[None])[0]), _calibration_errors)
-"""Calibration error of (probability, outcome): shape (questions, 2), or (questions, decisions, 2) padded with NaN."""
-
-
-def _srt(traces: Sequence[Trace], seed: int) -> dict[str, Score | None]:
-    retrieved = [_states(trace, range(len(trace.passages))) for trace in traces]
-    stating = [trace for trace, states_answer in zip(traces, retrieved, strict=True) if states_answer]
+def _srt(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+    retrieved = [_states(traces[q.id], range(len(traces[q.id].passages))) for q in questions]
+    stating = list(compress(questions, retrieved))
+    first = [by_relevance([p.s_rel for p in traces[q.id].passages])[:1] for q in stating]
     return {
-        "stating_retrieved": mean(retrieved, seed),
-        "stating_first": mean([_states(t, by_relevance([p.s_rel for p in t.passages])[:1]) for t in stating], seed),
-        "stating_first_retriever": mean([_states(trace, [0]) for trace in stating], seed),
+        "stating_retrieved": mean(questions, retrieved, seed),
+        "stating_first": mean(stating, [_states(traces[q.id], at) for q, at in zip(stating, first, strict=True)], seed),
+        "stating_first_retriever": mean(stating, [_states(traces[q.id], [0]) for q in stating], seed),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from reflectune.inference.trace import Trace
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.reporting import breakdown as tables
 from reflectune.metrics.reporting.breakdown import CAPTIONS, OVERALL, Column, Score
-from reflectune.metrics.reporting.intervals import paired_bootstrap
 from reflectune.metrics.scoring.registry import has_truth
 from reflectune.metrics.scoring.scoring import Answered, score_answers
 
@@ -99,6 +99,11 @@ class TraceScorer:
         """Return `correctness` of the questions that have a trace, in order."""
         return [self.correctness(q, traces[q.id]) for q in questions if q.id in traces]
 
+    def mean(self, questions: Iterable[Question], traces: Mapping[str, Trace], seed: int) -> Score | None:
+        """Return the mean `correctness` of the questions that have a trace, with its interval."""
+        answered = [question for question in questions if question.id in traces]
+        return tables.mean(answered, self.correct(answered, traces), seed)
+
     def has_truth(self, question: Question) -> bool:
         """Return True if the data set has the truth that the metric compares with."""
         return has_truth(question, self.metric)
@@ -147,7 +152,7 @@ class TraceScorer:
         seed: int,
         column: str = "",
     ) -> dict[str, Any] | None:
-        """Return the first minus the second, paired by question, with its interval; `of` names the score.
+        """Return the first minus the second, paired by question, with its interval over entities; `of` names the score.
 
         Args:
             questions: Questions that both answered.
@@ -164,11 +169,9 @@ class TraceScorer:
             (holds,) = (table_column.holds for table_column in self.columns(questions) if table_column.name == column)
             in_column = np.array([holds(question) for question in questions], dtype=bool)
             ours, theirs, number = ours[in_column], theirs[in_column], tables.Headline(column)
-        if not len(ours):
-            return None
-        pair = number.rows(ours), number.rows(theirs)
-        interval = paired_bootstrap(*pair, number.statistic, seed=seed, strata=number.half)
-        return {"value": interval.value, "low": interval.low, "high": interval.high, "n": len(ours), "of": number.name}
+            questions = list(compress(questions, in_column))
+        interval = number.estimate(questions, [ours], seed, [theirs])
+        return interval and {**interval, "of": number.name}
 
     def facts(self, questions: Sequence[Question]) -> dict[str, object]:
         """Return the metric's name, caption, and columns with their heads."""

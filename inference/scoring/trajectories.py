@@ -102,61 +102,55 @@ def _of_pipeline(questions: Sequence[Question], traces: Mapping[str, Trace], see
     last = max((step.iteration for question in questions for step in traces[question.id].steps), default=-1)
     bases = sorted({hit.base for q in questions for step in traces[q.id].steps for hit in step.found})
     records = {question.id: records_right(question, traces[question.id], last) for question in questions}
+    recorded = [question for question in questions if records[question.id]]
     return {
         "iterations": mean_if_all([traces[question.id].tokens.get("iterations") for question in questions]),
         "ended": dict(Counter(traces[question.id].ended for question in questions).most_common()),
         "by_iteration": [
             {
-                "article_recall": mean([found_until(q, traces[q.id], iteration) for q in known], seed),
+                "article_recall": mean(known, [found_until(q, traces[q.id], iteration) for q in known], seed),
                 "by_base": {
-                    base: mean([found_until(q, traces[q.id], iteration, base) for q in known], seed) for base in bases
+                    base: mean(known, [found_until(q, traces[q.id], iteration, base) for q in known], seed)
+                    for base in bases
                 },
-                "record": mean([records[q.id][iteration] for q in questions if records[q.id]], seed),
+                "record": mean(recorded, [records[q.id][iteration] for q in recorded], seed),
             }
             for iteration in range(last + 1)
         ],
         "gained": {
-            "article_recall": _less(
-                [found_until(q, traces[q.id], last) for q in known],
-                [found_until(q, traces[q.id], 0) for q in known],
-                seed,
+            "article_recall": mean(
+                known, [found_until(q, traces[q.id], last) - found_until(q, traces[q.id], 0) for q in known], seed
             )
             if last > 0
             else None,
-            "record": _less(
-                [right[-1] for right in records.values() if right],
-                [right[0] for right in records.values() if right],
-                seed,
-            )
+            "record": mean(recorded, [records[q.id][-1] - records[q.id][0] for q in recorded], seed)
             if last > 0
             else None,
             "bases": _joined(known, traces, last, bases, seed) if len(bases) > 1 else None,
         },
-        "asked": mean(_asked(questions, traces), seed),
-        "courses": _courses([right for right in records.values() if right]),
+        "asked": _asked(questions, traces, seed),
+        "courses": _courses([records[question.id] for question in recorded]),
     }
-
-
-def _less(later: Sequence[float], earlier: Sequence[float], seed: int) -> Score | None:
-    return mean([last - first for last, first in zip(later, earlier, strict=True)], seed)
 
 
 def _joined(
     questions: Sequence[Question], traces: Mapping[str, Trace], last: int, bases: Sequence[str], seed: int
 ) -> Score | None:
     """Return the recall of all knowledge bases minus that of the best one."""
-    alone = [[found_until(q, traces[q.id], last, base) for q in questions] for base in bases]
-    return _less([found_until(q, traces[q.id], last) for q in questions], max(alone, key=sum), seed)
+    best = max(([found_until(q, traces[q.id], last, base) for q in questions] for base in bases), key=sum)
+    gains = [found_until(q, traces[q.id], last) - alone for q, alone in zip(questions, best, strict=True)]
+    return mean(questions, gains, seed)
 
 
-def _asked(questions: Sequence[Question], traces: Mapping[str, Trace]) -> list[float]:
-    """Return the share of later searches with a query that the model wrote, of each trajectory that searches again."""
-    shares: list[float] = []
-    for question in questions:
-        steps = traces[question.id].steps
-        if later := [step for step in steps if step.operator == "search"][1:]:
-            shares.append(sum(_has_own_query(step, question, steps) for step in later) / len(later))
-    return shares
+def _asked(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> Score | None:
+    """Return the share of later searches with a query that the model wrote, mean over trajectories that have any."""
+    later = [(q, [step for step in traces[q.id].steps if step.operator == "search"][1:]) for q in questions]
+    searching = [(q, searches) for q, searches in later if searches]
+    shares = [
+        sum(_has_own_query(search, q, traces[q.id].steps) for search in searches) / len(searches)
+        for q, searches in searching
+    ]
+    return mean([q for q, _ in searching], shares, seed)
 
 
 def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> bool:

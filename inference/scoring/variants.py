@@ -34,7 +34,7 @@ def stop_rule(
 
     Returns:
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
-        share of iterations, with its interval over questions), `lost` (the score without the stop minus the score with
+        share of iterations, with its interval over entities), `lost` (the score without the stop minus the score with
         it, paired by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop
         minus that of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED`; `verdict` on both.
     """
@@ -44,7 +44,7 @@ def stop_rule(
     rows = np.array([(_records(stopping[q.id]), _records(fixed[q.id])) for q in both], dtype=float).reshape(-1, 2)
     if not len(rows) or not rows[:, 1].all():  # none was asked, or a trajectory was cut short before its first record
         return None
-    saved = score_rows(rows, seed, lambda r: float(1 - r[:, 0].sum() / r[:, 1].sum()))
+    saved = score_rows(both, rows, seed, lambda r, weights: 1 - (weights @ r[:, 0]) / (weights @ r[:, 1]))
     lost = measure.difference(both, measure.correct(both, fixed), measure.correct(both, stopping), seed)
     gained = _gained(both, traces, measure, seed)
     return {

@@ -134,7 +134,7 @@ def point_scores(results: GridOutcomes, point: str, seed: int) -> dict[str, Scor
     return {
         "accuracy": table[measure.headline(official)],
         **{name: score for name, score in table.items() if name != OVERALL},
-        "visual": mean(results.right(point, looked_at), seed),
+        "visual": mean(looked_at, results.right(point, looked_at), seed),
         "retrieval_rate": results.share(point, "retrieved", every),
         "retrieval_rate_official": results.share(point, "retrieved", official),
         "retrieval_rate_visual": results.share(point, "retrieved", looked_at),

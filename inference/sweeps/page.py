@@ -33,7 +33,8 @@ def write_page(folder: Path, outcomes: GridOutcomes, record: Record) -> None:
     passes = record["forward_passes"]
     lead = (
         f"{record['questions']} questions at {len(record['points'])} points of {record['pipeline']}, "
-        f"model {record['model']}. Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
+        f"model {record['model']}. Intervals over {record['resampled']}. "
+        f"Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
     )
     page = render(
         "inference/sweeps/templates/sweep.html",

@@ -20,6 +20,7 @@ from reflectune.inference.sweeps.outcomes import point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
+from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
 
 ELSEWHERE = frozenset(
@@ -66,6 +67,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
         "metric": measure.facts(measure.official(questions)),
         "questions": len(questions),
+        "resampled": units(questions),
         "seed": config.seed,
         "start": config.start(),
         "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},

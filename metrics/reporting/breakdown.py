@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
 from reflectune.core.types import Metric, Question
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.official.evqa import QUESTION_TYPES
-from reflectune.metrics.reporting.intervals import Batched, Statistic, bootstrap_interval
+from reflectune.metrics.reporting import gates
+from reflectune.metrics.reporting.intervals import Estimate, Statistic, average, entities, over_seeds
 from reflectune.metrics.scoring.registry import evqa_type
 
 Score = dict[str, float | int]
@@ -44,14 +45,36 @@ class Headline:
     half: np.ndarray | None = None
 
     @property
-    def statistic(self) -> Statistic | None:
-        """The score of the rows that `rows` makes; None is their mean."""
-        return None if self.half is None else _HARMONIC
+    def statistic(self) -> Statistic:
+        """The score of the rows that `rows` makes."""
+        return average if self.half is None else harmonic
 
     def rows(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """The rows that `statistic` takes, from one value per question."""
         scores = np.asarray(values, dtype=float)
         return scores if self.half is None else np.column_stack([self.half, scores])
+
+    def estimate(
+        self,
+        questions: Sequence[Question],
+        runs: Sequence[Sequence[float] | np.ndarray],
+        seed: int,
+        against: Sequence[Sequence[float] | np.ndarray] = (),
+    ) -> Score | None:
+        """Return the score's mean over training seeds with its interval over entities and seeds.
+
+        Args:
+            questions: The questions; None is returned without any.
+            runs: For each training seed one value per question.
+            seed: Seed of the resampling.
+            against: Another system's runs, whose mean is subtracted, in the same order.
+        """
+        if not questions:
+            return None
+        ours, theirs = ([self.rows(values) for values in side] for side in (runs, against))
+        clusters = entities(questions)
+        drawn = over_seeds(ours, self.statistic, theirs or None, seed=seed, strata=self.half, clusters=clusters)
+        return _score(drawn, questions)
 
 
 CAPTIONS: Mapping[Metric, str] = {
@@ -123,61 +146,63 @@ def breakdown(
     first = headline(metric, questions)
     table: dict[str, Score | None] = {OVERALL: None}
     if first.name == OVERALL:
-        table[OVERALL] = score_rows(first.rows(scores), seed, first.statistic, strata=first.half)
-    for column in columns(metric, questions):
-        table[column.name] = mean(scores[[column.holds(question) for question in questions]], seed)
-    return table
+        table[OVERALL] = first.estimate(questions, [scores], seed)
+    return table | {
+        column.name: _part(questions, scores, [column.holds(question) for question in questions], seed)
+        for column in columns(metric, questions)
+    }
 
 
-def by_label(values: np.ndarray, labels: Sequence[str], seed: int) -> dict[str, Any]:
+def by_label(
+    questions: Sequence[Question], values: np.ndarray, labels: Sequence[str], seed: int
+) -> dict[str, Score | None]:
     """The mean of the values of each label, with its interval."""
     names = np.array(labels)
-    return {str(name): mean(values[names == name], seed) for name in np.unique(names)}
+    return {str(name): _part(questions, values, names == name, seed) for name in np.unique(names)}
 
 
 def score_rows(
-    rows: np.ndarray, seed: int, statistic: Statistic | None = None, strata: np.ndarray | None = None
+    questions: Sequence[Question],
+    rows: np.ndarray,
+    seed: int,
+    statistic: Statistic = average,
+    strata: np.ndarray | None = None,
 ) -> Score | None:
-    """A statistic over rows (one a question; their mean if None) with its bootstrap interval over questions."""
+    """A statistic over rows, one a question, with its bootstrap interval over entities."""
     if not len(rows):
         return None
-    low, high = bootstrap_interval(rows, statistic, seed=seed, strata=strata)
-    value = rows.mean() if statistic is None else statistic(rows)
-    return {"value": float(value), "low": low, "high": high, "n": len(rows)}
+    return _score(over_seeds([rows], statistic, seed=seed, strata=strata, clusters=entities(questions)), questions)
 
 
-def mean(values: Sequence[float] | np.ndarray, seed: int) -> Score | None:
-    """The mean of one value per question, with its interval."""
-    return score_rows(np.asarray(values, dtype=float), seed)
+def auroc(questions: Sequence[Question], rows: np.ndarray, seed: int) -> Score | None:
+    """AUROC of rows (probability, label); None unless both labels occur. Entities are drawn within each label."""
+    if len(set(rows[:, 1])) != 2:
+        return None
+    return score_rows(questions, rows, seed, gates.weighted_auroc, strata=rows[:, 1])
 
 
-def harmonic(rows: np.ndarray) -> float:
-    """InfoSeek's overall score, unrounded, of rows (is unseen question, score)."""
+def mean(questions: Sequence[Question], values: Sequence[float] | np.ndarray, seed: int) -> Score | None:
+    """The mean of one value per question, with its interval over entities."""
+    return score_rows(questions, np.asarray(values, dtype=float), seed)
+
+
+def harmonic(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """InfoSeek's overall score, unrounded, of rows (is unseen question, score) in each resample."""
     unseen = rows[:, 0] == 1
-    return infoseek.overall(_average(rows[unseen, 1]), _average(rows[~unseen, 1]))
-
-
-def _harmonics(resamples: np.ndarray) -> np.ndarray:
-    """`harmonic` of each resample, shape (resamples, questions, 2)."""
-    unseen = resamples[..., 0] == 1
-    if (unseen != unseen[0]).any():  # drawn without regard to the halves
-        return np.array([harmonic(rows) for rows in resamples])
-    question, entity = (_averages(resamples[..., 1][:, half]) for half in (unseen[0], ~unseen[0]))
+    question, entity = (average(rows[half, 1], weights[:, half]) for half in (unseen, ~unseen))
     total = question + entity
     return np.divide(2 * question * entity, total, out=np.zeros_like(total), where=total != 0)
 
 
-_HARMONIC = Batched(harmonic, _harmonics)
+def _part(
+    questions: Sequence[Question], values: np.ndarray, chosen: Sequence[bool] | np.ndarray, seed: int
+) -> Score | None:
+    """The mean over the chosen questions."""
+    return mean(list(compress(questions, chosen)), values[np.asarray(chosen, dtype=bool)], seed)
 
 
-def _averages(values: np.ndarray) -> np.ndarray:
-    if not values.shape[1]:
-        return np.zeros(len(values))
-    return np.ascontiguousarray(values).mean(axis=1)  # summed in the order of one row alone
-
-
-def _average(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
+def _score(estimate: Estimate, questions: Sequence[Question]) -> Score:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": len(questions)}
 
 
 def _is(of: Callable[[Question], str], value: str) -> Callable[[Question], bool]:

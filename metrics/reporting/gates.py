@@ -29,11 +29,19 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     values, numbers = _pair(scores, labels, float)
     truth = numbers.astype(bool)
     _both(truth)
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    positives = int(truth.sum())
-    pairs = positives * (len(truth) - positives)
-    return float((ranks[truth].sum() - positives * (positives + 1) / 2) / pairs)
+    return float(weighted_auroc(np.column_stack([values, truth]), np.ones((1, len(values))))[0])
+
+
+def weighted_auroc(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the `auroc` of rows (score, label), shape (items, 2), under weights of shape (resamples, items)."""
+    order = np.argsort(rows[:, 0], kind="stable")
+    starts = np.flatnonzero(np.diff(rows[order, 0], prepend=-np.inf))
+    truth = rows[:, 1].astype(bool)
+    positive, negative = (
+        np.add.reduceat((weights * side)[:, order], starts, axis=1) for side in (truth, ~truth)
+    )  # by distinct score, rising
+    wins = (positive * (np.cumsum(negative, axis=1) - negative / 2)).sum(axis=1)
+    return wins / (positive.sum(axis=1) * negative.sum(axis=1))
 
 
 def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bins: int = 10) -> float:
@@ -44,24 +52,24 @@ def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bi
         outcomes: In [0, 1]; usually 0 or 1.
         bins: Number of bins.
     """
-    return float(calibration_errors(probabilities, outcomes, np.zeros(len(np.ravel(probabilities)), int), bins)[0])
+    values, truth = _pair(probabilities, outcomes, float)
+    return float(weighted_calibration_error(np.column_stack([values, truth]), np.ones((1, len(values))), bins)[0])
 
 
-def calibration_errors(probabilities: ArrayLike, outcomes: ArrayLike, groups: np.ndarray, bins: int = 10) -> np.ndarray:
-    """Return the `expected_calibration_error` of each group of items, shape (groups,).
+def weighted_calibration_error(rows: np.ndarray, weights: np.ndarray, bins: int = 10) -> np.ndarray:
+    """Return the `expected_calibration_error` of weighted questions, shape (resamples,).
 
     Args:
-        probabilities: See `expected_calibration_error`; so are the outcomes and bins.
-        outcomes: One an item.
-        groups: Number of each item's group, from 0.
+        rows: (probability, outcome): shape (questions, 2), or (questions, decisions, 2) padded with NaN.
+        weights: Shape (resamples, questions).
         bins: Number of bins.
     """
-    values, truth = _pair(probabilities, outcomes, float)
+    there = ~np.isnan(rows[..., 0])
+    question, (values, truth) = np.nonzero(there)[0], rows[there].T
     _probable(values)
-    sizes = np.bincount(groups)
-    places = np.minimum((values * bins).astype(int), bins - 1) + bins * groups
-    gaps = np.bincount(places, weights=values - truth, minlength=bins * len(sizes)).reshape(-1, bins)
-    return np.abs(gaps).sum(axis=1) / sizes
+    places = np.minimum((values * bins).astype(int), bins - 1) + bins * question
+    gaps = np.bincount(places, weights=values - truth, minlength=bins * len(rows)).reshape(-1, bins)
+    return np.abs(weights @ gaps).sum(axis=1) / (weights @ np.bincount(question, minlength=len(rows)))
 
 
 def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:

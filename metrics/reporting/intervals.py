@@ -1,66 +1,84 @@
-"""Bootstrap intervals by question (Efron's percentile method) and a paired permutation test, both seeded."""
+"""Bootstrap intervals over entities (Efron's percentile method) and a paired permutation test, both seeded.
+
+Questions about one entity succeed or fail together, since retrieval finds its article or misses it. Resamples therefore
+draw entities with all their questions (cluster bootstrap), and the permutation test swaps whole entities.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-Statistic = Callable[[np.ndarray], float]
+from reflectune.core.types import Question
 
+Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Map rows, shape (questions, …), and weights, shape (resamples, questions), to one number a resample.
 
-@dataclass(frozen=True)
-class Batched:
-    """A statistic that many resamples at once are quicker for than one after another.
-
-    Attributes:
-        of_one: The statistic of rows, shape (questions, …).
-        of_many: The same numbers, to the last digit, of each resample, shape (resamples, questions, …).
-    """
-
-    of_one: Statistic
-    of_many: Callable[[np.ndarray], np.ndarray]
-
-    def __call__(self, rows: np.ndarray) -> float:
-        """The statistic of rows."""
-        return self.of_one(rows)
-
+A row's weight is the number of times that it was drawn. Weights of 1 give the number of the rows themselves.
+"""
 
 RESAMPLES = 1000
 LEVEL = 0.95
 
-INDICES_AT_ONCE = 4_000_000
-"""Bounds memory at 32 MB of indices. Results of a seed depend on it."""
-
-VALUES_AT_ONCE = 1_000_000
-"""Bounds the resampled rows that a `Batched` statistic is given, at 8 MB."""
+WEIGHTS_AT_ONCE = 4_000_000
+"""Bounds memory at 32 MB of weights. Results of a seed depend on it."""
 
 _ROUNDING = 1e-12
 """Two sums of the same numbers in another order may differ by this much."""
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A number, or the difference of two systems, with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def entities(questions: Iterable[Question]) -> list[str]:
+    """Return each question's cluster: its first gold entity, the one pictured, or its own id without an entity."""
+    return [question.entity_ids[0] if question.entity_ids else question.id for question in questions]
+
+
+def units(questions: Sequence[Question]) -> str:
+    """Return the units that intervals over these questions resample, e.g. `211 entities` or `80 questions`."""
+    named = [question for question in questions if question.entity_ids]
+    counts = {"entities": len(set(entities(named))), "questions": len(questions) - len(named)}
+    return " and ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no questions"
+
+
+def average(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the weighted mean of values, shape (questions,), in each resample; 0 in one that drew none of them."""
+    total = weights.sum(axis=1)
+    return np.divide((weights * rows).sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
+
+
 def bootstrap_interval(
     values: ArrayLike,
-    statistic: Statistic | None = None,
+    statistic: Statistic = average,
     *,
     seed: int,
     n: int = RESAMPLES,
     level: float = LEVEL,
     strata: ArrayLike | None = None,
+    clusters: ArrayLike | None = None,
 ) -> tuple[float, float]:
     """Return the percentile interval of a statistic over questions.
 
     Args:
         values: One row a question, shape (questions, …).
-        statistic: Function of rows of that shape, e.g. the harmonic mean of two splits' means; None is the mean of 1-D
-            values, which is vectorized over resamples, as a `Batched` one is.
+        statistic: Function of rows of that shape, e.g. the harmonic mean of two splits' means.
         seed: Equal seeds give equal intervals.
         n: Number of resamples.
         level: Share of resampled statistics in the interval.
-        strata: Label of each question, shape (questions,). Strata are resampled separately and keep their size, so a
-            statistic over splits never meets an empty one. None: one stratum.
+        strata: Label of each question, shape (questions,). Strata are resampled separately and keep their number of
+            clusters, so a statistic over splits never meets an empty one. None: one stratum.
+        clusters: Label of each question, shape (questions,), as `entities` returns. A resample draws as many clusters
+            of a stratum as it has, with replacement, each with all its questions. None: every question by itself.
 
     Returns:
         (low, high).
@@ -68,31 +86,21 @@ def bootstrap_interval(
     Raises:
         ValueError: No question is given, or the statistic is not finite on some resample.
     """
-    drawn = _resampled(np.asarray(values), statistic, seed, n, strata)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two systems on the same questions, its interval, and the share of resamples where it is ≤ 0."""
-
-    value: float
-    low: float
-    high: float
-    share_not_above: float
+    estimate = over_seeds([values], statistic, seed=seed, n=n, level=level, strata=strata, clusters=clusters)
+    return estimate.low, estimate.high
 
 
 def paired_bootstrap(
     first: ArrayLike,
     second: ArrayLike,
-    statistic: Statistic | None = None,
+    statistic: Statistic = average,
     *,
     seed: int,
     n: int = RESAMPLES,
     level: float = LEVEL,
     strata: ArrayLike | None = None,
-) -> Difference:
+    clusters: ArrayLike | None = None,
+) -> Estimate:
     """`statistic(first) - statistic(second)`, both taken on the same resampled questions.
 
     Args:
@@ -100,89 +108,135 @@ def paired_bootstrap(
         second: The other system's, same shape and order of questions.
         statistic: See `bootstrap_interval`; so are the other arguments.
     """
-    a, b = np.asarray(first), np.asarray(second)
-    if a.shape != b.shape:
-        raise ValueError(f"expected both systems on the same questions, found shapes {a.shape} and {b.shape}")
-    drawn = _resampled(a, statistic, seed, n, strata) - _resampled(b, statistic, seed, n, strata)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    measure = statistic or _mean
-    return Difference(measure(a) - measure(b), float(low), float(high), float((drawn <= 0).mean()))
+    return over_seeds([first], statistic, [second], seed=seed, n=n, level=level, strata=strata, clusters=clusters)
+
+
+def over_seeds(
+    runs: Sequence[ArrayLike],
+    statistic: Statistic = average,
+    against: Sequence[ArrayLike] | None = None,
+    *,
+    seed: int,
+    n: int = RESAMPLES,
+    level: float = LEVEL,
+    strata: ArrayLike | None = None,
+    clusters: ArrayLike | None = None,
+) -> Estimate:
+    """Return the mean of a statistic over training seeds, or of a difference, with an interval over seeds and entities.
+
+    Each resample draws as many seeds as there are, with replacement, and one set of entities for all of them, since the
+    luck of a set of questions is the same for every seed.
+
+    Args:
+        runs: One run of a system for each seed, with one row a question, shape (questions, …).
+        statistic: See `bootstrap_interval`; so are the other arguments.
+        against: The other system's runs in the same order of seeds; its statistic is subtracted.
+    """
+    rows = [np.asarray(run, dtype=float) for run in runs]
+    others = [np.asarray(run, dtype=float) for run in against or ()]
+    shapes = {run.shape for run in (*rows, *others)}
+    if len(shapes) != 1 or (against is not None and len(others) != len(rows)):
+        raise ValueError(f"expected all systems on the same questions and seeds, found shapes {sorted(shapes)}")
+
+    def measured(weights: np.ndarray) -> np.ndarray:
+        """The statistic of each seed in each resample, shape (seeds, resamples)."""
+        numbers = np.stack([statistic(run, weights) for run in rows])
+        return numbers - np.stack([statistic(run, weights) for run in others]) if others else numbers
+
+    _check(rows[0], statistic, n)
+    generator = np.random.default_rng(seed)
+    drawn = np.concatenate([measured(w) for w in draw_weights(len(rows[0]), generator, n, strata, clusters)], axis=1)
+    if len(rows) > 1:
+        drawn = np.take_along_axis(drawn, generator.integers(len(rows), size=drawn.shape), axis=0)
+    means = drawn.mean(axis=0)
+    if not np.isfinite(means).all():
+        raise ValueError("the statistic is not finite on some resamples: give strata, or mind empty groups in it")
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    value = measured(np.ones((1, len(rows[0])))).mean()
+    return Estimate(float(value), float(low), float(high))
 
 
 def permutation_test(
-    first: ArrayLike, second: ArrayLike, statistic: Statistic | None = None, *, seed: int, n: int = RESAMPLES
+    first: ArrayLike,
+    second: ArrayLike,
+    statistic: Statistic = average,
+    *,
+    seed: int,
+    n: int = RESAMPLES,
+    clusters: ArrayLike | None = None,
 ) -> float:
     """Return the two-sided p-value of `statistic(first) - statistic(second)` under exchangeable systems.
 
-    Each resample swaps the two systems' rows on each question with probability 1/2; p is (1 + resamples that differ at
+    Each resample swaps the two systems' rows on each cluster with probability 1/2; p is (1 + resamples that differ at
     least as much) / (1 + n), so it is never 0. Strata make no difference.
 
     Args:
         first: One row a question, shape (questions, …).
         second: The other system's, same shape and order of questions.
-        statistic: Function of rows of that shape; None is the mean of 1-D values, which is vectorized over resamples.
+        statistic: Function of rows of that shape.
         seed: Equal seeds give equal p.
         n: Number of resamples.
+        clusters: See `bootstrap_interval`.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"expected both systems on the same questions, found shapes {a.shape} and {b.shape}")
-    if not len(a) or n < 1:
-        raise ValueError(f"expected at least one question and one resample, found {len(a)} and {n}")
-    if statistic is None and a.ndim != 1:
-        raise ValueError(f"expected 1-D values to average, found shape {a.shape}; give a statistic")
-    measure = statistic or _mean
-    observed = abs(measure(a) - measure(b))
+    _check(a, statistic, n)
+    once = np.ones((1, len(a)))
+    observed = abs(statistic(a, once) - statistic(b, once))[0]
     generator = np.random.default_rng(seed)
+    members = _numbered(clusters, len(a))
     as_much = 0
-    for start in range(0, n, block := max(1, INDICES_AT_ONCE // len(a))):
-        swapped = generator.random((min(block, n - start), len(a))) < 0.5
-        if statistic is None:
+    for start in range(0, n, block := max(1, WEIGHTS_AT_ONCE // len(a))):
+        swapped = (generator.random((min(block, n - start), members.max() + 1)) < 0.5)[:, members]
+        if statistic is average:
             differences = np.where(swapped, b - a, a - b).mean(axis=1)
         else:
             pairs = (swap.reshape(-1, *(1,) * (a.ndim - 1)) for swap in swapped)
-            differences = np.array([measure(np.where(s, b, a)) - measure(np.where(s, a, b)) for s in pairs])
+            both = ((np.where(s, b, a), np.where(s, a, b)) for s in pairs)
+            differences = np.array([(statistic(one, once) - statistic(other, once))[0] for one, other in both])
         as_much += int((abs(differences) >= observed - _ROUNDING).sum())
     return (1 + as_much) / (1 + n)
 
 
-def _resampled(
-    values: np.ndarray, statistic: Statistic | None, seed: int, n: int, strata: ArrayLike | None
-) -> np.ndarray:
-    """The statistic of each resample, shape (n,)."""
-    if not len(values) or n < 1:
-        raise ValueError(f"expected at least one question and one resample, found {len(values)} and {n}")
-    if statistic is None and values.ndim != 1:
-        raise ValueError(f"expected 1-D values to average, found shape {values.shape}; give a statistic")
-    labels = np.zeros(len(values), dtype=int) if strata is None else np.asarray(strata)
-    if labels.shape != (len(values),):
-        raise ValueError(f"expected one stratum a question, {len(values)} in all, found shape {labels.shape}")
-    parts = [_measured(values, rows, statistic) for rows in _draws(labels, seed, n)]
-    drawn = np.concatenate(parts).astype(float)
-    if not np.isfinite(drawn).all():
-        raise ValueError("the statistic is not finite on some resamples: give strata, or mind empty groups in it")
-    return drawn
+def draw_weights(
+    size: int,
+    generator: np.random.Generator,
+    n: int,
+    strata: ArrayLike | None = None,
+    clusters: ArrayLike | None = None,
+) -> Iterator[np.ndarray]:
+    """Yield how often `n` resamples draw each of `size` questions, in blocks of shape (resamples, questions).
 
-
-def _measured(values: np.ndarray, draws: np.ndarray, statistic: Statistic | None) -> np.ndarray:
-    """The statistic of each of these resamples, whose indices are of shape (resamples, questions)."""
-    if statistic is None:
-        return values[draws].mean(axis=1)
-    if isinstance(statistic, Batched):
-        step = max(1, VALUES_AT_ONCE // values.size)
-        return np.concatenate([statistic.of_many(values[draws[k : k + step]]) for k in range(0, len(draws), step)])
-    return np.array([statistic(values[row]) for row in draws])
-
-
-def _draws(labels: np.ndarray, seed: int, n: int) -> Iterator[np.ndarray]:
-    """Indices of resampled questions, in blocks of shape (resamples, questions)."""
-    generator = np.random.default_rng(seed)
-    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    block = max(1, INDICES_AT_ONCE // len(labels))
-    for start in range(0, n, block):
+    Args:
+        size: Number of questions.
+        generator: Source of the draws.
+        n: Number of resamples.
+        strata: See `bootstrap_interval`; so are the clusters.
+    """
+    stratum, cluster = _numbered(np.zeros(size) if strata is None else strata, size), _numbered(clusters, size)
+    places = [np.flatnonzero(stratum == number) for number in range(stratum.max() + 1)]
+    members = [np.unique(cluster[rows], return_inverse=True)[1] for rows in places]
+    for start in range(0, n, block := max(1, WEIGHTS_AT_ONCE // size)):
         count = min(block, n - start)
-        yield np.concatenate([rows[generator.integers(len(rows), size=(count, len(rows)))] for rows in members], axis=1)
+        weights = np.empty((count, size))
+        for rows, inside in zip(places, members, strict=True):
+            many = inside.max() + 1
+            drawn = generator.integers(many, size=(count, many)) + many * np.arange(count)[:, None]
+            weights[:, rows] = np.bincount(drawn.ravel(), minlength=count * many).reshape(count, many)[:, inside]
+        yield weights
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean())
+def _numbered(labels: ArrayLike | None, size: int) -> np.ndarray:
+    """Return the labels as numbers from 0, in the labels' sorted order; each question its own label if None."""
+    names = np.arange(size) if labels is None else np.asarray(labels)
+    if names.shape != (size,):
+        raise ValueError(f"expected one stratum and one cluster a question, {size} in all, found shape {names.shape}")
+    return np.unique(names, return_inverse=True)[1]
+
+
+def _check(rows: np.ndarray, statistic: Statistic, n: int) -> None:
+    if not len(rows) or n < 1:
+        raise ValueError(f"expected at least one question and one resample, found {len(rows)} and {n}")
+    if statistic is average and rows.ndim != 1:
+        raise ValueError(f"expected 1-D values to average, found shape {rows.shape}; give a statistic")

@@ -11,6 +11,7 @@ from reflectune.core.types import Metric, Question
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.judging.judges import Judging, answer_to
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
+from reflectune.metrics.reporting.intervals import units
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring.predictions import read_predictions
 from reflectune.metrics.scoring.registry import Mode, evqa_candidate
@@ -61,6 +62,7 @@ def score_files(
         if file.layout != "echosight_retrieval":
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
+            run["resampled"] = units(scored[-1].questions)
             run["connected_lists"] = _connected_lists(joined, metric)
             run["unmatchable"] = (
                 sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
@@ -88,6 +90,8 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
             f"{counts['doubled']} doubled, {counts['unknown']} of no known question, {counts['left_out']} left out "
             "(they need no retrieval)"
         )
+        if "resampled" in run:
+            yield f"  in brackets 95 % intervals over {run['resampled']}"
         yield from _score_lines(run.get("scores", {}))
         if run.get("connected_lists"):
             yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"

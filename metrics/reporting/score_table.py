@@ -8,7 +8,7 @@ import numpy as np
 
 from reflectune.metrics.official import infoseek, pmsr
 from reflectune.metrics.reporting.breakdown import breakdown, by_label, columns, headline, kind
-from reflectune.metrics.reporting.intervals import paired_bootstrap, permutation_test
+from reflectune.metrics.reporting.intervals import entities, permutation_test
 from reflectune.metrics.reporting.retrieval import article_recall_at_k, reciprocal_rank
 from reflectune.metrics.scoring.predictions import PredictionFile
 from reflectune.metrics.scoring.scoring import Joined, Scored
@@ -33,8 +33,8 @@ def table(scored: Scored, seed: int) -> dict[str, Any]:
         kinds = [_KINDS.get(question.answer_type, "string") for question in questions]
         splits = [question.split for question in questions]
         scores["official_report"] = infoseek.percent_report(zip(splits, kinds, scored.values.tolist(), strict=True))
-    scores["by_split"] = by_label(scored.values, [question.split for question in questions], seed)
-    scores["by_type"] = by_label(scored.values, [kind(question, metric) for question in questions], seed)
+    scores["by_split"] = by_label(questions, scored.values, [question.split for question in questions], seed)
+    scores["by_type"] = by_label(questions, scored.values, [kind(question, metric) for question in questions], seed)
     if scored.too_long:
         scores["too_long_for_bem"] = list(scored.too_long)
     return scores
@@ -46,9 +46,9 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
     In `strict` mode those are all questions. A question answered twice counts by its first answer.
 
     Returns:
-        `of` (`overall`, or InfoSeek's only half), `value`, `low`, `high` (bootstrap by question), `p` (permutation
-        test, two-sided), `n`, and the numbers of questions on which the first is `better` and `worse`; all None or 0
-        without a common question.
+        `of` (`overall`, or InfoSeek's only half), `value`, `low`, `high` (bootstrap over entities), `p` (permutation
+        test by entity, two-sided), `n`, and the numbers of questions on which the first is `better` and `worse`; all
+        None or 0 without a common question.
     """
     values = [_first_values(scored) for scored in (first, second)]
     common = [key for key in values[0] if key in values[1]]
@@ -56,17 +56,13 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
         return {"of": None, "value": None, "low": None, "high": None, "p": None, "n": 0, "better": 0, "worse": 0}
     a, b = (np.array([score_by_id[key] for key in common]) for score_by_id in values)
     questions_by_id = {question.id: question for question in first.questions}
-    first_number = headline(first.metric, [questions_by_id[key] for key in common])
-    one, other = first_number.rows(a), first_number.rows(b)
-    difference = paired_bootstrap(one, other, first_number.statistic, seed=seed, strata=first_number.half)
-    p = permutation_test(one, other, first_number.statistic, seed=seed)
+    questions = [questions_by_id[key] for key in common]
+    number = headline(first.metric, questions)
+    one, other = number.rows(a), number.rows(b)
     return {
-        "of": first_number.name,
-        "value": difference.value,
-        "low": difference.low,
-        "high": difference.high,
-        "p": p,
-        "n": len(common),
+        "of": number.name,
+        **(number.estimate(questions, [a], seed, [b]) or {}),
+        "p": permutation_test(one, other, number.statistic, seed=seed, clusters=entities(questions)),
         "better": int((a > b).sum()),
         "worse": int((a < b).sum()),
     }

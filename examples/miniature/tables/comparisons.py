@@ -1,4 +1,4 @@
-"""Leads of one setting over another, over seeds and questions, and verdicts on claims."""
+"""Leads of one setting over another, over seeds and entities, and verdicts on claims."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.reporting.breakdown import harmonic
+from reflectune.metrics.reporting.intervals import average, draw_weights, entities
 
 Verdict = Literal["holds", "within noise", "does not hold", "not measured"]
-Draws = tuple[np.ndarray, np.ndarray]
 
 RESAMPLES = 2000
 """Resamples of a comparison; enough for the second digit of a 95 % interval."""
@@ -25,20 +25,30 @@ class SeedAnswers:
 
     Attributes:
         ids: Ids of the questions.
+        clusters: Entity of each question, which is drawn as a whole.
         unseen: True for questions of an unseen_question split, shape (questions,); all False if the score is the mean.
         right: Correctness, shape (questions,).
     """
 
     ids: tuple[str, ...]
+    clusters: Sequence[str]
     unseen: np.ndarray
     right: np.ndarray
 
     @property
     def score(self) -> float:
         """InfoSeek's overall score, the harmonic mean of two splits' means; the mean if there is one split."""
+        return float(self.scores(np.ones((1, len(self.ids))))[0])
+
+    def scores(self, weights: np.ndarray) -> np.ndarray:
+        """Return the score of each resample, whose weights have shape (resamples, questions)."""
         if self.unseen.all() or not self.unseen.any():
-            return float(self.right.mean())
-        return harmonic(np.column_stack([self.unseen, self.right]))
+            return average(self.right, weights)
+        return harmonic(np.column_stack([self.unseen, self.right]), weights)
+
+    def draw(self, generator: np.random.Generator, resamples: int) -> np.ndarray:
+        """Return the weights of resamples that draw the entities of each split."""
+        return np.concatenate(list(draw_weights(len(self.ids), generator, resamples, self.unseen, self.clusters)))
 
 
 @dataclass(frozen=True)
@@ -73,15 +83,16 @@ def answers(
         by_split: Use the official score over splits; else the mean over all questions.
     """
     unseen = np.array([by_split and infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
-    return SeedAnswers(tuple(f"{source}/{q.id}" for q in questions), unseen, np.asarray(right, dtype=float))
+    ids = tuple(f"{source}/{q.id}" for q in questions)
+    return SeedAnswers(ids, entities(questions), unseen, np.asarray(right, dtype=float))
 
 
 def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Comparison:
-    """Compute a weighted sum of settings' scores, mean over seeds, with an interval over seeds and questions.
+    """Compute a weighted sum of settings' scores, mean over seeds, with an interval over seeds and entities.
 
     `[(1, a), (-1, b)]` is the lead of a over b. Each resample draws as many seeds as there are, with replacement,
-    and the questions of each split of each seed. Where seeds were asked the same questions, they share the draw of
-    questions, since these questions' luck is the same in all of them.
+    and the entities of each split of each seed. Where seeds were asked the same questions, they share the draw of
+    entities, since these questions' luck is the same in all of them.
 
     Args:
         terms: All with the same seeds and questions.
@@ -96,11 +107,11 @@ def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Com
         raise ValueError("expected settings' answers to the same questions, with at least one seed")
     first = terms[0][1]
     generator = np.random.default_rng(seed)
-    common = _draws(first[0].unseen, generator, resamples)
+    common = first[0].draw(generator, resamples)
     drawn = []
     for number, seed_answers in enumerate(first):
-        draws = common if seed_answers.ids == first[0].ids else _draws(seed_answers.unseen, generator, resamples)
-        drawn.append(sum(weight * _scores(setting[number].right, draws) for weight, setting in terms))
+        weights = common if seed_answers.ids == first[0].ids else seed_answers.draw(generator, resamples)
+        drawn.append(sum(weight * setting[number].scores(weights) for weight, setting in terms))
     seeds = generator.integers(len(drawn), size=(len(drawn), resamples))
     means = np.take_along_axis(np.stack(drawn), seeds, axis=0).mean(axis=0)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -116,26 +127,3 @@ def verdict_of(comparisons: Sequence[Comparison]) -> Verdict:
     if "does not hold" in verdicts:
         return "does not hold"
     return "holds" if verdicts == {"holds"} else "within noise"
-
-
-def _draws(unseen: np.ndarray, generator: np.random.Generator, resamples: int) -> Draws:
-    """Draw positions of questions of each split, each of shape (resamples, questions of the split)."""
-
-    def draw(positions: np.ndarray) -> np.ndarray:
-        return (
-            positions[generator.integers(len(positions), size=(resamples, len(positions)))]
-            if len(positions)
-            else np.empty((resamples, 0))
-        )
-
-    return draw(np.flatnonzero(unseen)), draw(np.flatnonzero(~unseen))
-
-
-def _scores(right: np.ndarray, draws: Draws) -> np.ndarray:
-    """Return the score of each resample, shape (resamples,)."""
-    means = [right[rows].mean(axis=1) for rows in draws if rows.shape[1]]
-    if len(means) == 1:
-        return means[0]
-    one, other = means
-    total = one + other
-    return np.divide(2 * one * other, total, out=np.zeros_like(total), where=total > 0)

@@ -80,7 +80,8 @@ def test_the_least_loss_is_chosen() -> None:
     assert look.CaptionChoice(1.0, (1.5, 2.0), 3.0).is_right
     assert not look.CaptionChoice(1.0, (1.0, 2.0), 3.0).is_right
     choices = [look.CaptionChoice(own, (3.0 - own,) * 7, 3.0) for own in (1.0, 2.0)]
-    lines = look.caption_lines(choices, 2, 0)
+    captioned = [Question(name, "", "") for name in "ab"]
+    lines = look.caption_lines(captioned, choices, 2, 0)
     assert any(line.startswith("| own caption chosen out of 8 (chance 12.5 %) | 50.0 % [") for line in lines)
     assert "| loss of a caption, nats a token, under its own picture | 1.500 |" in lines
     assert "| under a different picture | 3.000 |" in lines

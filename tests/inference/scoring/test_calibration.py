@@ -56,8 +56,10 @@ def test_the_errors_are_those_of_the_gates_rows(gated, said) -> None:
     questions, _ = gated
     probabilities, labels = map(np.array, zip(*said, strict=True))
     gate = run(*gated)["gate"]
-    assert gate["ece"]["value"] == gates.expected_calibration_error(probabilities, labels)
-    each = bootstrap_interval(np.array(said), lambda rows: gates.expected_calibration_error(*rows.T), seed=0)
+    assert gate["ece"]["value"] == pytest.approx(gates.expected_calibration_error(probabilities, labels))
+    each = bootstrap_interval(
+        np.array(said), gates.weighted_calibration_error, seed=0, clusters=[q.entity_ids[0] for q in questions]
+    )
     assert (gate["ece"]["low"], gate["ece"]["high"]) == each
     assert gate["temperature"] == gates.fit_temperature(probabilities, labels)
     half = gates.halves([q.entity_ids[0] for q in questions])

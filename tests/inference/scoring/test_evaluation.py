@@ -1,12 +1,14 @@
 import dataclasses
+from collections import defaultdict
 
+import numpy as np
 import pytest
 
 from reflectune.inference.reading.ranking import RANKINGS, standing
 from reflectune.inference.report import tables, trajectories
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import TraceScorer
-from reflectune.inference.trace import by_question
+from reflectune.inference.trace import FoundPassage, Step, by_question
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
@@ -192,3 +194,62 @@ def test_answers_from_gold_come_from_the_tuned_and_the_base_model(make) -> None:
     base = [make.trace(0, "oracle_article", "oak"), make.trace(1, "oracle_article", "fir")]
     answer = run(questions, {"relevance": tuned, "oracle_article": base})["answer"]
     assert {name: score["value"] for name, score in answer.items()} == {"gold_passage": 1.0, "gold_article": 0.5}
+
+
+def search(iteration: int, *entries: tuple[str, str]) -> Step:
+    found = tuple(FoundPassage(f"{entry}#0.0", entry, base, 0, 1, 0.5) for entry, base in entries)
+    return Step("search", iteration, queries=("?",), found=found)
+
+
+def reason(iteration: int, text: str) -> Step:
+    return Step("reason", iteration, text=text)
+
+
+def drawn(make, times: int):
+    """A run of everything that is measured over 40 entities, each asked about `times` times with equal outcomes."""
+    draw, questions, traces = np.random.default_rng(0), [], defaultdict(list)
+    for place in range(40):
+        entity, right = f"e{place}", draw.integers(2, size=12).tolist()
+        known = place % 4 < 3
+        asked = {"split": (UQ, UE)[place % 2], "requires_retrieval": known, "entity_ids": (entity,)}
+        asked |= {"evidence": make.evidence(entity)}
+        sources = ("gold", "same_article", "look_alike:colour", "stating")
+        passages = tuple(
+            make.read(entity, k, rel=p, answer=("oak", "fir")[k % 2], ans=0.5, source=source)
+            for k, (p, source) in enumerate(zip(draw.random(4), sources, strict=True))
+        )
+        hits, gate = (make.hit(("other", entity)[right[0]], 0),), draw.random()
+        steps = (search(0, (("other", entity)[right[1]], "pairs")), reason(0, ("fir", "oak")[right[2]]))
+        steps += (search(1, (("other", entity)[right[3]], "texts")), reason(1, ("fir", "oak")[right[4]]))
+        more = {"relevance": {"passages": passages}, "retrieval": {"hits": hits}, "oracle_article": {}}
+        more |= {"mr2ag": {"gate": gate, "passages": passages, "retrieved": True}, "closed_book": {}}
+        more |= {"reflection": {"gate": gate, "passages": passages}, "naive_rag_article": {}}
+        more |= {"pmsr": {"steps": steps[: 2 + 2 * right[5]]}, "pmsr_fixed": {"steps": steps}}
+        for number in range(place, 40 * times, 40):
+            questions.append(make.question(number, **asked))
+            for name, (fields, ok) in zip(more, zip(more.values(), right[:9], strict=True), strict=True):
+                traces[name].append(make.trace(number, name, ("fir", "oak")[ok], **fields))
+    return questions, traces
+
+
+def intervals_of(record, path=()):
+    """Yield every value with its interval, by its place in a record."""
+    if isinstance(record, dict) and "low" in record:
+        yield path, [record[key] for key in ("value", "low", "high")]
+    elif isinstance(record, dict | list):
+        for key, value in record.items() if isinstance(record, dict) else enumerate(record):
+            yield from intervals_of(value, (*path, key))
+
+
+@pytest.mark.parametrize("metric", ["infoseek", "exact_match"])
+def test_asking_about_an_entity_again_narrows_no_interval(make, metric: str) -> None:
+    once, thrice = (run(*drawn(make, times), metric=metric) for times in (1, 3))
+    assert once["resampled"] == thrice["resampled"] == "30 entities"
+    found, again = dict(intervals_of(once)), dict(intervals_of(thrice))
+    assert {path[0] for path in found} >= {
+        *("pipelines", "gate", "relevance", "answer", "visual", "retrieval", "rankings", "reflection", "calibration"),
+        *("comparisons", "by_split", "trajectories", "stop_rule"),
+    }
+    assert found.keys() == again.keys()
+    assert [path for path in found if again[path] != pytest.approx(found[path])] == []
+    assert sum(low < high for _, low, high in found.values()) > 0.8 * len(found)

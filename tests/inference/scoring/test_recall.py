@@ -55,7 +55,7 @@ def test_entries_are_measured_by_search_with_the_overlap_of_an_exact_one(dataset
     assert values(record["searches"]["near"]) == pytest.approx({**recalls, **overlaps, "mrr": 0.25})
     assert values(record["searches"]["none"]) == dict.fromkeys((*recalls, *overlaps, "mrr"), 0.5)
     printed = "\n".join(entry_tables(figures, "title_weight"))
-    assert "val: 2 questions; 1 without a gold entry left out\n" in printed
+    assert "val: 2 questions, intervals over 2 entities; 1 without a gold entry left out\n" in printed
     assert "| title_weight | article_recall@1 | article_recall@4 | mrr |" in printed
     assert "| title_weight | overlap@1 | overlap@4 |" in printed
     assert "| near | 0.0 (0.0 to 0.0) | 50.0 (0.0 to 100.0) | 25.0 (0.0 to 50.0) |" in printed
@@ -119,7 +119,8 @@ def test_passages_are_measured_by_evidence_and_by_the_answers_text(dataset: Data
     assert other["passage_recall@1"] is None  # no question with evidence
     assert (other["prr@2"]["value"], other["overlap@2"]["value"]) == (0.0, 0.0)  # nothing found
     printed = "\n".join(passage_tables(figures, "texts"))
-    assert "val: passages for the words of 3 questions; 1 without evidence; 1 without answers" in printed
+    words = "the words of 3 questions, intervals over 3 questions; 1 without evidence; 1 without answers"
+    assert f"val: passages for {words}" in printed
     assert printed.count("| text_index | passage_recall@1 | passage_recall@2 |") == 1
     assert printed.count("| text_index | prr@1 | prr@2 |") == 2
 

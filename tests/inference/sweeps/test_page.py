@@ -80,6 +80,7 @@ def sweep(folder: Path, text: str) -> str:
         ],
         "metric": {"columns": {"overall": "overall", "unseen_entity": text}},
         "questions": 4,
+        "resampled": "3 entities",
         "forward_passes": {"made": 3, "saved": 9},
     }
     results: Any = SimpleNamespace(judgements=lambda kind: [CheckedProbability(kind, 0.5, True)])
@@ -90,6 +91,7 @@ def sweep(folder: Path, text: str) -> str:
 def test_the_page_shows_every_point_with_its_intervals(tmp_path: Path) -> None:
     page = sweep(tmp_path, "gamma=0.5")
     assert "4 questions at 1 points of mr2ag" in page
+    assert "Intervals over 3 entities." in page
     cells = '<td>50.0<span class="interval">25.0 to 75.0</span></td>' * 2 + "<td>–</td><td>0.125</td><td>3.250</td>"
     assert f'<th scope="row">gamma=0.5</th>{cells}' in page
     assert page.count("<figure") == len(list(tmp_path.glob("*.svg"))) == 3

@@ -41,8 +41,24 @@ def test_calibration_error_by_hand() -> None:
     assert gates.expected_calibration_error([0.05, 0.95], [1, 0]) == pytest.approx(0.95)  # gaps of either sign add up
     assert gates.expected_calibration_error([0.25] * 4, [0, 0, 0, 1]) == pytest.approx(0.0)
     assert gates.expected_calibration_error([0.0, 1.0], [1, 0], bins=1) == pytest.approx(0.0)
-    grouped = gates.calibration_errors([0.05, 0.25, 0.95, 0.25], [1, 0, 0, 0], np.array([0, 1, 0, 1]))
-    assert grouped.tolist() == pytest.approx([0.95, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "weighted"),
+    [(gates.auroc, gates.weighted_auroc), (gates.expected_calibration_error, gates.weighted_calibration_error)],
+)
+def test_a_weight_counts_a_row_so_often(of_rows, weighted) -> None:
+    generator = np.random.default_rng(0)
+    rows = np.column_stack([generator.integers(6, size=30) / 5, np.arange(30) % 3 == 0])
+    weights = generator.integers(1, 4, size=(5, 30))
+    wanted = [of_rows(*np.repeat(rows, counts, axis=0).T) for counts in weights]
+    assert weighted(rows, weights.astype(float)) == pytest.approx(wanted)
+
+
+def test_decisions_of_a_question_are_weighted_together() -> None:
+    rows = np.array([[(0.05, 1), (0.95, 0)], [(0.25, 0), (np.nan, np.nan)]])
+    errors = gates.weighted_calibration_error(rows, np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]]))
+    assert errors == pytest.approx([0.95, 0.25, (2 * 0.95 + 2 * 0.25) / 4])
 
 
 def test_risk_coverage_lets_equal_confidences_enter_together() -> None:

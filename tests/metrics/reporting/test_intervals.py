@@ -1,21 +1,25 @@
 import numpy as np
 import pytest
 
-from reflectune.metrics.official import infoseek
+from reflectune.core.types import Question
 from reflectune.metrics.reporting import intervals
+from reflectune.metrics.reporting.breakdown import harmonic
 from reflectune.metrics.reporting.intervals import (
     bootstrap_interval,
+    draw_weights,
+    entities,
+    over_seeds,
     paired_bootstrap,
     permutation_test,
+    units,
 )
 
 VALUES = np.random.default_rng(0).random(400) < 0.3
 
 
-def split_overall(rows: np.ndarray) -> float:
-    """InfoSeek's overall score of rows (is unseen question, score)."""
-    half = rows[:, 0] == 1
-    return infoseek.overall(rows[half, 1].mean(), rows[~half, 1].mean())
+def total(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The mean of 1-D rows, as a statistic that is not known to be one."""
+    return weights @ rows / weights.sum(axis=1)
 
 
 def test_the_interval_of_a_share_is_near_the_normal_one() -> None:
@@ -25,7 +29,7 @@ def test_the_interval_of_a_share_is_near_the_normal_one() -> None:
 
 
 def test_the_default_is_the_mean_and_the_seed_decides() -> None:
-    assert bootstrap_interval(VALUES, seed=3) == bootstrap_interval(VALUES, lambda rows: float(rows.mean()), seed=3)
+    assert bootstrap_interval(VALUES, seed=3) == pytest.approx(bootstrap_interval(VALUES, total, seed=3))
     assert bootstrap_interval(VALUES, seed=3) != bootstrap_interval(VALUES, seed=4)
 
 
@@ -40,26 +44,21 @@ def test_constant_values_have_no_width() -> None:
 
 def test_a_stratum_keeps_its_size_in_each_resample() -> None:
     labels = np.array(["b", "a", "a", "b", "c"])
-    sizes = []
-
-    def note_sizes(rows: np.ndarray) -> float:
-        sizes.append(tuple(np.unique(rows, return_counts=True)[1]))
-        return 0.0
-
-    bootstrap_interval(labels, note_sizes, seed=0, n=50, strata=labels)
-    assert sizes == 50 * [(2, 2, 1)]
+    (weights,), counts = draw_weights(5, np.random.default_rng(0), 50, labels), [("a", 2), ("b", 2), ("c", 1)]
+    assert all((weights[:, labels == label].sum(axis=1) == count).all() for label, count in counts)
+    assert len({tuple(row) for row in weights}) > 1
     assert bootstrap_interval([1.0, 5.0, 5.0, 1.0], seed=0, strata=[0, 1, 1, 0]) == (3.0, 3.0)
 
 
 def test_the_harmonic_mean_of_two_splits_over_stratified_resamples() -> None:
     rows = np.column_stack([np.arange(400) < 40, VALUES])
-    low, high = bootstrap_interval(rows, split_overall, seed=0, strata=rows[:, 0])
-    assert low < split_overall(rows) < high
+    low, high = bootstrap_interval(rows, harmonic, seed=0, strata=rows[:, 0])
+    assert low < harmonic(rows, np.ones((1, 400)))[0] < high
 
 
 def test_blocks_bound_memory_and_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = bootstrap_interval(VALUES, seed=0, n=100)
-    monkeypatch.setattr(intervals, "INDICES_AT_ONCE", 7 * len(VALUES))
+    monkeypatch.setattr(intervals, "WEIGHTS_AT_ONCE", 7 * len(VALUES))
     assert bootstrap_interval(VALUES, seed=0, n=100) == whole
 
 
@@ -68,7 +67,6 @@ def test_pairing_cancels_what_two_systems_share() -> None:
     difference = paired_bootstrap(better, VALUES, seed=0)
     assert difference.value == pytest.approx(better.mean() - VALUES.mean())
     assert 0 < difference.low < difference.value < difference.high
-    assert difference.share_not_above == 0.0
     alone = bootstrap_interval(better, seed=0)
     assert difference.high - difference.low < alone[1] - alone[0]
     assert paired_bootstrap(VALUES, better, seed=0).low == pytest.approx(-difference.high)
@@ -76,7 +74,58 @@ def test_pairing_cancels_what_two_systems_share() -> None:
 
 def test_a_system_does_not_differ_from_itself() -> None:
     difference = paired_bootstrap(VALUES, VALUES, seed=0)
-    assert (difference.value, difference.low, difference.high, difference.share_not_above) == (0.0, 0.0, 0.0, 1.0)
+    assert (difference.value, difference.low, difference.high) == (0.0, 0.0, 0.0)
+
+
+def test_asking_each_question_again_narrows_nothing() -> None:
+    """Four questions on each entity that are answered alike are one draw: intervals and p are those of one of them."""
+    other = np.random.default_rng(1).random(400) < 0.35
+    again = {"clusters": np.repeat(np.arange(400), 4)}
+    first, second = np.repeat(VALUES, 4), np.repeat(other, 4)
+    assert bootstrap_interval(first, seed=0, **again) == pytest.approx(bootstrap_interval(VALUES, seed=0))
+    assert paired_bootstrap(first, second, seed=0, **again) == paired_bootstrap(VALUES, other, seed=0)
+    assert permutation_test(first, second, seed=0, **again) == permutation_test(VALUES, other, seed=0)
+    by_question = bootstrap_interval(first, seed=0)
+    assert by_question[1] - by_question[0] < 0.6 * np.diff(bootstrap_interval(first, seed=0, **again))
+
+
+def test_a_resample_draws_whole_entities_within_each_stratum() -> None:
+    clusters, strata = np.array(["x", "y", "x", "y", "y", "z"]), np.array([0, 0, 0, 1, 1, 1])
+    (weights,) = draw_weights(6, np.random.default_rng(0), 200, strata, clusters)
+    assert (weights[:, [0, 3]] == weights[:, [2, 4]]).all()  # questions of an entity in a stratum go together
+    assert ((weights[:, 0] + weights[:, 1] == 2) & (weights[:, 3] + weights[:, 5] == 2)).all()
+    assert (weights[:, 1] != weights[:, 3]).any()  # an entity of two strata is drawn in each by itself
+
+
+def test_the_order_of_questions_does_not_matter_to_their_entities() -> None:
+    clusters, backwards = np.array([f"e{i % 90}" for i in range(400)]), slice(None, None, -1)
+    forth = bootstrap_interval(VALUES, seed=0, clusters=clusters)
+    assert bootstrap_interval(VALUES[backwards], seed=0, clusters=clusters[backwards]) == pytest.approx(forth)
+
+
+def test_a_question_belongs_to_the_entity_of_its_picture_else_to_itself() -> None:
+    named = [("a", ("e1",)), ("b", ("e2", "e1")), ("c", ()), ("d", ("e2",))]
+    questions = [Question(key, "", "?", entity_ids=ids) for key, ids in named]
+    assert entities(questions) == ["e1", "e2", "c", "e2"]
+    assert [units(questions), units(questions[:1]), units(questions[2:3]), units([])] == [
+        *("2 entities and 1 questions", "1 entities", "1 questions", "no questions"),
+    ]
+
+
+def test_equal_seeds_add_nothing_and_seeds_that_disagree_widen() -> None:
+    once = paired_bootstrap(VALUES, np.zeros(400), seed=0)
+    assert over_seeds([VALUES] * 3, against=[np.zeros(400)] * 3, seed=0) == once
+    steady, shaky = over_seeds([VALUES] * 3, seed=0), over_seeds([VALUES, VALUES * 0.2, VALUES * 1.8], seed=0)
+    assert shaky.value == pytest.approx(steady.value)
+    assert shaky.high - shaky.low > 2 * (steady.high - steady.low)
+    assert shaky.low <= VALUES.mean() * (0.2 + 0.2 + 0.2) / 3 * 1.2  # one seed may be drawn three times
+
+
+def test_seeds_alone_are_the_bootstrap_of_their_scores() -> None:
+    """Where every question is answered alike, the mean of two seeds is 0, 1/2, or 1, with chances 1/4, 1/2, 1/4."""
+    runs = [np.zeros(50), np.ones(50)]
+    assert over_seeds(runs, seed=0) == intervals.Estimate(0.5, 0.0, 1.0)
+    assert over_seeds(runs, seed=0, level=0.4) == intervals.Estimate(0.5, 0.5, 0.5)
 
 
 def test_p_is_that_of_the_sign_test_where_systems_differ_on_few_questions() -> None:
@@ -101,9 +150,9 @@ def test_p_is_uniform_where_nothing_differs() -> None:
 def test_p_of_a_given_statistic_equals_that_of_the_mean() -> None:
     first, second = np.random.default_rng(2).random((2, 60))
     mean = permutation_test(first, second, seed=0)
-    assert permutation_test(first, second, lambda rows: float(rows.mean()), seed=0) == mean
+    assert permutation_test(first, second, total, seed=0) == mean
     columns = [np.column_stack([np.zeros(60), values]) for values in (first, second)]
-    assert permutation_test(*columns, lambda rows: float(rows[:, 1].mean()), seed=0) == mean
+    assert permutation_test(*columns, lambda rows, weights: total(rows[:, 1], weights), seed=0) == mean
 
 
 @pytest.mark.parametrize(
@@ -115,7 +164,14 @@ def test_p_of_a_given_statistic_equals_that_of_the_mean() -> None:
         (bootstrap_interval, [[]], {}, "at least one question"),
         (bootstrap_interval, [np.ones((3, 2))], {}, "give a statistic"),
         (bootstrap_interval, [np.ones(3)], {"strata": [0, 1]}, "stratum"),
-        (bootstrap_interval, [np.ones(3)], {"statistic": lambda rows: float("nan")}, "not finite"),
+        (permutation_test, [np.ones(3), np.ones(3)], {"clusters": ["e"]}, "cluster a question"),
+        (over_seeds, [[np.ones(3), np.ones(3)], total, [np.ones(3)]], {}, "same questions and seeds"),
+        (
+            bootstrap_interval,
+            [np.ones(3)],
+            {"statistic": lambda rows, weights: np.full(len(weights), np.nan)},
+            "not finite",
+        ),
         (paired_bootstrap, [np.ones(3), np.ones(2)], {}, "same questions"),
     ],
 )

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -55,11 +57,19 @@ def test_questions_shared_by_seeds_are_no_more_evidence_than_asked_once(question
     thrice = compare([(1, [first] * 3), (-1, [second] * 3)], 0)
     assert thrice.high - thrice.low == pytest.approx(once.high - once.low, rel=0.1)
     apart = [
-        [SeedAnswers(tuple(f"{n}/{i}" for i in setting.ids), setting.unseen, setting.right) for n in range(3)]
+        [dataclasses.replace(setting, ids=tuple(f"{n}/{i}" for i in setting.ids)) for n in range(3)]
         for setting in (first, second)
     ]
     independent = compare([(1, apart[0]), (-1, apart[1])], 0)
     assert independent.high - independent.low < 0.8 * (once.high - once.low)
+
+
+def test_questions_of_one_entity_are_drawn_together(make) -> None:
+    alike = [make.question(i, SPLITS[0], entity_ids=(f"e{i // 4}",)) for i in range(200)]
+    right = [float(i // 4 % 2) for i in range(200)]
+    lead = compare([(1, [answers(alike, right)])], 0)
+    alone = compare([(1, [answers(alike[::4], right[::4])])], 0)
+    assert (lead.low, lead.high) == pytest.approx((alone.low, alone.high))
 
 
 def test_a_sum_of_four_compares_two_leads(questions) -> None:
