@@ -80,6 +80,10 @@ class LabelSettings(Rule, MixingSettings):
         False, "SRT: of each question its best [Rel], by log-probability, and its [NoRel] with the highest S_ret"
     )
 
+    hold_out: float = setting(
+        0.0, "share of the entities whose questions give no labels, to fit `srt_fusion` on them", ge=0, le=1
+    )
+
     @cross_check
     def pair_problems(self) -> Iterator[str]:
         """Yield the problem of balancing what is paired."""

@@ -64,6 +64,7 @@ def run(config: DeriveConfig) -> str:
     earlier = earlier_manifest(output, SCHEME, dataset.root)
     probes = list(stream_probes(config.probes))
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
+    probes = [probe for probe in probes if not is_held_out(questions[probe.question_id], config.hold_out)]
     if config.metric:
         probes, probed["metric"] = _rescored(config, probes, questions)
     settings = LabelSettings.of(config)
@@ -104,6 +105,11 @@ def run(config: DeriveConfig) -> str:
         )
     write_manifest(output, dataclasses.replace(earlier, fingerprints={**earlier.fingerprints, split: key}))
     return summary(output / f"{split}.parquet", numbers)
+
+
+def is_held_out(question: Question, share: float) -> bool:
+    """Return True for this share of the entities, by a hash of the question's first one (of its id if it has none)."""
+    return int(fingerprint((question.entity_ids or (question.id,))[0])[:8], 16) < share * 16**8
 
 
 def summary(target: Path, numbers: Mapping[str, Any]) -> str:

@@ -19,8 +19,9 @@ from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFin
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
-from reflectune.inference.reading.document_choice import Mct, apply_mct, keep_first, keep_relevant, read_mct
+from reflectune.inference.reading.document_choice import Mct, apply_mct, fuse, keep_first, keep_relevant, read_mct
 from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.ranking import document_shares
 from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 
@@ -41,6 +42,11 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
         "auto", "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
     )
     threshold: float = setting(0.5, "MMKB-RAG: least [Rel] score of documents that `k: auto` keeps", ge=0, le=1)
+    srt_fusion: list[float] = setting(
+        [],
+        "MMKB-RAG: a, b and c: documents are chosen by sigmoid(a · logit SRT + b · log S_ret + c), with S_ret as the "
+        "share of `s_ret_temperature` among the documents' entries; none: by SRT",
+    )
     mct: Mct = setting(
         "filter",
         "MMKB-RAG: answer from the documents that MCT names, from its summary alone (merge), or from all, the named "
@@ -59,6 +65,8 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
         """Yield the problem of keeping more documents than are taken."""
         if self.k != "auto" and self.k > self.documents:
             yield f"`k` can be at most `documents`, {self.documents}, found {self.k}"
+        if self.srt_fusion and not (len(self.srt_fusion) == 3 and self.s_ret_temperature):
+            yield f"`srt_fusion` is three numbers and needs an `s_ret_temperature`; found {self.srt_fusion}"
 
 
 class MMKBRAG:
@@ -129,6 +137,8 @@ class MMKBRAG:
         passages = retrieved.traces(scores, settings.s_ret_temperature)
         if settings.srt:
             shares = [passage.s_ret or 0.0 for passage in passages] if settings.s_ret_temperature else None
+            if settings.srt_fusion:
+                scores, shares = self._fused(retrieved, scores), None
             kept, below = keep_relevant(scores, settings.keep, settings.threshold, shares)
         else:
             kept = keep_first(len(retrieved.documents), settings.keep)
@@ -145,6 +155,15 @@ class MMKBRAG:
             fallback="best_relevance" if below else "",
             tokens={"passages_judged": len(scores) - left_out if settings.srt else 0, "passages_left_out": left_out},
         )
+
+    def _fused(self, retrieved: FoundDocuments, scores: Sequence[float | None]) -> list[float | None]:
+        """Return the probability of each document by `srt_fusion`; None for one without a score."""
+        similarity = {hit.entry_id: hit.score for hit in retrieved.hits}
+        entries = [document.entry_id for document in retrieved.documents]
+        similarities = [similarity[entry] for entry in entries]
+        shares = document_shares(entries, similarities, self._settings.s_ret_temperature)
+        pairs = zip(scores, shares, strict=True)
+        return [None if score is None else fuse(score, share, self._settings.srt_fusion) for score, share in pairs]
 
     def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces after MCT, which reads questions that kept two documents or more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -46,6 +47,24 @@ def by_relevance(scores: Sequence[float | None]) -> list[int]:
     """Return the positions of judged documents, highest score first; ties keep their order (equation 6)."""
     judged = [(score, position) for position, score in enumerate(scores) if score is not None]
     return [position for _, position in sorted(judged, key=lambda pair: (-pair[0], pair[1]))]
+
+
+def log_odds(probability: float) -> float:
+    """Return the log-odds of a probability, within ±log(10⁶ - 1)."""
+    clipped = min(max(probability, 1e-6), 1 - 1e-6)
+    return math.log(clipped / (1 - clipped))
+
+
+def fuse(score: float, share: float, weights: Sequence[float]) -> float:
+    """Return sigmoid(a · logit Score_SRT + b · log share + c), a probability that the document helps.
+
+    Args:
+        score: Score_SRT, equation 7.
+        share: The share of the document's entry (`document_shares`).
+        weights: a, b and c.
+    """
+    a, b, c = weights
+    return 1 / (1 + math.exp(-min(max(a * log_odds(score) + b * math.log(max(share, 1e-6)) + c, -700.0), 700.0)))
 
 
 def keep_relevant(

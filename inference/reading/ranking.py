@@ -84,6 +84,13 @@ def shift_relevance(s_rel: float, s_irr: float, shift: float) -> tuple[float, fl
     return total * share, total * (1.0 - share)
 
 
+def document_shares(entries: Sequence[str], similarities: Sequence[float], temperature: float) -> list[float]:
+    """Return for each document its entry's share of a softmax over the documents' entries."""
+    by_entry = dict(zip(entries, similarities, strict=True))
+    shares = dict(zip(by_entry, entry_shares(list(by_entry.values()), temperature), strict=True))
+    return [shares[entry] for entry in entries]
+
+
 def product(scores: PassageScores, ranking: str = FULL, exponents: Sequence[float] = PLAIN) -> float:
     """Compute the product of a ranking's scores, each to its exponent, with a negative S_ret counted as 0.
 

@@ -186,6 +186,16 @@ def test_balance_and_limits_are_applied(config: Make) -> None:
     assert every.count(("srt", "relevant")) == every.count(("srt", "irrelevant")) == 1
 
 
+def test_held_out_entities_give_no_labels(config: Make) -> None:
+    for share, expected in ((1e-9, 4), (1, 0)):
+        made = config(f"held{expected}", hold_out=share)
+        if expected:
+            assert len(branches(made)) == expected
+        else:
+            with pytest.raises(UserError, match="gives no label"):
+                run(made)
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_trained_scores_order_the_reply(config: Make, tmp_path: Path, suffix: str) -> None:
     rows = [{"question_id": "looked_up", "passage_id": d.passage.id, "score": d.rank / 10} for d in PROBES[1].documents]

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from reflectune.core.config import find_problems
 from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
@@ -97,6 +98,22 @@ def test_a_temperature_lets_the_nearest_entry_come_first(ask, settings: dict, ex
     assert read(trace) == expected  # of those that reach the threshold by SRT alone
     assert [round(p.s_ret, 3) for p in trace.passages] == [0.982, 0.982, 0.018, 0.018]
     assert [p.s_rel for p in trace.passages] == [0.2, 0.7, 0.9, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"srt_fusion": [1, 0, 0]}, ["b#0.0", "a#1.0", "b#1.0"]),
+        ({"srt_fusion": [1, 1, 0]}, ["a#1.0"]),
+        ({"srt_fusion": [0, 1, 5], "threshold": 0.99}, ["a#0.0", "a#1.0"]),
+    ],
+)
+def test_fused_probabilities_choose_and_the_trace_keeps_srt(ask, settings: dict, expected: list[str]) -> None:
+    trace, _ = ask(mct="none", s_ret_temperature=0.1, **settings)
+    assert read(trace) == expected
+    assert [p.s_rel for p in trace.passages] == [0.2, 0.7, 0.9, 0.6]
+    assert find_problems(MmkbRagSettings, settings)  # without a temperature
+    assert find_problems(MmkbRagSettings, {"srt_fusion": [1, 2], "s_ret_temperature": 0.1})
 
 
 def test_the_best_document_is_kept_though_none_reaches_the_threshold(ask) -> None:

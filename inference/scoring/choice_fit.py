@@ -1,0 +1,98 @@
+"""Fit MMKB-RAG's choice of documents, `srt_fusion`, `k` and `threshold`, on judged documents of held-out questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from reflectune.core.errors import UserError
+from reflectune.inference.reading.document_choice import fuse, keep_relevant, log_odds
+from reflectune.inference.reading.ranking import document_shares
+
+TEMPERATURES: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
+"""Values of `s_ret_temperature` to try."""
+_RIDGE: Final = 1e-3
+
+
+@dataclass(frozen=True)
+class JudgedDocument:
+    """Document of a question: its entry, S_ret, Score_SRT, and True if the answer from it is right."""
+
+    entry: str
+    s_ret: float
+    score: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class DocumentChoice:
+    """Fitted values of `evaluate`'s keys, and `f1` of the kept documents; `k` is 0 for `auto`."""
+
+    s_ret_temperature: float
+    srt_fusion: tuple[float, ...]
+    k: int
+    threshold: float
+    f1: float
+
+    @property
+    def flags(self) -> str:
+        """The values as options of `evaluate`."""
+        fusion = " ".join(f"{weight:.4g}" for weight in self.srt_fusion)
+        kept = f"--k {self.k or 'auto'} --threshold {self.threshold:g}"
+        return f"--s_ret_temperature {self.s_ret_temperature:g} --srt_fusion {fusion} {kept}"
+
+
+def fit_choice(questions: Sequence[Sequence[JudgedDocument]]) -> DocumentChoice:
+    """Fit a, b and c by maximum likelihood of `right`, and the number to keep by F1 of the kept documents.
+
+    F1 is the mean over questions with a right document; questions are those that nothing was trained on.
+
+    Raises:
+        UserError: All documents are right, or none is.
+    """
+    questions = [documents for documents in questions if documents]
+    right = np.array([document.right for documents in questions for document in documents], dtype=float)
+    if len(set(right.tolist())) < 2:
+        raise UserError(f"a choice is fitted on right and wrong documents; found {len(right)} of one kind; judge more")
+    fits = []
+    for temperature in TEMPERATURES:
+        shares = [document_shares([d.entry for d in q], [d.s_ret for d in q], temperature) for q in questions]
+        pairs = [(d, s) for q, row in zip(questions, shares, strict=True) for d, s in zip(q, row, strict=True)]
+        rows = np.array([(log_odds(d.score), np.log(max(share, 1e-6)), 1.0) for d, share in pairs])
+        fits.append((*_logistic(rows, right), temperature, shares))
+    _, weights, temperature, shares = min(fits, key=lambda fit: fit[0])
+    chances = [
+        [fuse(d.score, share, weights) for d, share in zip(q, row, strict=True)]
+        for q, row in zip(questions, shares, strict=True)
+    ]
+    most = max(map(len, questions))
+    options = [(k, 0.5) for k in range(1, most + 1)] + [(0, step / 20) for step in range(1, 20)]
+    f1, k, threshold = max(((_f1(questions, chances, *option), *option) for option in options), key=lambda o: o[0])
+    return DocumentChoice(temperature, weights, k, threshold, f1)
+
+
+def _logistic(rows: np.ndarray, outcomes: np.ndarray) -> tuple[float, tuple[float, ...]]:
+    """Return the loss and the weights of a logistic regression with a small ridge, by Newton's method."""
+    weights = np.zeros(rows.shape[1])
+    for _ in range(100):
+        chance = 1 / (1 + np.exp(-np.clip(rows @ weights, -30, 30)))
+        slope = rows.T @ (chance - outcomes) + _RIDGE * weights
+        curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + _RIDGE * np.eye(rows.shape[1])
+        step = np.linalg.solve(curvature, slope)
+        weights -= step / max(1.0, float(np.abs(step).max()))
+    loss = np.logaddexp(0, rows @ weights) - outcomes * (rows @ weights)
+    return float(loss.sum()), tuple(map(float, weights))
+
+
+def _f1(
+    questions: Sequence[Sequence[JudgedDocument]], chances: Sequence[Sequence[float]], k: int, threshold: float
+) -> float:
+    scores = []
+    for documents, question_chances in zip(questions, chances, strict=True):
+        if right := sum(document.right for document in documents):
+            kept, _ = keep_relevant(question_chances, k, threshold)
+            scores.append(2 * sum(documents[position].right for position in kept) / (len(kept) + right))
+    return float(np.mean(scores))
