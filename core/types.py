@@ -1,10 +1,10 @@
-"""Questions, knowledge-base entries and passages."""
+"""Questions, knowledge-base entries, passages, and the fields of training examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 AnswerType = Literal["string", "time", "numerical", "multi_answer", "free_form"]
 Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "rouge_l"]
@@ -131,3 +131,22 @@ class Passage:
     def id(self) -> str:
         """`entry_id#section.index`, unique within a knowledge base."""
         return f"{self.entry_id}#{self.section}.{self.index}"
+
+
+class StoredExample(Protocol):
+    """The fields that a training example of any scheme has, as a dataclass."""
+
+    @property
+    def id(self) -> str:
+        """An id that is unique within the data."""
+        ...
+
+    @property
+    def image(self) -> str:
+        """Path of the image, relative to the manifest's `image_root`."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """The question."""
+        ...

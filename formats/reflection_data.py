@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,28 +17,10 @@ from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import absolute_folders
 from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, schema_of, to_row
+from reflectune.core.types import StoredExample
 from reflectune.formats import dataset
 
 MANIFEST, STATISTICS = "reflection.json", "statistics.json"
-
-
-class StoredExample(Protocol):
-    """The fields that a training example of any scheme has, as a dataclass."""
-
-    @property
-    def id(self) -> str:
-        """An id that is unique within the data."""
-        ...
-
-    @property
-    def image(self) -> str:
-        """Path of the image, relative to the manifest's `image_root`."""
-        ...
-
-    @property
-    def question(self) -> str:
-        """The question."""
-        ...
 
 
 Example = TypeVar("Example", bound=StoredExample)

@@ -135,9 +135,9 @@ def load(
                 add_reflection_tokens(network, processor, wanted, seed=seed)
         _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
         used = tuned_scheme or wanted
+        renderer = Renderer(used, processor)
         if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
             check_reading(source, processor, tuned_scheme)
-        renderer = Renderer(used, processor)
         parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
         parts.append(images_fingerprint(processor))
     if used is not None and tuned_scheme is None:

@@ -33,10 +33,10 @@ class ConvertConfig(Settings):
     limit: int = setting(0, "number of rows to read of each source; 0: all", ge=0)
     sample: int = setting(0, "number of questions to keep of each of `splits`, drawn by seed; 0: all", ge=0)
     sample_knowledge: int = setting(
-        -1, "number of articles to keep, drawn by seed, in addition to those of the questions; -1: all", ge=-1
-    )
-    sample_pictured: bool = setting(
-        True, "with `knowledge_images`: draw `sample_knowledge` from articles with a picture"
+        -1,
+        "number of articles to keep, drawn by seed, in addition to those of the questions; with `knowledge_images` of "
+        "those with a picture; -1: all",
+        ge=-1,
     )
     seed: Seed = setting(0, "seed of `sample` and `sample_knowledge`")
     on_error: Literal["stop", "skip"] = setting(
@@ -77,7 +77,7 @@ class ConvertConfig(Settings):
     @property
     def draws_pictured(self) -> bool:
         """True if only articles with a picture are drawn."""
-        return self.sample_pictured and bool(self.knowledge_images)
+        return bool(self.knowledge_images)
 
     @property
     def writes_nothing(self) -> bool:
@@ -115,7 +115,7 @@ class ConvertConfig(Settings):
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that determine the output."""
         names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
-        others = ("sample", "sample_knowledge", "sample_pictured", "on_error", "verify_images")
+        others = ("sample", "sample_knowledge", "on_error", "verify_images")
         seed = self.seed if self.sample or self.sample_knowledge >= 0 else 0
         return {**{name: getattr(self, name) for name in (*names.split(), *others)}, "seed": seed}
 

@@ -6,26 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from reflectune.core.types import AnswerStyle, FollowUp, Passage
+from reflectune.core.types import AnswerStyle, FollowUp, Passage, StoredExample
 
 
-class TrainingExample(Protocol):
+class TrainingExample(StoredExample, Protocol):
     """Interface of every scheme's training example: one question about one image."""
-
-    @property
-    def id(self) -> str:
-        """Unique within its data set."""
-        ...
-
-    @property
-    def image(self) -> str:
-        """Path of the image, relative to the folder that the data's manifest names."""
-        ...
-
-    @property
-    def question(self) -> str:
-        """The question."""
-        ...
 
     @property
     def style(self) -> AnswerStyle:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -57,18 +56,12 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
         UserError: Names the difference and the fix.
     """
     recorded = read_json(folder / SCHEME_FILE, "the checkpoint's scheme").get(READ_WITH)
-    if recorded is None:
-        print(
-            f"{folder}: its {SCHEME_FILE} has no hashes of tokenizer and chat template (an earlier version wrote it), "
-            "so that a change of these since its training is not noticed",
-            file=sys.stderr,
-            flush=True,
-        )
-        return
     now = reading_record(processor, scheme)
     ids = recorded.get("token_ids") if isinstance(recorded, Mapping) else None
     if not isinstance(ids, Mapping):
-        raise UserError(f"{folder / SCHEME_FILE}: `{READ_WITH}` is damaged; take the file saved with the checkpoint")
+        raise UserError(
+            f"{folder / SCHEME_FILE}: `{READ_WITH}` is missing or damaged; take the file saved with the checkpoint"
+        )
     problems = [
         f"its tokenizer has {scheme.tokens[role]} as id {now['token_ids'][role]}, not {before}"
         for role, before in ids.items()

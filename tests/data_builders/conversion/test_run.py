@@ -311,13 +311,13 @@ def test_a_distilled_knowledge_base_has_the_gold_articles_and_as_many_others_as_
 def test_articles_are_drawn_from_those_with_a_picture_if_pictures_are_known(source: Path) -> None:
     rows = [article(n) if n % 2 else {**article(n), "image": ""} for n in range(30)]
     write(source / "knowledge.jsonl", rows)
-    for pictured in (True, False):
-        out = str(source.parent / f"pictured_{pictured}")
-        convert(config(source, output=out, knowledge_images=".", sample_knowledge=9, sample_pictured=pictured))
+    for folder in (".", ""):
+        out = str(source.parent / f"pictured_{bool(folder)}")
+        convert(config(source, output=out, knowledge_images=folder, sample_knowledge=9))
         entries = [Dataset(Path(out)).knowledge.get(name) for name in Dataset(Path(out)).knowledge.ids]
         others = [entry for entry in entries if int(entry.id[1:]) >= 10]  # e0 to e9 are the questions'
         assert (len(entries), len(others)) == (19, 9)
-        assert all(entry.images for entry in others) is pictured
+        assert all(entry.images for entry in others) is bool(folder)
 
 
 def test_a_limit_reads_the_first_rows(source: Path) -> None:
