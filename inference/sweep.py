@@ -29,6 +29,9 @@ def summary(record: dict[str, Any]) -> str:
         score = point["accuracy"]
         cell = f"{100 * score['value']:5.1f} ({100 * score['low']:.1f} to {100 * score['high']:.1f})" if score else "–"
         lines.append(f"{point['name']:{width}}  {cell:22} {point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}")
+    if record["fitted_exponents"]:
+        exponents = " ".join(map(str, record["fitted_exponents"]))
+        lines.append(f"fitted exponents of S_ret, S_rel, S_ans: {exponents}; ask other questions with them")
     passes = record["forward_passes"]
     lines.append(f"forward passes: {passes['made']} made, {passes['saved']} saved of {passes['asked']} asked")
     return "\n".join(lines)

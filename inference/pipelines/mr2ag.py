@@ -140,22 +140,21 @@ class MR2AG(GatedPipeline):
 def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
     """Decide a stored trace by other settings. No model is read.
 
-    A trace that has every passage's answer, as `mr2ag_unjudged` stores it, gives what the pipeline would answer with
-    these settings and `fallback: best_product`. Other passages without an answer are no candidates.
+    If every passage has an answer, as `mr2ag_unjudged` stores them, the result is the pipeline's with these settings
+    and `fallback: best_product`. Passages without an answer can't be chosen.
 
     Args:
         trace: A trace of equation 3's S_ret and of an unshifted S_rel.
         settings: The settings.
         judging: See `MR2AG`.
     """
-    s_ret = entry_scores(trace.hits, settings.s_ret_temperature)
-    passages = []
+    answered = [k for k, passage in enumerate(trace.passages) if passage.answer is not None]
+    if trace.error or not answered:
+        return trace
+    s_ret, passages = entry_scores(trace.hits, settings.s_ret_temperature), []
     for passage in trace.passages:
         s_rel, s_irr = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, settings.relevant_shift)
         passages.append(dataclasses.replace(passage, s_ret=s_ret[passage.passage.entry_id], s_rel=s_rel, s_irr=s_irr))
-    answered = [k for k, passage in enumerate(passages) if passage.answer is not None]
-    if trace.error or not answered:
-        return trace
     relevant = [k for k in answered if passages[k].relevant or not judging]
     for k in set(answered) - set(relevant or answered):
         passages[k] = dataclasses.replace(passages[k], answer=None, s_ans=None)

@@ -10,11 +10,12 @@ from pydantic import PlainValidator, model_validator
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.parsing import parse_json
-from reflectune.core.values import one_of, output_of, short
+from reflectune.core.values import InputFile, one_of, output_of, short
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.registry import find_recipe, sweepable
 from reflectune.inference.sweeps.points import ELSEWHERE, GridSettings, Point, expand, problems
+from reflectune.inference.sweeps.stored import CHOICES
 from reflectune.metrics.config import MetricConfig
 from reflectune.retrieval.config import RetrieverConfig
 
@@ -46,6 +47,10 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose settings to vary")
     grid: Annotated[Grid, PlainValidator(read_grid)] = setting(Grid(), "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
+    traces: InputFile = setting(
+        "", "decide all of these traces again, and read no model: mr2ag's, or mr2ag_unjudged's, which are complete"
+    )
+    fit: bool = setting(False, "with `traces`: also fit the exponents of the product, on these very questions")
     output: Annotated[str, output_of()] = setting("", "folder for sweep.json, sweep.html and the plots", needed="")
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     on_error: Literal["stop", "skip"] = setting(
@@ -61,7 +66,11 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     @cross_check
     def grid_problems(self) -> Iterator[str]:
         """Yield the problems of the grid."""
-        if not self.grid:
+        if self.fit and not self.traces:
+            yield "`fit` needs `traces`"
+        if self.traces and self.pipeline != "mr2ag":
+            yield f"`traces` can be decided again for mr2ag alone, `pipeline` is {self.pipeline}"
+        if not self.grid and not self.fit:
             yield "`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]"
         known = self.may_vary()
         idle = [name for name in self.grid if name not in known]
@@ -72,7 +81,9 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
 
     @cross_check
     def missing_parts(self) -> Iterator[str]:
-        """Yield the models and the index that are missing."""
+        """Yield the models and the index that are missing. Stored traces need none."""
+        if self.traces:
+            return
         if not self.model:
             yield "`model` is needed"
         if not RetrieverConfig.of(self).finds_entries:
@@ -82,10 +93,12 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
 
     def may_vary(self) -> tuple[str, ...]:
         """Return the settings that change the pipeline's results."""
-        return (*WEIGHTS, *find_recipe(self.pipeline).varied)
+        return CHOICES if self.traces else (*WEIGHTS, *find_recipe(self.pipeline).varied)
 
     def roles(self) -> list[ModelRole]:
         """Return the roles of the models that the points need."""
+        if self.traces:
+            return []
         return ["model", "base_model"] if find_recipe(self.pipeline).may_use_base else ["model"]
 
     def reading(self) -> GridSettings:

@@ -69,7 +69,8 @@ def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) ->
     positions = _positions(axis, [point["settings"][axis] for point in axis_points])
     scored = [(x, point) for x, point in zip(positions, axis_points, strict=True) if point["accuracy"] is not None]
     is_scale = not any(
-        isinstance(point["settings"][axis], (bool, str)) and point["settings"][axis] != "auto" for point in axis_points
+        isinstance(point["settings"][axis], (bool, str, list)) and point["settings"][axis] != "auto"
+        for point in axis_points
     )
     low, high = ([(x, point["accuracy"][end]) for x, point in scored] for end in ("low", "high"))
     fixed = ", ".join(f"{name} {value}" for name, value in others.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,27 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_state
+from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
+from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
 from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
-from reflectune.inference.sweeps.outcomes import point_scores
+from reflectune.inference.sweeps.outcomes import GridOutcomes, point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
+from reflectune.inference.sweeps.stored import decide_points, fit_exponents, read_stored
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
 
 ELSEWHERE = frozenset(
     "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
-    "product seed".split()
+    "product seed traces fit".split()
 )
 """Settings that do not determine a question's row, or whose content is hashed."""
 
@@ -38,14 +43,53 @@ def run(config: SweepConfig) -> dict[str, Any]:
     """
     state = launch_state()
     dataset = Dataset(Path(config.dataset))
-    questions = select(dataset, config.splits, config.limit, config.seed)
+    questions = select(dataset, config.splits, None if config.traces else config.limit, config.seed)
     points = config.points()
     config.metric = config.scored_by(config.dataset)
     require_models(getattr(config, role) for role in config.roles())
     check_scorable(questions, config.metric)
     measure = TraceScorer(config.metric, config.open_bem(config.device))
+    fitted, stats = None, CacheStats()
+    if config.traces:
+        stored = read_stored(Path(config.traces), questions)
+        questions = [question for question in questions if question.id in stored]
+        measure.read(questions, [stored])
+        if config.fit:
+            fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure)
+            points.append(Point("fitted", {"exponents": fitted}))
+        rows = decide_points(points, config.reading(), questions, stored, measure)
+        outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
+    else:
+        outcomes, stats = _ask(config, dataset, questions, points, measure)
+    if not state.is_main_process:
+        return {}
+    record = {
+        "pipeline": config.pipeline,
+        "model": config.traces or config.model,
+        "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
+        "metric": measure.facts(measure.official(questions)),
+        "questions": len(questions),
+        "resampled": units(questions),
+        "seed": config.seed,
+        "start": config.start(),
+        "fitted_exponents": fitted,
+        "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
+        "points": [
+            {"name": point.name, "settings": dict(point.settings), **point_scores(outcomes, point.name, config.seed)}
+            for point in points
+        ],
+    }
+    write_json(Path(config.output, "sweep.json"), record)
+    write_page(Path(config.output), outcomes, record)
+    return record
+
+
+def _ask(
+    config: SweepConfig, dataset: Dataset, questions: Sequence[Question], points: Sequence[Point], measure: TraceScorer
+) -> tuple[GridOutcomes, CacheStats]:
+    """Answer the questions at every point."""
     runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
-    outcomes, stats = run_grid(
+    return run_grid(
         GridRun(
             points=[*points, *RELIABILITY_CHECKS[config.pipeline].points],
             measure=measure,
@@ -59,32 +103,14 @@ def run(config: SweepConfig) -> dict[str, Any]:
         questions,
         runner,
     )
-    if not state.is_main_process:
-        return {}
-    record = {
-        "pipeline": config.pipeline,
-        "model": config.model,
-        "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
-        "metric": measure.facts(measure.official(questions)),
-        "questions": len(questions),
-        "resampled": units(questions),
-        "seed": config.seed,
-        "start": config.start(),
-        "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
-        "points": [
-            {"name": point.name, "settings": dict(point.settings), **point_scores(outcomes, point.name, config.seed)}
-            for point in points
-        ],
-    }
-    write_json(Path(config.output, "sweep.json"), record)
-    write_page(Path(config.output), outcomes, record)
-    return record
 
 
 def describe(config: SweepConfig) -> str:
     """Describe a run, for `--dry_run`, without loading a model."""
     questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
     points = config.points()
+    if config.traces:
+        return f"decide the traces of {config.traces} again at {len(points)} points, into {config.output}"
     require_models(getattr(config, role) for role in config.roles())
     find_device(config.device)
     runs = len({point.run_key for point in points})
@@ -99,7 +125,7 @@ def describe(config: SweepConfig) -> str:
 
 
 def _fingerprint(
-    config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: TraceScorer
+    config: SweepConfig, dataset: Dataset, points: Sequence[Point], runner: GridRunner, measure: TraceScorer
 ) -> str:
     return fingerprint(
         {

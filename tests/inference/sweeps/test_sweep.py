@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.config import find_problems
-from reflectune.core.durable import read_rows
+from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
 from reflectune.inference.sweeps import run as sweep_run
 from reflectune.inference.sweeps.config import Grid, SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
+from reflectune.inference.sweeps.stored import fit_exponents, read_stored
+from reflectune.inference.trace import to_row
 
 
 @pytest.fixture
@@ -104,3 +107,56 @@ def test_ret_is_held_against_what_its_labels_call_wrong(make) -> None:
         judgements = RELIABILITY_CHECKS["mmkb_rag"].judge(question, traces, TraceScorer("vqa"))
         assert [judgement.true for judgement in judgements] == [wrong]
     assert TraceScorer("vqa").worth("fir", question) == 0.6
+
+
+@pytest.fixture
+def stored(make, tmp_path) -> SweepConfig:
+    """Return a sweep over stored traces of four questions: S_rel prefers the right candidate, S_ans one of two wrong.
+
+    The wrong ones of the first two questions have equal answers.
+    """
+    make.data_set(tmp_path / "data", [make.entry(1)], [make.question(i, answer="oak") for i in range(4)])
+    with RowLog(tmp_path / "mr2ag_unjudged.jsonl", "f") as log:
+        for number in range(4):
+            wrong = [make.read(rel=0.55, answer=("fir", "elm")[number // 2 * i], ans=0.9 - 0.1 * i) for i in range(2)]
+            passages = (make.read(rel=0.9 - 0.05 * number, answer="oak", ans=0.7), *wrong)
+            trace = make.trace(number, answer="", retrieved=True, gate=0.9, hits=(make.hit("e1", 1),))
+            log.append(trace.question_id, to_row(replace(trace, passages=passages)))
+    where = {"dataset": str(tmp_path / "data"), "output": str(tmp_path / "out"), "splits": ["val_unseen_entity"]}
+    return SweepConfig(traces=str(log.path), fit=True, limit=1, **where)
+
+
+def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(stored) -> None:
+    grid = {"exponents": [[1, 1, 1], [0, 0, 1]], "votes": [True], "relevance": [False], "ranking": ["rel"]}
+    config = stored.model_copy(update={"grid": Grid(grid)})
+    assert config.problems() == []
+    record = sweep_run.run(config)
+    right = {point["name"]: point["accuracy"]["value"] for point in record["points"]}
+    by_ans = ("exponents=[0.0, 0.0, 1.0]", "relevance=off")
+    assert right == {"start": 1.0, "votes=on": 0.5, **dict.fromkeys(by_ans, 0.0), "ranking=rel": 1.0, "fitted": 1.0}
+    ret, rel, ans = record["fitted_exponents"]
+    assert rel > 1.0 > ans
+    assert ret == 1.0  # one entry: every exponent of S_ret is as likely, and the nearest to 1 is taken
+    assert "fitted exponents" in summary(record)
+    assert record["forward_passes"]["made"] == 0
+    assert Path(config.output, "sweep.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"grid": Grid({"gamma": [0.1]})}, "gamma can't be varied for mr2ag"),
+        ({"traces": ""}, "`fit` needs `traces`"),
+        ({"pipeline": "mmkb_rag"}, "`traces` can be decided again for mr2ag alone"),
+    ],
+)
+def test_what_stored_traces_cannot_tell_is_refused(stored, changes, problem) -> None:
+    assert any(problem in issue for issue in stored.model_copy(update=changes).problems())
+
+
+def test_traces_of_other_questions_and_a_fit_without_wrong_candidates_are_refused(stored, make) -> None:
+    with pytest.raises(UserError, match="has no trace of the 1 questions"):
+        read_stored(Path(stored.traces), [make.question(9)])
+    answered = {"q000": make.trace(0, passages=(make.read(answer="oak", ans=0.5),), hits=(make.hit("e1", 1),))}
+    with pytest.raises(UserError, match="a right and a wrong candidate"):
+        fit_exponents(ChoiceSettings(), [make.question(0)], answered, TraceScorer("infoseek"))

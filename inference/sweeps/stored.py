@@ -1,0 +1,95 @@
+"""Decide stored traces of mR²AG again at every point of a grid, and fit the exponents of its product."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.sweeps.judging import REFLECTION, RELIABILITY_CHECKS
+from reflectune.inference.sweeps.outcomes import outcome, to_row
+from reflectune.inference.sweeps.points import GridSettings, Point
+from reflectune.inference.trace import Trace, by_question
+from reflectune.inference.trace_files.reading import read_traces
+
+CHOICES = (*ChoiceSettings.model_fields, "relevance", "ranking")
+"""Settings and choices by which a stored trace can be decided again."""
+
+EXPONENTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Values that a fit tries for each exponent."""
+
+_SMALLEST = 1e-9
+
+
+def read_stored(path: Path, questions: Sequence[Question]) -> dict[str, Trace]:
+    """Return the traces that a file has of these questions, by id.
+
+    Raises:
+        UserError: It has none.
+    """
+    asked = {question.id for question in questions}
+    stored = by_question(trace for trace in read_traces(path) if trace.question_id in asked)
+    if not stored:
+        raise UserError(f"{path} has no trace of the {len(asked)} questions; name the splits that were asked")
+    return stored
+
+
+def decide_points(
+    points: Sequence[Point],
+    base: GridSettings,
+    questions: Sequence[Question],
+    stored: Mapping[str, Trace],
+    measure: TraceScorer,
+) -> dict[str, dict[str, Any]]:
+    """Return a row of `to_row` for each question, by id, with its outcome at each point."""
+    settings = {point.name: ChoiceSettings.of(point.config(base)) for point in points}
+    judging = {point.name: bool(point.settings.get("relevance", True)) for point in points}
+    rows = {}
+    for question in questions:
+        trace, outcomes = stored[question.id], {}
+        for point in points:
+            decided = decide_again(trace, settings[point.name], judging=judging[point.name])
+            outcomes[point.name] = outcome(question, decided, measure, point.ranking)
+        judged = RELIABILITY_CHECKS["mr2ag"].judge(question, {REFLECTION: trace}, measure)
+        rows[question.id] = to_row(outcomes, judged)
+    return rows
+
+
+def fit_exponents(
+    settings: ChoiceSettings, questions: Sequence[Question], stored: Mapping[str, Trace], measure: TraceScorer
+) -> list[float]:
+    """Return the exponents of maximum likelihood, of a log-linear grid (`EXPONENTS`).
+
+    A candidate counts as chosen with a probability proportional to its product. The likelihood is that of a right
+    answer. Questions whose candidates are all right or all wrong say nothing. Equal likelihoods: the nearest to 1.
+
+    Raises:
+        UserError: No question has a right and a wrong candidate.
+    """
+    grid = np.array(sorted(itertools.product(EXPONENTS, repeat=3), key=_distance))
+    likelihood, informative = np.zeros(len(grid)), 0
+    for question in measure.official(questions):
+        read = decide_again(stored[question.id], settings).passages
+        candidates = [(p.scores, measure.worth(p.answer, question)) for p in read if p.scores and p.answer is not None]
+        worth = np.array([value for _, value in candidates])
+        if len(set(worth)) > 1:
+            scores = np.array([(found.ret, found.rel, found.ans) for found, _ in candidates])
+            products = np.log(scores.clip(min=_SMALLEST)) @ grid.T  # (candidates, points of the grid)
+            weights = np.exp(products - products.max(axis=0))
+            likelihood += np.log((weights * worth[:, None]).sum(axis=0) / weights.sum(axis=0) + _SMALLEST)
+            informative += 1
+    if not informative:
+        raise UserError("no question of these traces has a right and a wrong candidate; `fit` needs some")
+    return [float(value) for value in grid[likelihood.argmax()]]
+
+
+def _distance(exponents: Sequence[float]) -> float:
+    return sum(abs(math.log(max(value, EXPONENTS[1] / 2))) for value in exponents)
