@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -140,7 +141,8 @@ def settings(stage: Stage) -> dict[str, Any]:
         if word == "--config":
             values |= yaml.safe_load((ROOT / words[position + 1]).read_text())
         elif word.startswith("--"):
-            values[word.removeprefix("--")] = words[position + 1]
+            given = itertools.takewhile(lambda word: not word.startswith("--"), words[position + 1 :])
+            values[word.removeprefix("--")] = " ".join(given)
     return values
 
 
@@ -181,7 +183,9 @@ def test_a_stage_depends_on_all_that_it_reads(stage: Stage) -> None:
     if isinstance(train_data, str) and train_data.startswith("{"):
         train_data = json.loads(train_data)
     named += [*train_data] if isinstance(train_data, dict) else [train_data]
-    unread = {values[key] for key in UNREAD.get(stage.name.partition("@")[0], ())}
+    named += [path for value in named if isinstance(value, dict) for path in value.values()]
+    given = [values[key] for key in UNREAD.get(stage.name.partition("@")[0], ())]
+    unread = {path for value in given for path in (value.values() if isinstance(value, dict) else [value])}
     folders = {name for name in named if isinstance(name, str) and name.startswith(("runs/", "checkpoints/"))}
     for folder in folders - unread:
         assert any(dep == folder or dep.startswith(f"{folder}/") for dep in stage.deps), folder
@@ -229,6 +233,18 @@ def test_one_model_of_mr2ag_has_all_tables() -> None:
     assert set(made["train"]["train_data"]) >= {made["visual_it"]["output"]}
 
 
+def test_each_baseline_of_mr2ag_is_read_by_the_model_that_was_tuned_on_its_contexts() -> None:
+    made = {stage.name: settings(stage) for stage in stages("mr2ag")}
+    tuned_on = {}
+    for name in ("mrag", "sfr"):
+        data, training = made[f"{name}_data"], made[f"train_{name}"]
+        assert data["output"] == training["train_data"]
+        forms = data["evidence"].split() if isinstance(data["evidence"], str) else data["evidence"]
+        tuned_on |= dict.fromkeys(forms, training["output_dir"])
+    readers = made["evaluate"]["plain_model"]
+    assert readers == {form: tuned_on[form] for form in ("article", "articles", "passages")}
+
+
 @pytest.mark.parametrize("half", ["", "_evqa"])
 def test_mmkb_rags_target_model_answers_the_tables(half: str) -> None:
     """Its target is the fine-tuned model: probed on other questions than it was tuned on, tuned, and answering."""
@@ -251,6 +267,8 @@ GIVEN_MR2AG = {
     "evaluate.yaml": {"top_n": 5, "gamma": 0.5, "fallback": None},
     "infoseek_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "llm_model": "GPT-4", "limit": None},
     "evqa_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "two_hop": False},
+    "plain_data.yaml": {"evidence": None, "context_words": None},
+    "sfr_data": {"evidence": None},
     "nq_it": {"limit": None, "without_image": None, "positives": None, "negatives_random": None},
 }
 GIVEN_MMKB = {

@@ -15,11 +15,13 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.pipelines.base import Clock, Pipeline, answer_with_context
 from reflectune.inference.pipelines.diagnostics import gold_passages
+from reflectune.inference.pipelines.naive_rag import NaiveRAG, NaiveRagSettings
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, needed, with_entry, with_evidence
-from reflectune.inference.pipelines.requirements import ENTRIES
+from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
+from reflectune.retrieval.contexts import ContextBuilder
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -167,12 +169,23 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> O
     return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=settings.top_n, lead=settings.lead)
 
 
+def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) -> WithGoldEntries:
+    reader = Reader(needed(parts.engine), settings.max_new_tokens)
+    contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, settings.passages, settings.lead)
+    return WithGoldEntries(name, lambda gold: NaiveRAG(name, reader, gold, contexts, "passages"))
+
+
 _ARTICLE = Recipe(_oracle("article"), LeadSettings, "base_model", with_entry, form="oracle", reads="article")
 _ARTICLES = Recipe(
     _among_others, EntrySettings, "base_model", with_entry, requires=(ENTRIES,), form="oracle", reads="articles"
 )
+_PASSAGES = Recipe(
+    _best_passages, NaiveRagSettings, "base_model", with_entry, (RERANKER,), form="oracle_passages", reads="passages"
+)
 RECIPES = {
     **baseline("oracle_article", _ARTICLE),
     **baseline("oracle_articles", _ARTICLES),
+    "oracle_passages": _PASSAGES,  # LLaVA-SFR with oracle entries
+    "oracle_passages_tuned": dataclasses.replace(_PASSAGES, model="plain_model", form="oracle_passages_tuned"),
     "oracle_passage": Recipe(_oracle("passage"), LeadSettings, "base_model", with_evidence, form="oracle"),
 }

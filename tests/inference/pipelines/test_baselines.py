@@ -3,9 +3,13 @@ from typing import Any
 import pytest
 
 from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.pipelines import oracle
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
 from reflectune.inference.pipelines.oracle import Oracle, OracleAmongOthers, WithGoldEntries
+from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.registry import build_pipeline
+from reflectune.inference.running.config import EvaluateConfig
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.rerankers.words import WordReranker
 
@@ -107,6 +111,19 @@ def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> Non
     traces = WithGoldEntries("mr2ag_oracle", Searching).run(questions, scripted.images(2))
     assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retrieved] == [[("a", 1.0)], [("c", 1.0)]]
     assert {trace.pipeline for trace in traces} == {"mr2ag_oracle"}
+
+
+def test_the_filter_with_oracle_entries_reads_the_best_passage_of_the_gold_one(
+    make, scripted, knowledge, monkeypatch
+) -> None:
+    reader = scripted.reader()
+    monkeypatch.setattr(oracle, "Reader", lambda engine, max_new_tokens: reader)
+    parts = PipelineParts(knowledge, engine=object(), reranker=WordReranker())
+    settings = EvaluateConfig(passages=1, lead="none")
+    question = make.question(0, text="What does the owl eat?", entity_ids=("c",))
+    (trace,) = build_pipeline("oracle_passages_tuned", settings, parts).run([question], scripted.images(1))
+    assert reader.contexts == [["c#1.0"]]
+    assert (trace.pipeline, [hit.entry_id for hit in trace.hits]) == ("oracle_passages_tuned", ["c"])
 
 
 def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) -> None:
