@@ -26,7 +26,7 @@ from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
-from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
+from reflectune.inference.pipelines.registry import all_forms, all_recipes, build_pipeline, find_recipe
 from reflectune.inference.running import single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.running.loading import open_engine, open_entries
@@ -159,6 +159,7 @@ ROUTES = {
     "mr2ag: [No Retrieval]": Route("mr2ag", 0.1),
     "mr2ag: nothing relevant, closed book": Route("mr2ag", 0.1, (("gamma", 0.0), ("fallback", "closed_book"))),
     "mr2ag: nothing relevant, best product": Route("mr2ag", 0.1, (("gamma", 0.0),)),
+    **{name: Route(name) for name in all_forms()["controls"]},
     "mr2ag_oracle": Route("mr2ag_oracle"),
     "mr2ag_oracle: [No Retrieval]": Route("mr2ag_oracle", 0.1),
     "relevance": Route("relevance"),
