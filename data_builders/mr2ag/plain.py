@@ -75,7 +75,7 @@ def run(config: PlainConfig) -> None:
         add_statistics(output, config.split, numbers)
         print(f"{output / config.split}.parquet: {len(plain):,} questions, {numbers['prompts']:,} prompts")
         for form, share in numbers["states_the_answer"].items():
-            print(f"{form}: {share:.1%} of the contexts hold a passage that states the answer")
+            print(f"{form}: {share:.1%} of the contexts hold a passage labelled as evidence")
         if numbers["questions_left_out"]:
             print(f"left out: {numbers['questions_left_out']:,} questions {_UNKNOWN}")
 
@@ -83,7 +83,7 @@ def run(config: PlainConfig) -> None:
 def statistics(
     settings: EvidenceSettings, examples: Sequence[ReflectionExample], plain: Sequence[PromptedExample]
 ) -> dict[str, Any]:
-    """Count questions and prompts, and for each context how often it holds a passage that states the answer.
+    """Count questions and prompts, and for each context the share that holds a passage labelled as evidence.
 
     Args:
         settings: The contexts.
