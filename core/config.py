@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from reflectune.core.errors import UserError
@@ -81,13 +81,6 @@ class Settings(BaseModel):
         protected_namespaces=(),
         defer_build=True,
     )
-
-    _config_file: Path | None = PrivateAttr(default=None)
-
-    @property
-    def config_file(self) -> Path | None:
-        """The YAML file that the command line named, None if it named none."""
-        return self._config_file
 
     @property
     def writes_nothing(self) -> bool:
@@ -199,9 +192,7 @@ def parse_config(kind: type[Config], argv: Sequence[str] | None = None) -> Confi
         unknown_key(str(key), kind.model_fields, str(path)) for key in values if key not in kind.model_fields
     ] + problems
     known = {key: value for key, value in values.items() if key in kind.model_fields}
-    config = _checked(kind, {**known, **given}, problems)
-    config._config_file = path
-    return config
+    return _checked(kind, {**known, **given}, problems)
 
 
 def read_config(kind: type[Config], path: str | Path, **changes: str) -> Config:

@@ -7,7 +7,7 @@ whole sentences up to a number of tokens (ReflectiVA: 300), and a fixed number o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from reflectune.core.types import Entry, Passage
@@ -32,14 +32,7 @@ _LONGEST_ABBREVIATION = 12
 _WITHOUT_EVIDENCE = {"references", "external links", "see also", "notes", "further reading", "bibliography"}
 
 
-def split_passages(
-    entry: Entry,
-    *,
-    lead: Lead = "none",
-    cut: Cut = "paragraphs",
-    size: int = 0,
-    count_tokens: Callable[[str], int] | None = None,
-) -> list[Passage]:
+def split_passages(entry: Entry, *, lead: Lead = "none", cut: Cut = "paragraphs", size: int = 0) -> list[Passage]:
     """Cut an entry into passages, in the article's order. Together they hold every word once.
 
     Sections without prose ("References" …) and empty passages are left out. Without sections the summary is read.
@@ -50,16 +43,15 @@ def split_passages(
             often doesn't name its subject.
         cut: `paragraphs`: end at a blank line, or at a line break if the next line is not indented (dumps of Wikipedia
             have one paragraph per line). `sections`: whole sections. `windows`: the whole sentences of a section that
-            fit into `size` tokens; a longer sentence is a window of its own. `words`: `size` words, across sections;
+            fit into `size` words; a longer sentence is a window of its own. `words`: `size` words, across sections;
             the passage belongs to the section of its first word.
-        size: Tokens or words of a passage; 0 for the default (`DEFAULT_SIZES`). Not for paragraphs and sections.
-        count_tokens: Counts the tokens of a sentence, for `windows`; None counts words.
+        size: Words of a passage; 0 for the default (`DEFAULT_SIZES`). Not for paragraphs and sections.
 
     Raises:
-        ValueError: `size` or `count_tokens` is given for a cut that doesn't read it.
+        ValueError: `size` is given for a cut that doesn't read it.
     """
-    if (size and cut not in DEFAULT_SIZES) or (count_tokens is not None and cut != "windows"):
-        raise ValueError(f"the cut `{cut}` reads neither `size` nor `count_tokens`")
+    if size and cut not in DEFAULT_SIZES:
+        raise ValueError(f"the cut `{cut}` doesn't read `size`")
     size = size or DEFAULT_SIZES.get(cut, 0)
     sections = _sections(entry)
     opening = first_sentence(entry.summary) if lead == "first_sentence" and entry.sections else ""
@@ -72,7 +64,7 @@ def split_passages(
         elif cut == "sections":
             parts = [" ".join(text.split())]
         else:
-            parts = _windows(text, size, count_tokens or _count_words)
+            parts = _windows(text, size)
         parts = [part for part in parts if part]
         passages += [Passage(entry.id, index, i, entry.title, opening, heading, part) for i, part in enumerate(parts)]
     return passages
@@ -120,22 +112,18 @@ def _sections(entry: Entry) -> list[tuple[int, str, str]]:
     ]
 
 
-def _windows(text: str, size: int, count: Callable[[str], int]) -> list[str]:
+def _windows(text: str, size: int) -> list[str]:
     """Pack whole sentences greedily into windows."""
     windows: list[list[str]] = [[]]
     room = size
     for sentence in sentences(text):
-        tokens = count(sentence)
-        if tokens > room and windows[-1]:
+        words = len(sentence.split())
+        if words > room and windows[-1]:
             windows.append([])
             room = size
         windows[-1].append(sentence)
-        room -= tokens
+        room -= words
     return [" ".join(window) for window in windows]
-
-
-def _count_words(text: str) -> int:
-    return len(text.split())
 
 
 def _blocks(entry: Entry, sections: Sequence[tuple[int, str, str]], size: int, lead: str) -> list[Passage]:

@@ -1,21 +1,19 @@
 """From a long reply to the short answer that exact match wants, by MI-RAG's few-shot prompt (appendix E, figure A12).
 
 Three demonstrations of the training split, those whose questions are most like the one asked, show the form. MI-RAG
-says "question similarity" and no more; here it is the overlap of word sets unless another measure is given.
+says "question similarity" and no more; here it is the overlap of word sets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.hashing import fingerprint
 from reflectune.metrics.judging.cover import spaced_tokens
 from reflectune.metrics.judging.judges import TEMPERATURE, Complete
-
-Similarity = Callable[[str, str], float]
 
 SHOTS = 3
 """The template's number; §4.1 of MI-RAG says four."""
@@ -111,14 +109,13 @@ def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, s
     return texts
 
 
-def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS, similarity: Similarity | None = None) -> list[Shot]:
+def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS) -> list[Shot]:
     """The n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
 
     The asked question itself is left out if it is in the pool with the same image.
     """
-    measure = similarity or word_overlap
     others = [shot for shot in pool if (shot.question, shot.image) != (query.question, query.image)]
-    return sorted(others, key=lambda shot: -measure(query.question, shot.question))[:n]
+    return sorted(others, key=lambda shot: -word_overlap(query.question, shot.question))[:n]
 
 
 def word_overlap(first: str, second: str) -> float:

@@ -1,4 +1,4 @@
-"""Retrieval metrics: recall at k over articles and passages, mean reciprocal rank.
+"""Retrieval metrics: recall at k over articles and passages, reciprocal rank.
 
 Each quantity has its own name, since they are not comparable: `article_recall` needs the gold article, `passage_recall`
 the evidence section, `prr` only the answer's text, and `entity_mention_recall` (`metrics.official.pmsr`) a name.
@@ -7,19 +7,12 @@ the evidence section, `prr` only the answer's text, and `entity_mention_recall` 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal
 
 from reflectune.core.types import Evidence, Passage
-from reflectune.metrics.judging.cover import cover_match
-
-
-def recall_at_k(candidates: Sequence[str], ground_truth: str, ks: Sequence[int]) -> dict[int, int]:
-    """For each k, 1 if the right one is among the first k candidates, else 0 (EchoSight's measure)."""
-    return {k: int(ground_truth in candidates[:k]) for k in ks}
 
 
 def article_recall_at_k(ranked: Sequence[str], gold: Collection[str], k: int) -> float:
-    """Return 1.0 if any gold entry is among the first k distinct entries, else 0.0.
+    """Return 1.0 if any gold entry is among the first k distinct entries, else 0.0 (EchoSight's measure).
 
     Args:
         ranked: Ids of entries, best first; repeated ids count once.
@@ -36,24 +29,20 @@ def passage_recall_at_k(ranked: Sequence[Passage], evidence: Collection[Evidence
     return float(any(Evidence(passage.entry_id, passage.section) in evidence for passage in ranked[:k]))
 
 
-def prr_at_k(
-    texts: Sequence[str], answers: Collection[str], k: int, mode: Literal["official", "strict"] = "official"
-) -> float:
+def prr_at_k(texts: Sequence[str], answers: Collection[str], k: int) -> float:
     """Return pseudo-relevance recall: 1.0 if any accepted answer is in any of the first k texts, else 0.0.
+
+    FLMR's test is a case-insensitive substring, so that "no" is in "known" and an empty answer in every text.
 
     Args:
         texts: Retrieved passages as in the index, best first.
         answers: Accepted answers, aliases included; at least one.
         k: Number of passages to look at, at least 1.
-        mode: `official` is FLMR's test, a case-insensitive substring, so that "no" is in "known" and an empty answer in
-            every text; `strict` compares whole tokens (`reflectune.metrics.judging.cover`).
 
     Raises:
-        ValueError: No answer is given, or k is less than 1; in `official` mode also if nothing was found, as FLMR.
+        ValueError: No answer is given, k is less than 1, or nothing was found.
     """
     _check(answers, k)
-    if mode == "strict":
-        return float(any(cover_match(text, answers) for text in texts[:k]))
     if not texts:
         raise ValueError("expected at least one retrieved text, found none: FLMR's recall of nothing is undefined")
     wanted = [answer.strip().lower() for answer in answers]
@@ -75,13 +64,6 @@ def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
 def reciprocal_rank(ranked: Sequence[str], gold: Collection[str]) -> float:
     """1 / (place of the first gold id, counted from 1); 0.0 if there is none."""
     return next((1.0 / place for place, entry_id in enumerate(ranked, start=1) if entry_id in gold), 0.0)
-
-
-def mrr(rankings: Sequence[Sequence[str]], golds: Sequence[Collection[str]]) -> float:
-    """Mean reciprocal rank over questions, at least one."""
-    if not rankings:
-        raise ValueError("expected at least one ranking, found none")
-    return sum(reciprocal_rank(ranked, gold) for ranked, gold in zip(rankings, golds, strict=True)) / len(rankings)
 
 
 def _check(gold: Collection[object], k: int) -> None:

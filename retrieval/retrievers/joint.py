@@ -159,7 +159,7 @@ class JointSearch:
         return merge_hits([each.hits[name] for name in self.names for each in results], self._merge)
 
 
-def merge_hits(lists: Lists, rule: Merge, top: int | None = None) -> list[PassageHit]:
+def merge_hits(lists: Lists, rule: Merge) -> list[PassageHit]:
     """Merge lists into one in which each passage of a knowledge base is once; ranks are counted again.
 
     Scores stay; a hit of several lists is taken from the first of them, with `scores` from the one that scores highest.
@@ -170,7 +170,6 @@ def merge_hits(lists: Lists, rule: Merge, top: int | None = None) -> list[Passag
             so on. `rrf`: reciprocal rank fusion, the sum of 1 / (60 + rank) over the lists that have the passage, which
             is added to the hit's parts; for disjoint lists it equals `in_turn`. `scores`: by score, for comparable
             scores. Ties keep the order of lists.
-        top: Number of hits to return; None returns all.
     """
     rule = _checked(rule)
     if rule == "concat":
@@ -184,7 +183,7 @@ def merge_hits(lists: Lists, rule: Merge, top: int | None = None) -> list[Passag
         fused = _fused(lists)
         merged = [dataclasses.replace(hit, parts={**hit.parts, "rrf": fused[_key(hit)]}) for hit in merged]
         merged.sort(key=lambda hit: -hit.parts["rrf"])
-    return _ranked(merged[:top])
+    return _ranked(merged)
 
 
 def split_budget(top: int, parts: int | Sequence[int]) -> list[int]:

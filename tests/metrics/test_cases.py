@@ -30,6 +30,11 @@ def with_fixed_logits(bem_logits: list[float], reference_list: list[str], **inpu
     return evqa.evaluate_example(references=reference_list, bem_logits=logits, **inputs)
 
 
+def recalls(candidates: list[str], ground_truth: str, ks: list[int]) -> dict[int, int]:
+    """Return EchoSight's recall for each k."""
+    return {k: int(retrieval.article_recall_at_k(candidates, [ground_truth], k)) for k in ks}
+
+
 METRICS: dict[str, Callable[..., Any]] = {
     "infoseek.normalize_answer": infoseek.normalize_answer,
     "infoseek.string_exact_match": infoseek.exact_match,
@@ -49,7 +54,7 @@ METRICS: dict[str, Callable[..., Any]] = {
     "evqa.evaluate_example_fixed_bem_logits": with_fixed_logits,
     "vqa.soft_accuracy": lambda **inputs: vqa.percent(vqa.soft_accuracy(**inputs)),
     "selfrag.match": cover.match,
-    "echosight.recall_at_k": retrieval.recall_at_k,
+    "echosight.recall_at_k": recalls,
 }
 
 
