@@ -14,7 +14,7 @@ from reflectune.formats.hits import Hit, places
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, sentences, split_passages
 from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
-from reflectune.retrieval.rerankers.words import best_by_words
+from reflectune.retrieval.rerankers.words import WordReranker
 
 ContextForm = Literal["article", "articles", "passage", "passages"]
 CONTEXT_FORMS: tuple[ContextForm, ...] = ("article", "articles", "passage", "passages")
@@ -95,23 +95,28 @@ class Document:
 
 
 def find_documents(
-    question: str, hits: Sequence[Hit], passages_of: Callable[[str], Sequence[Passage]], most: int
-) -> list[Document]:
-    """The `most` passages of retrieved entries with the highest BM25 against the question, best first.
+    questions: Sequence[str],
+    hits: Sequence[Sequence[Hit]],
+    passages_of: Callable[[str], Sequence[Passage]],
+    most: int,
+    reranker: Reranker | None = None,
+) -> list[list[Document]]:
+    """The `most` passages of each question's retrieved entries that a reranker puts first, best first.
 
     Args:
-        question: Its text.
-        hits: The entries.
+        questions: Their texts.
+        hits: The entries of each.
         passages_of: The passages of an entry, by its id.
         most: K of Algorithm 2.
+        reranker: Ranks the passages; None: BM25.
     """
-    scores, found = {hit.entry_id: hit.score for hit in hits}, places(hits)
-    passages = [passage for entry_id in scores for passage in passages_of(entry_id)]
-    best_passages = best_by_words(question, passages, most)
-    return [
-        Document(passage, scores[passage.entry_id], rank, found=found[passage.entry_id])
-        for rank, passage in enumerate(best_passages, start=1)
-    ]
+    articles = [[passage for hit in row for passage in passages_of(hit.entry_id)] for row in hits]
+    found = []
+    for row, ranked in zip(hits, (reranker or WordReranker()).rank(questions, articles, most), strict=True):
+        scores, where = {hit.entry_id: hit.score for hit in row}, places(row)
+        passages = [scored.passage for scored in ranked]
+        found.append([Document(p, scores[p.entry_id], i, found=where[p.entry_id]) for i, p in enumerate(passages, 1)])
+    return found
 
 
 def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> Document | None:

@@ -258,8 +258,10 @@ def test_mmkb_rags_target_model_answers_the_tables(half: str) -> None:
     tables = [f"evaluate{half}", *(f"table_{number}{half}" for number in (2, 3, 4)), f"table_5{half}@2"]
     assert {made[name]["base_model"] for name in tables} == {target}
     assert made[f"evaluate{half}_untuned"]["base_model"] == made["train_plain"]["model"]
-    ranked = {(values["top_n"], values["documents"], values["title_weight"]) for values in map(made.get, tables)}
-    assert ranked == {(probes["top_n"], probes["documents"], probes["title_weight"])}
+    keys = ("top_n", "documents", "documents_by", "reranker", "reranker_model", "title_weight")
+    assert {tuple(made[name][key] for key in keys) for name in tables} == {tuple(probes[key] for key in keys)}
+    data = made[f"plain_data{half}"]  # the baselines' ranking
+    assert (data["reranker"], data["reranker_model"]) == (probes["reranker"], probes["reranker_model"])
 
 
 GIVEN_MR2AG = {

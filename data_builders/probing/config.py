@@ -16,6 +16,7 @@ from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName, PlacementKeys
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.rerankers.config import DOCUMENTS_BY, DocumentRanking, RerankerConfig
 
 SCHEME = "mmkb_rag"
 
@@ -42,7 +43,8 @@ class DocumentSettings(Settings):
     """Documents to probe a question with."""
 
     top_n: int = setting(5, "entries to retrieve for a question", ge=1)
-    documents: int = setting(10, "passages per question: those that share most words with it", ge=1)
+    documents: int = setting(10, "passages per question: the best by documents_by", ge=1)
+    documents_by: DocumentRanking = setting("words", DOCUMENTS_BY)
     documents_of: Literal["retrieved", "own"] = setting(
         "retrieved", "source of the passages: the retrieved entries, or the question's own entry"
     )
@@ -71,6 +73,7 @@ class ProbeConfig(
     PlacementKeys,
     ImageKeys,
     RetrieverConfig,
+    RerankerConfig,
 ):
     """Ask a model a split's questions without and with each retrieved document, and record its answers."""
 

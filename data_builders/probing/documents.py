@@ -17,6 +17,7 @@ from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import split_passages
 from reflectune.retrieval.contexts import Document, find_documents
+from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 _TRIES: Final = 10
@@ -34,11 +35,18 @@ class DocumentSource:
         retriever: Finds entries by an image; None takes the question's own.
         settings: Number and kind of documents.
         seed: Seed of the random ones.
+        reranker: Ranks passages; None: BM25.
     """
 
     def __init__(
-        self, knowledge: KnowledgeBase, retriever: Retriever | None, settings: DocumentSettings, seed: int
+        self,
+        knowledge: KnowledgeBase,
+        retriever: Retriever | None,
+        settings: DocumentSettings,
+        seed: int,
+        reranker: Reranker | None = None,
     ) -> None:
+        self._reranker = reranker
         self._knowledge, self._retriever, self._settings, self._seed = knowledge, retriever, settings, seed
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(
             lambda entry_id: split_passages(knowledge.get(entry_id), lead=settings.lead)
@@ -55,7 +63,7 @@ class DocumentSource:
                 raise UserError(f"its entry {entry_id} is not in the knowledge base {self._knowledge.folder}")
 
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[list[Document]]:
-        """Return the documents of questions that pass `check`, by words shared with the question; random ones last.
+        """Return the documents of questions that pass `check`, in the reranker's order; random ones last.
 
         A document's score is its entry's S_ret, or without retrieval 1 for the question's own entry; 0 if random.
         """
@@ -65,16 +73,14 @@ class DocumentSource:
             hits = self._retriever.search(list(images), self._settings.top_n)
         else:
             hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(q.entity_ids, start=1)] for q in questions]
-        found = [
-            find_documents(question.text, row, self._passages, self._settings.documents)
-            for question, row in zip(questions, hits, strict=True)
-        ]
+        texts, most = [question.text for question in questions], self._settings.documents
+        found = find_documents(texts, hits, self._passages, most, self._reranker)
         if not self._retriever:
             found = [[dataclasses.replace(document, found="") for document in row] for row in found]
         return [[*documents, *self._random(q, documents)] for q, documents in zip(questions, found, strict=True)]
 
     def _random(self, question: Question, documents: Sequence[Document]) -> list[Document]:
-        """Return the passage of each random entry that shares most words with the question."""
+        """Return the best passage of each random entry."""
         rng = random.Random(f"{self._seed}:{question.id}")
         taken = {*question.entity_ids, *(document.passage.entry_id for document in documents)}
         drawn: list[Document] = []
@@ -85,6 +91,6 @@ class DocumentSource:
             if entry_id in taken:
                 continue
             taken.add(entry_id)
-            best = find_documents(question.text, [Hit(entry_id, 0.0, 1)], self._passages, 1)
+            (best,) = find_documents([question.text], [[Hit(entry_id, 0.0, 1)]], self._passages, 1, self._reranker)
             drawn += [Document(found.passage, found.score, len(documents) + len(drawn) + 1) for found in best]
         return drawn

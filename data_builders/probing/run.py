@@ -28,6 +28,8 @@ from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.scoring.registry import Metric, find_metric
 from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 
 _DECISIVE: Final = {
@@ -70,14 +72,15 @@ def run(config: ProbeConfig) -> None:
         device_map=config.device_map,
     )
     generation, batches = GenerationSettings.of(config), WorkerSettings.of(config)
-    source = _document_source(config, dataset, device)
+    reranker = open_reranker(config, device=device) if config.documents_by == "reranker" else None
+    source = _document_source(config, dataset, device, reranker)
     worker = ProbeWorker(dataset, source, loaded, find_metric(metric, bem), generation, batches)
     if config.dry_run:
         if processes.index == 0:
             print(f"{len(questions):,} questions of {config.split} in {config.dataset}, scored by {metric}")
             print(preview(worker, questions[:1]))
         return
-    logs = begin(config.output, settings(config, dataset, loaded, metric, bem))
+    logs = begin(config.output, settings(config, dataset, loaded, metric, bem, reranker))
     done = answered(config.output)
 
     def finish() -> None:
@@ -110,13 +113,21 @@ def answer(
             yield from ((probe.question_id, to_row(probe)) for probe in worker.probe(batch))
 
 
-def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, metric: Metric, bem: Bem | None) -> dict[str, Any]:
+def settings(
+    config: ProbeConfig,
+    dataset: Dataset,
+    loaded: Loaded,
+    metric: Metric,
+    bem: Bem | None,
+    reranker: Reranker | None = None,
+) -> dict[str, Any]:
     """Return everything that determines a probe, by name."""
     return {
         "model": loaded.fingerprint,
         "prompts": loaded.renderer.fingerprint,
         "dataset": dataset.fingerprint,
         "knowledge": dataset.knowledge.fingerprint,
+        "reranker": reranker.fingerprint if reranker else None,
         "index": config.finder_fingerprint() if config.documents_of == "retrieved" else None,
         "trained_on": read_manifest(config.trained_on).fingerprints[config.split] if config.trained_on else None,
         "metric": f"{metric} (BEM {bem.fingerprint})" if bem else metric,
@@ -132,8 +143,8 @@ def preview(worker: ProbeWorker, questions: Sequence[Question]) -> str:
     return "\n".join(lines)
 
 
-def _document_source(config: ProbeConfig, dataset: Dataset, device: str) -> DocumentSource:
+def _document_source(config: ProbeConfig, dataset: Dataset, device: str, reranker: Reranker | None) -> DocumentSource:
     retriever = None
     if config.documents_of == "retrieved":
         retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
-    return DocumentSource(dataset.knowledge, retriever, DocumentSettings.of(config), config.seed)
+    return DocumentSource(dataset.knowledge, retriever, DocumentSettings.of(config), config.seed, reranker)

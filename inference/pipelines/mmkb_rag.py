@@ -17,7 +17,7 @@ from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
-from reflectune.inference.pipelines.requirements import ENTRIES
+from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
 from reflectune.inference.reading.document_choice import Mct, apply_mct, fuse, keep_first, keep_relevant, read_mct
 from reflectune.inference.reading.prompted_reader import PromptedReader
@@ -262,7 +262,7 @@ def _scores(name: str, settings: DocumentFinderSettings, parts: PipelineParts) -
 
 
 def _finder(settings: DocumentFinderSettings, parts: PipelineParts) -> DocumentFinder:
-    return DocumentFinder(needed(parts.retriever), parts.knowledge, settings)
+    return DocumentFinder(needed(parts.retriever), parts.knowledge, settings, parts.reranker)
 
 
 def _reader(settings: MmkbRagSettings, parts: PipelineParts) -> PromptedReader:
@@ -281,7 +281,7 @@ RECIPES = {
         MmkbRagSettings,
         "model",
         every,
-        requires=(ENTRIES,),
+        requires=(ENTRIES, RERANKER),
         uses=lambda config: ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base"),
         may_use_base=True,
         form="mmkb_rag",
@@ -292,7 +292,7 @@ RECIPES = {
             _reader(settings, parts), _finder(settings, parts), _base(settings, parts)
         ),
     ),
-    "reflection": Recipe(_scores, DocumentFinderSettings, "model", every, requires=(ENTRIES,)),
+    "reflection": Recipe(_scores, DocumentFinderSettings, "model", every, requires=(ENTRIES, RERANKER)),
 }
 
 

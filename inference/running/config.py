@@ -21,6 +21,7 @@ from reflectune.inference.pipelines.registry import (
     pipeline_settings,
     reflecting,
 )
+from reflectune.inference.pipelines.requirements import RERANKER
 from reflectune.inference.running.runner import RunSettings
 from reflectune.inference.trace_files.reading import trace_files
 from reflectune.metrics.config import MetricConfig
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 else:
     AllPipelines = pipeline_settings(all_recipes())
     """Settings of all registered pipelines."""
-    ReflectingPipelines = pipeline_settings(reflecting())
+    ReflectingPipelines = pipeline_settings(reflecting(), without=(RERANKER,))
     """Settings of pipelines that are named like the scheme of their checkpoint."""
     SinglePassPipelines = pipeline_settings(name for name, it in all_recipes().items() if not it.is_iterative)
     """Settings of pipelines that retrieve at most once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Dtype
@@ -13,6 +13,8 @@ from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 
 Kind = Literal["words", "embedding", "cross_encoder", "q_former"]
+DocumentRanking = Literal["words", "reranker"]
+DOCUMENTS_BY: Final = "MMKB-RAG: ranking of the entries' passages: words (BM25), or reranker (as the baselines')"
 
 
 class RerankerConfig(Settings):

@@ -32,11 +32,6 @@ class WordReranker:
         ]
 
 
-def best_by_words(question: str, passages: Sequence[Passage], top_n: int) -> list[Passage]:
-    """The passages with the highest BM25 against the question, among these passages; ties keep their order."""
-    return [one.passage for one in best_first(passages, bm25_scores(question, passages), top_n)]
-
-
 def bm25_scores(question: str, passages: Sequence[Passage]) -> list[float]:
     """BM25 of each passage against the question, k1 = 1.5, b = 0.75, document frequencies counted in `passages`."""
     documents = [Counter(_words(f"{passage.heading} {passage.text}")) for passage in passages]

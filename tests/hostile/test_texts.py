@@ -18,7 +18,7 @@ from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.metrics.judging.cover import cover_match, cover_one
 from reflectune.metrics.scoring.registry import exact_match
-from reflectune.retrieval.rerankers.words import best_by_words
+from reflectune.retrieval.rerankers.words import WordReranker
 
 SPACES = " \u00a0\u2007\u2009\u202f"
 DIGITS = ["0123456789", *("".join(chr(zero + n) for n in range(10)) for zero in (0xFF10, 0x660, 0x966, 0x1D7CE))]
@@ -111,7 +111,8 @@ def test_a_word_is_found_in_any_script_and_form(
     assert cover_match(named, [asked(target)])
     assert not cover_match(without, [asked(target)])
     assert annotate_by_string(Question("q", "", "?", (asked(target),)), passage(named)).relevant
-    assert best_by_words(asked(target), [passage(without), passage(followed)], 1) == [passage(followed)]
+    ((best,),) = WordReranker().rank([asked(target)], [[passage(without), passage(followed)]], 1)
+    assert best.passage == passage(followed)
 
 
 NAMES = st.text("\u00fc\u00e9\u1ed9\uac00\u304cabc 1", min_size=1, max_size=4).map(str.strip).filter(bool)

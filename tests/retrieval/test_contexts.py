@@ -16,7 +16,7 @@ HITS = [Hit("e1", 0.9, 1), Hit("e2", 0.4, 2), Hit("e3", 0.3, 3)]
 
 
 def test_the_passages_that_share_most_words_come_first_with_their_entrys_score() -> None:
-    documents = find_documents("What does it eat: mice?", HITS, ARTICLES.__getitem__, 2)
+    (documents,) = find_documents(["What does it eat: mice?"], [HITS], ARTICLES.__getitem__, 2)
     assert [(document.passage.id, document.score, document.rank, document.found) for document in documents] == [
         ("e2#0.0", 0.4, 1, "2 of 3 (similarity 0.40; first 0.90)"),
         ("e1#0.1", 0.9, 2, "1 of 3 (similarity 0.90; first 0.90)"),
@@ -24,8 +24,7 @@ def test_the_passages_that_share_most_words_come_first_with_their_entrys_score()
 
 
 def test_without_hits_or_passages_there_are_no_documents() -> None:
-    assert find_documents("What?", [], ARTICLES.__getitem__, 5) == []
-    assert find_documents("What?", HITS[2:], ARTICLES.__getitem__, 5) == []
+    assert find_documents(["What?"] * 2, [[], HITS[2:]], ARTICLES.__getitem__, 5) == [[], []]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 60))

@@ -3,10 +3,15 @@ import json
 import pytest
 
 from reflectune.core.config import find_problems
+from reflectune.core.errors import UserError
+from reflectune.data_builders.probing.config import DocumentSettings
+from reflectune.data_builders.probing.documents import DocumentSource
+from reflectune.formats.hits import places
 from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.trace import from_row, to_row
+from reflectune.retrieval.rerankers.base import ScoredPassage
 
 # The question's words are in all four documents alike, so the retriever's order is that of the entries.
 ORDER = ["a#0.0", "a#1.0", "b#0.0", "b#1.0"]
@@ -237,6 +242,28 @@ def test_documents_are_the_best_passages_by_words_of_the_best_entries(make, scri
     (retrieved,) = finder.find([question], scripted.images(1))
     assert [hit.entry_id for hit in retrieved.hits] == ["b", "a"]
     assert [document.id for document in retrieved.documents] == ["b#1.0", "a#1.0", "b#0.0"]
+
+
+class Backwards:
+    """A reranker that puts the last passage first."""
+
+    name = fingerprint = "backwards"
+
+    def rank(self, questions, passages, top_k=None):
+        return [[ScoredPassage(p, 0.0) for p in reversed(row)][:top_k] for row in passages]
+
+
+def test_a_reranker_ranks_documents_in_probing_and_asking_alike(make, scripted, knowledge) -> None:
+    settings = DocumentFinderSettings(top_n=2, documents=3, documents_by="reranker", lead="none")
+    retriever, question = scripted.retriever({"b": 0.8, "a": 0.4}), make.question(0)
+    (asked,) = DocumentFinder(retriever, knowledge, settings, Backwards()).find([question], scripted.images(1))
+    probing = DocumentSettings(top_n=2, documents=3, documents_by="reranker", lead="none")
+    (probed,) = DocumentSource(knowledge, retriever, probing, 0, Backwards()).find([question], scripted.images(1))
+    assert [document.id for document in asked.documents] == ["a#1.0", "a#0.0", "b#1.0"]
+    assert [document.passage for document in probed] == list(asked.documents)
+    assert places(asked.hits) == {document.passage.entry_id: document.found for document in probed}
+    with pytest.raises(UserError, match="works in `probe`, `evaluate` and `sweep`"):
+        DocumentFinder(retriever, knowledge, settings)
 
 
 def test_scores_stand_beside_the_documents(make, scripted, knowledge) -> None:

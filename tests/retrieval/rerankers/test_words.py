@@ -1,9 +1,13 @@
 from reflectune.core.types import Passage
-from reflectune.retrieval.rerankers.words import best_by_words
+from reflectune.retrieval.rerankers.words import WordReranker
 
 
 def passage(entry_id: str, text: str) -> Passage:
     return Passage(entry_id, 0, 0, "", "", "", text)
+
+
+def best_by_words(question: str, passages: list[Passage], count: int) -> list[Passage]:
+    return [scored.passage for scored in WordReranker().rank([question], [passages], count)[0]]
 
 
 def test_bm25_prefers_rare_words_and_keeps_the_order_of_ties() -> None:
