@@ -8,17 +8,17 @@ write its verdict first. The forced token is the same for all passages, so it ca
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
-from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, make
+from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, make
 from reflectune.inference.pipelines.recipe import CONTROLS, Recipe, every, needed
-from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
+from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER, Requirement
 from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_shares
 from reflectune.inference.reading.reader import OpenedQuestions
@@ -33,14 +33,16 @@ class TextScoredSettings(Mr2agSettings):
     )
 
 
-class FirstPassage(MR2AG):
+class FirstPassage(Unjudged):
     """Answers from the reranker's best passage of the first entry."""
+
+    name = "mr2ag_first_passage"
 
     def _passages(
         self, questions: Sequence[Question], images: Sequence[Image.Image], hits: Sequence[Sequence[Hit]]
     ) -> list[list[Passage]]:
-        contexts = ContextBuilder(self._knowledge, self._reranker, top_n=1, passages=1, lead=self._settings.lead)
-        return contexts.build("passages", [question.text for question in questions], hits, images)
+        contexts = ContextBuilder(self._knowledge, self._reranker, top_n=1, lead=self._settings.lead)
+        return contexts.build("passage", [question.text for question in questions], hits, images)
 
 
 class TextScored(MR2AG):
@@ -48,6 +50,8 @@ class TextScored(MR2AG):
 
     A share has no threshold, so every passage is answered from.
     """
+
+    name = "mr2ag_text_scored"
 
     def _judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
         judged, relevance = super()._judge(opened, passages), []
@@ -59,22 +63,21 @@ class TextScored(MR2AG):
         return dataclasses.replace(judged, relevance=relevance)
 
 
-_UNJUDGED = Recipe(
-    functools.partial(make, judging=False),
-    Mr2agSettings,
-    "model",
-    every,
-    requires=(ENTRIES,),
-    form=CONTROLS,
-    scheme="mr2ag",
-)
-_WITH_TEXTS = dataclasses.replace(_UNJUDGED, requires=(ENTRIES, RERANKER))
+def _recipe(kind: type[MR2AG], *parts: Requirement, settings: type[Mr2agSettings] = Mr2agSettings) -> Recipe[Any]:
+    requires = (ENTRIES, *parts)
+    return Recipe(
+        lambda name, settings, parts: make(kind, settings, parts),
+        settings,
+        "model",
+        every,
+        requires,
+        form=CONTROLS,
+        scheme="mr2ag",
+    )
+
+
 RECIPES = {
-    "mr2ag_unjudged": _UNJUDGED,
-    "mr2ag_first_passage": dataclasses.replace(
-        _WITH_TEXTS, make=functools.partial(make, kind=FirstPassage, judging=False)
-    ),
-    "mr2ag_text_scored": dataclasses.replace(
-        _WITH_TEXTS, make=functools.partial(make, kind=TextScored), settings=TextScoredSettings
-    ),
+    Unjudged.name: _recipe(Unjudged),
+    FirstPassage.name: _recipe(FirstPassage, RERANKER),
+    TextScored.name: _recipe(TextScored, RERANKER, settings=TextScoredSettings),
 }

@@ -22,6 +22,7 @@ from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import PassageTrace, Trace
 
 if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.rerankers.base import Reranker
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Fallback = Literal["best_product", "random", "closed_book", "abstain"]
@@ -57,12 +58,21 @@ class GatedPipeline:
         settings: The settings. Of `fallback` the paper of mR²AG says nothing: `best_product` answers from the passage
             with the highest product (ReflectiVA: the likeliest one), `random` from one drawn by the question's id,
             `closed_book` from the image alone, `abstain` not at all. ReflectiVA's released one is `random`.
+        reranker: Scores passages, for controls.
     """
 
     name = ""
 
-    def __init__(self, reader: Any, retriever: Retriever, knowledge: KnowledgeBase, settings: Any) -> None:
+    def __init__(
+        self,
+        reader: Any,
+        retriever: Retriever,
+        knowledge: KnowledgeBase,
+        settings: Any,
+        reranker: Reranker | None = None,
+    ) -> None:
         self._reader, self._retriever, self._knowledge, self._settings = reader, retriever, knowledge, settings
+        self._reranker = reranker
 
     def _gate_and_judge(
         self, questions: Sequence[Question], images: Sequence[Image.Image], clock: Clock, s_ret_temperature: float = 0.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from PIL import Image
 from pydantic import Field
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, drawn_place, fallback_of
 from reflectune.inference.pipelines.oracle import WithGoldEntries
@@ -25,8 +24,7 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.official.infoseek import normalize_answer
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.retrieval.rerankers.base import Reranker
-    from reflectune.retrieval.retrievers.entry_retriever import Retriever
+    pass
 
 
 Exponents = Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)]
@@ -52,33 +50,18 @@ class MR2AG(GatedPipeline):
 
     All passages of a question share its vision pass and its prefix; gate and relevance are probabilities read at one
     position; only relevant passages are decoded from.
-
-    Args:
-        judging: False to answer from every passage, and to leave S_rel out of the product. Traces keep S_rel.
-        reranker: Scores passages, for controls.
     """
 
     name = "mr2ag"
-
-    def __init__(
-        self,
-        reader: Any,
-        retriever: Retriever,
-        knowledge: KnowledgeBase,
-        settings: Mr2agSettings,
-        *,
-        judging: bool = True,
-        reranker: Reranker | None = None,
-    ) -> None:
-        super().__init__(reader, retriever, knowledge, settings)
-        self._judging, self._reranker = judging, reranker
+    judging = True
+    """False to answer from every passage, and to leave S_rel out of the product. Traces keep S_rel."""
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order; each step runs on the questions that still need it."""
         clock = Clock()
         gated = self._gate_and_judge(questions, images, clock, self._settings.s_ret_temperature)
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
-        used = [fallback_of(trace, self._settings.fallback, judging=self._judging) for trace in traces]
+        used = [fallback_of(trace, self._settings.fallback, judging=self.judging) for trace in traces]
         fallbacks = {i: fallback for i, fallback in enumerate(used) if fallback}
         with clock.step("answer"):
             direct = self._answer_directly(gated.opened, traces, fallbacks)
@@ -121,7 +104,7 @@ class MR2AG(GatedPipeline):
         fallbacks: Mapping[int, Fallback],
     ) -> None:
         """Answer from every relevant passage, and from the fallback's passages, in place."""
-        rows = [(i, k) for i, row in enumerate(reads) for k, p in enumerate(row) if p.relevant or not self._judging]
+        rows = [(i, k) for i, row in enumerate(reads) for k, p in enumerate(row) if p.relevant or not self.judging]
         for i, fallback in fallbacks.items():
             positions = range(len(reads[i]))
             drawn = [drawn_place(opened.questions[i], len(reads[i]))] if fallback == "random" else []
@@ -134,7 +117,7 @@ class MR2AG(GatedPipeline):
         """Add the answer: the direct one if there is one, else that of the passage with the highest product."""
         if direct is not None:
             return dataclasses.replace(trace, answer=direct.text, confidence=direct.score)
-        return _choose(trace, self._settings, judging=self._judging)
+        return _choose(trace, self._settings, judging=self.judging)
 
 
 def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
@@ -175,24 +158,25 @@ def _choose(trace: Trace, settings: ChoiceSettings, *, judging: bool) -> Trace:
     return dataclasses.replace(trace, answer=answers[chosen], chosen=places[chosen])
 
 
-def make(
-    name: str, settings: Mr2agSettings, parts: PipelineParts, *, kind: type[MR2AG] = MR2AG, judging: bool = True
-) -> MR2AG:
-    """Build mR²AG or a control, which is of its class and has a name of its own."""
+class Unjudged(MR2AG):
+    """mR²AG without its verdicts: the answer with the highest S_ret · S_ans, of every passage's."""
+
+    name, judging = "mr2ag_unjudged", False
+
+
+def make(kind: type[MR2AG], settings: Mr2agSettings, parts: PipelineParts) -> MR2AG:
+    """Build mR²AG or a control."""
     reader = PassageReader(needed(parts.engine), settings.max_new_tokens)
-    judging = judging and parts.judging
-    made = kind(reader, needed(parts.retriever), parts.knowledge, settings, judging=judging, reranker=parts.reranker)
-    made.name = name
-    return made
+    return kind(reader, needed(parts.retriever), parts.knowledge, settings, parts.reranker)
 
 
 def _answer_each(settings: Mr2agSettings, parts: PipelineParts) -> MR2AG:
-    return make("mr2ag", settings.model_copy(update={"gamma": -1.0}), parts, judging=False)
+    return make(Unjudged, settings.model_copy(update={"gamma": -1.0}), parts)
 
 
 RECIPES = {
     "mr2ag": Recipe(
-        make,
+        lambda name, settings, parts: make(MR2AG, settings, parts),
         Mr2agSettings,
         "model",
         every,
@@ -205,7 +189,7 @@ RECIPES = {
     ),
     "mr2ag_oracle": Recipe(
         lambda name, settings, parts: WithGoldEntries(
-            name, lambda gold: make(name, settings, dataclasses.replace(parts, retriever=gold))
+            name, lambda gold: make(MR2AG, settings, dataclasses.replace(parts, retriever=gold))
         ),
         Mr2agSettings,
         "model",

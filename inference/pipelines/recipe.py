@@ -90,7 +90,6 @@ class PipelineParts:
         remote: A model behind a server, for iterative pipelines; None for none.
         use: The roles of these models.
         budget: Limits of a question and of the run.
-        judging: True to judge the relevance of passages; otherwise every passage is answered from.
     """
 
     knowledge: KnowledgeBase
@@ -108,7 +107,6 @@ class PipelineParts:
     remote: RemoteModel | None = None
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)
-    judging: bool = True
 
     @property
     def article_source(self) -> KnowledgeBase:

@@ -8,6 +8,7 @@ from typing import Any
 
 from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
+from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
@@ -24,7 +25,9 @@ from reflectune.inference.sweeps.outcomes import GridOutcomes, point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
-from reflectune.inference.sweeps.stored import decide_points, fit_exponents, read_stored
+from reflectune.inference.sweeps.stored import decide_row, fit_exponents
+from reflectune.inference.trace import by_question
+from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
 
@@ -51,13 +54,16 @@ def run(config: SweepConfig) -> dict[str, Any]:
     measure = TraceScorer(config.metric, config.open_bem(config.device))
     fitted, stats = None, CacheStats()
     if config.traces:
-        stored = read_stored(Path(config.traces), questions)
+        stored = by_question(read_traces(Path(config.traces)))
         questions = [question for question in questions if question.id in stored]
+        if not questions:
+            raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were asked")
         measure.read(questions, [stored])
         if config.fit:
             fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure)
             points.append(Point("fitted", {"exponents": fitted}))
-        rows = decide_points(points, config.reading(), questions, stored, measure)
+        chosen_by = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
+        rows = {q.id: decide_row(q, stored[q.id], chosen_by, measure) for q in questions}
         outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
     else:
         outcomes, stats = _ask(config, dataset, questions, points, measure)

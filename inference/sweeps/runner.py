@@ -100,7 +100,8 @@ class GridRunner:
         return self._engines[role]
 
     def _name(self, point: Point) -> str:
-        return str(point.settings.get("pipeline", self._pipeline))
+        name = str(point.settings.get("pipeline", self._pipeline))
+        return name if point.settings.get("relevance", True) else f"{name}_unjudged"
 
     def _recipe(self, point: Point) -> Recipe[Any]:
         return find_recipe(self._name(point))
@@ -118,7 +119,6 @@ class GridRunner:
             base=self.engine("base_model") if recipe.models(config).base_answers else None,
             retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),
             reranker=self._reranker if recipe.needs("reranker") else None,
-            judging=bool(point.settings.get("relevance", True)),
         )
         return build_pipeline(self._name(point), config, parts)
 

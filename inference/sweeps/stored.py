@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.judging import REFLECTION, RELIABILITY_CHECKS
 from reflectune.inference.sweeps.outcomes import outcome, to_row
-from reflectune.inference.sweeps.points import GridSettings, Point
-from reflectune.inference.trace import Trace, by_question
-from reflectune.inference.trace_files.reading import read_traces
+from reflectune.inference.sweeps.points import Point
+from reflectune.inference.trace import Trace
 
 CHOICES = (*ChoiceSettings.model_fields, "relevance", "ranking")
 """Settings and choices by which a stored trace can be decided again."""
@@ -29,38 +27,15 @@ EXPONENTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _SMALLEST = 1e-9
 
 
-def read_stored(path: Path, questions: Sequence[Question]) -> dict[str, Trace]:
-    """Return the traces that a file has of these questions, by id.
-
-    Raises:
-        UserError: It has none.
-    """
-    asked = {question.id for question in questions}
-    stored = by_question(trace for trace in read_traces(path) if trace.question_id in asked)
-    if not stored:
-        raise UserError(f"{path} has no trace of the {len(asked)} questions; name the splits that were asked")
-    return stored
-
-
-def decide_points(
-    points: Sequence[Point],
-    base: GridSettings,
-    questions: Sequence[Question],
-    stored: Mapping[str, Trace],
-    measure: TraceScorer,
-) -> dict[str, dict[str, Any]]:
-    """Return a row of `to_row` for each question, by id, with its outcome at each point."""
-    settings = {point.name: ChoiceSettings.of(point.config(base)) for point in points}
-    judging = {point.name: bool(point.settings.get("relevance", True)) for point in points}
-    rows = {}
-    for question in questions:
-        trace, outcomes = stored[question.id], {}
-        for point in points:
-            decided = decide_again(trace, settings[point.name], judging=judging[point.name])
-            outcomes[point.name] = outcome(question, decided, measure, point.ranking)
-        judged = RELIABILITY_CHECKS["mr2ag"].judge(question, {REFLECTION: trace}, measure)
-        rows[question.id] = to_row(outcomes, judged)
-    return rows
+def decide_row(
+    question: Question, trace: Trace, points: Sequence[tuple[Point, ChoiceSettings]], measure: TraceScorer
+) -> dict[str, Any]:
+    """Return a question's row of `to_row`, with its outcome at each point by the point's settings."""
+    outcomes = {}
+    for point, settings in points:
+        decided = decide_again(trace, settings, judging=bool(point.settings.get("relevance", True)))
+        outcomes[point.name] = outcome(question, decided, measure, point.ranking)
+    return to_row(outcomes, RELIABILITY_CHECKS["mr2ag"].judge(question, {REFLECTION: trace}, measure))
 
 
 def fit_exponents(

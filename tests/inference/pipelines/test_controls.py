@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from reflectune.inference.pipelines.controls import FirstPassage, TextScored, TextScoredSettings
-from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, decide_again
+from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, decide_again
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.rerankers.words import WordReranker
 
@@ -19,33 +19,33 @@ ANSWERS = {"a#0.0": ("a0", 0.95), "a#1.0": ("Mice!", 0.8), "b#0.0": ("b0", 0.7),
 def ask(make, scripted, knowledge) -> Callable[..., Trace]:
     """Return a function that asks a question of a kind of pipeline, with S_ret 0.8 for entry a, 0.6 for b."""
 
-    def run(kind: type[MR2AG] = MR2AG, gate: float = 0.9, judging: bool = True, **settings: Any) -> Trace:
+    def run(kind: type[MR2AG] = MR2AG, gate: float = 0.9, **settings: Any) -> Trace:
         reader = scripted.reader({"q000": gate}, RELEVANCE, {**ANSWERS, "direct": ("by heart", 0.5)})
         made = TextScoredSettings(lead="none", **settings)
         retriever = scripted.retriever({"a": 0.8, "b": 0.6})
-        pipeline = kind(reader, retriever, knowledge, made, judging=judging, reranker=WordReranker())
+        pipeline = kind(reader, retriever, knowledge, made, WordReranker())
         return pipeline.run([make.question(0, text=ASKED)], scripted.images(1))[0]
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("kind", "judging", "answer", "read"),
+    ("kind", "answer", "read"),
     [
-        (MR2AG, True, "b0", ["b#0.0", "b#1.0"]),  # 0.6·0.9·0.7 among the relevant ones
-        (MR2AG, False, "a0", list(RELEVANCE)),  # 0.8·0.95
-        (FirstPassage, False, "Mice!", ["a#1.0"]),  # of a, the section about eating, though it is judged irrelevant
-        (TextScored, True, "Mice!", list(RELEVANCE)),
+        (MR2AG, "b0", ["b#0.0", "b#1.0"]),  # 0.6·0.9·0.7 among the relevant ones
+        (Unjudged, "a0", list(RELEVANCE)),  # 0.8·0.95
+        (FirstPassage, "Mice!", ["a#1.0"]),  # of a, the section about eating, though it is judged irrelevant
+        (TextScored, "Mice!", list(RELEVANCE)),
     ],
     ids=["mr2ag", "unjudged", "first passage", "text scored"],
 )
-def test_a_control_chooses_without_the_verdicts_and_shares_the_gate(ask, kind, judging, answer, read) -> None:
-    trace = ask(kind, judging=judging)
+def test_a_control_chooses_without_the_verdicts_and_shares_the_gate(ask, kind, answer, read) -> None:
+    trace = ask(kind)
     assert (trace.answer, trace.fallback) == (answer, "")
     assert [p.passage.id for p in trace.passages if p.answer is not None] == read
     if kind is not TextScored:
         assert all(p.s_rel == RELEVANCE[p.passage.id] for p in trace.passages)  # kept, to decide again
-    assert ask(kind, gate=0.1, judging=judging).answer == "by heart"
+    assert ask(kind, gate=0.1).answer == "by heart"
 
 
 def test_a_text_retrievers_scores_are_shares_that_a_temperature_sharpens(ask) -> None:
@@ -68,7 +68,7 @@ def test_a_text_retrievers_scores_are_shares_that_a_temperature_sharpens(ask) ->
     ],
 )
 def test_settings_of_the_choice_decide_the_same_asked_again_or_from_a_stored_trace(ask, settings, answer) -> None:
-    asked, stored = ask(**settings), ask(judging=False)
+    asked, stored = ask(**settings), ask(Unjudged)
     again = decide_again(stored, Mr2agSettings(**settings))
     assert again.answer.lower().strip("!") == asked.answer.lower().strip("!") == answer
     assert (again.chosen, again.fallback, again.passages) == (asked.chosen, asked.fallback, asked.passages)

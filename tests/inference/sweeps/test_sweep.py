@@ -17,7 +17,7 @@ from reflectune.inference.sweep import summary
 from reflectune.inference.sweeps import run as sweep_run
 from reflectune.inference.sweeps.config import Grid, SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
-from reflectune.inference.sweeps.stored import fit_exponents, read_stored
+from reflectune.inference.sweeps.stored import fit_exponents
 from reflectune.inference.trace import to_row
 
 
@@ -155,8 +155,8 @@ def test_what_stored_traces_cannot_tell_is_refused(stored, changes, problem) -> 
 
 
 def test_traces_of_other_questions_and_a_fit_without_wrong_candidates_are_refused(stored, make) -> None:
-    with pytest.raises(UserError, match="has no trace of the 1 questions"):
-        read_stored(Path(stored.traces), [make.question(9)])
+    with RowLog(Path(stored.traces).with_name("empty.jsonl"), "f") as empty, pytest.raises(UserError, match="no trace"):
+        sweep_run.run(stored.model_copy(update={"traces": str(empty.path)}))
     answered = {"q000": make.trace(0, passages=(make.read(answer="oak", ans=0.5),), hits=(make.hit("e1", 1),))}
     with pytest.raises(UserError, match="a right and a wrong candidate"):
         fit_exponents(ChoiceSettings(), [make.question(0)], answered, TraceScorer("infoseek"))
