@@ -82,7 +82,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[EvaluateConfig], tuple[lis
 
     engine = SimpleNamespace(renderer=None, image_prefixes=SimpleNamespace(keep=lambda least: None))
     monkeypatch.setattr(parts, "open_entries", lambda *_: None)
-    monkeypatch.setattr(experiment, "open_model", lambda config, role: load(config, getattr(config, role)))
+    monkeypatch.setattr(experiment, "open_model", lambda config, role, reads="": load(config, getattr(config, role)))
     monkeypatch.setattr(experiment, "open_plain", load)
     monkeypatch.setattr(experiment, "open_engine", lambda *_: engine)
     monkeypatch.setattr(experiment, "run_pipeline", run)
@@ -147,4 +147,4 @@ def test_a_folder_called_server_is_not_in_the_servers_way(config, tmp_path, monk
 
 def test_a_closed_book_has_no_second_model(config: Any) -> None:
     for case in CASES.values():
-        assert find_recipe("closed_book").models(config(case)) == ModelUse("base_model")
+        assert find_recipe("closed_book").models(config(case)) == ModelUse("base_model", reads="none")
