@@ -30,7 +30,6 @@ _OPTION = re.compile(r"\b[A-Z]\b")
 _NUMBER = re.compile(r"\d*\.?\d+")
 _LIST = re.compile(r"\[[^\[\]]*\]")
 _LETTER = re.compile(r"\bdocument\s*(?P<long>[ab])\b|^\W*(?P<short>[ab])\W*$", re.IGNORECASE)
-_VERDICT = re.compile(r"\W*(?P<word>yes|no)\b", re.IGNORECASE)
 
 _MOST_BRACKETS = 64
 """Maximum number of brackets tried as the start of a reply's JSON: a repetitive reply has thousands."""
@@ -123,12 +122,6 @@ def preferred(reply: str) -> Letter | None:
     if len(named) != 1:
         return None
     return "A" if "A" in named else "B"
-
-
-def verdict(reply: str) -> bool | None:
-    """Return True if a reply begins with yes, False if with no, None otherwise."""
-    match = _VERDICT.match(spoken(reply))
-    return match["word"].lower() == "yes" if match else None
 
 
 def answer(reply: str) -> str:

@@ -7,13 +7,10 @@ says "question similarity" and no more; here it is the overlap of word sets.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from reflectune.core.hashing import fingerprint
 from reflectune.metrics.judging.cover import spaced_tokens
-from reflectune.metrics.judging.judges import TEMPERATURE, Complete
 
 SHOTS = 3
 """The template's number; §4.1 of MI-RAG says four."""
@@ -60,41 +57,17 @@ class Shot:
     answer: str = ""
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """The short answer (None if the reply holds none), the reply, and the whole prompt's hash."""
-
-    answer: str | None
-    reply: str
-    prompt_hash: str
-
-
-def extract_answer(query: Shot, demonstrations: Sequence[Shot], complete: Complete) -> Extracted:
-    """Ask a model for the short answer.
-
-    Args:
-        query: The question, with the context to answer from.
-        demonstrations: Usually `nearest(query, pool)`, in the order in which they are shown.
-        complete: Asks the model; it is called with one user turn.
-    """
-    messages = extraction_messages(query, demonstrations)
-    reply = complete(messages)
-    return Extracted(short_answer(reply), reply, fingerprint({"messages": messages, "temperature": TEMPERATURE}))
-
-
-def extraction_messages(query: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
-    """Return one user turn of text and image parts."""
-    first, *others = (_filled(piece, extraction_texts(query, demonstrations)) for piece in _pieces(len(demonstrations)))
-    parts = [_text(first)]
-    for shot, piece in zip([*demonstrations, query], others, strict=True):
-        image = [] if shot.image is None else [{"type": "image_url", "image_url": {"url": shot.image}}]
-        parts += [*image, _text(piece)]
-    return [{"role": "user", "content": _joined(parts)}]
-
-
 def extraction_template(demonstrations: int) -> str:
     """The whole prompt without images, with slots for what `extraction_texts` names."""
-    return "".join(_pieces(demonstrations))
+    start = EXTRACTION_START.split("\n\n")[0] + "\n"
+    if demonstrations:
+        start = EXTRACTION_START.format(count=_COUNTS.get(demonstrations, str(demonstrations)))
+    shots = [
+        EXTRACTION_EXAMPLE.format(number=number)
+        + re.sub(r"\{(\w+)\}", rf"{{\1_{number}}}", EXTRACTION_FIELDS + EXTRACTION_ANSWER)
+        for number in range(1, demonstrations + 1)
+    ]
+    return "".join([start, *shots, EXTRACTION_QUESTION, EXTRACTION_FIELDS])
 
 
 def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, str]:
@@ -133,35 +106,3 @@ def short_answer(reply: str) -> str | None:
         if text:
             return text
     return None
-
-
-def _pieces(demonstrations: int) -> list[str]:
-    """The prompt in pieces, between which images stand: one behind each but the last."""
-    start = EXTRACTION_START.split("\n\n")[0] + "\n"
-    if demonstrations:
-        start = EXTRACTION_START.format(count=_COUNTS.get(demonstrations, str(demonstrations)))
-    pieces = [start]
-    for number in range(1, demonstrations + 1):
-        pieces[-1] += EXTRACTION_EXAMPLE.format(number=number)
-        pieces.append(re.sub(r"\{(\w+)\}", rf"{{\1_{number}}}", EXTRACTION_FIELDS + EXTRACTION_ANSWER))
-    pieces[-1] += EXTRACTION_QUESTION
-    return [*pieces, EXTRACTION_FIELDS]
-
-
-def _filled(piece: str, texts: Mapping[str, str]) -> str:
-    """Fill a piece's slots; braces in a text stay."""
-    return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], piece)
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    joined: list[dict[str, Any]] = []
-    for part in parts:
-        if joined and part["type"] == joined[-1]["type"] == "text":
-            joined[-1] = _text(joined[-1]["text"] + part["text"])
-        else:
-            joined.append(part)
-    return joined

@@ -1,4 +1,4 @@
-"""HotpotQA's answer scores: exact match and F1 of words, after SQuAD's normalization.
+"""HotpotQA's answer score: F1 of words, after SQuAD's normalization.
 
 Written after `hotpot_evaluate_v1.py` of hotpotqa/hotpot. A quirk is kept: for "yes", "no" and "noanswer" F1 gives no
 partial credit, so "yes, both" scores 0 against "yes". Of several accepted answers the best one counts; HotpotQA has
@@ -14,12 +14,6 @@ from reflectune.metrics.official.infoseek import normalize_answer
 
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that are right as a whole or not at all."""
-
-
-def exact_match(prediction: str, answers: Iterable[str]) -> float:
-    """1.0 if a prediction is an accepted answer after normalisation, else 0.0."""
-    said = normalize_answer(prediction)
-    return float(any(said == normalize_answer(answer) for answer in answers))
 
 
 def f1(prediction: str, answers: Iterable[str]) -> float:

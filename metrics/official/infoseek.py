@@ -1,8 +1,8 @@
-"""InfoSeek's official score, to the last digit and quirks included, and a strict mode that counts missing answers.
+"""InfoSeek's official score, to the last digit and quirks included.
 
 Written after `infoseek_eval.py` of edchengg/infoseek_eval. Quirks are kept: a time scores only on exact match, whatever
 its docstring says; an unanswered numerical question reads as [0, 0]; "1.5 to 1.2" reads as 1.5; the official
-denominator is the predictions, so a question left out costs nothing (`mode="strict"` counts it).
+denominator is the predictions, so a question left out costs nothing (`score --mode strict` counts it).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
@@ -23,16 +23,6 @@ _TINY = 1e-12
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NUMBER = re.compile(r"[-+]?[.]?\d+(?:,\d\d\d)*\.?\d*(?:[eE][-+]?\d+)?")
-
-
-class Scores(TypedDict):
-    """Scores as fractions of 1; None where no question could be scored."""
-
-    overall: float | None
-    unseen_question: float | None
-    unseen_entity: float | None
-    by_type: dict[str, float]
-    coverage: float | None
 
 
 def score_one(prediction: str, question: Question) -> float:
@@ -64,58 +54,6 @@ def refuse_free_form(question: Question, metric: str) -> None:
             f"question {question.id} is free_form, and {metric} can't compare answers in sentences; score such "
             "questions by rouge_l, or leave them out"
         )
-
-
-def evaluate(
-    predictions: Mapping[str, str], questions: Iterable[Question], mode: Literal["official", "strict"] = "official"
-) -> Scores:
-    """Scores of predictions, as fractions of 1 and not rounded (`official_report` rounds as the official code does).
-
-    Args:
-        predictions: Answers by question id.
-        questions: The data set's. Splits whose names end in `unseen_question` are one half, all others the other.
-        mode: `official` scores only answered questions and skips unknown ids. In `strict`, a missing answer is wrong
-            and an unknown id is an error.
-
-    Returns:
-        `overall` is the harmonic mean of the two halves; `coverage` is the share of questions that have a prediction.
-
-    Raises:
-        UserError: Two questions share an id, one is `free_form`, or (strict) a prediction's id is unknown.
-    """
-    questions_by_id = by_id(questions)
-    unknown = sorted(set(predictions) - set(questions_by_id))
-    if mode == "strict" and unknown:
-        raise UserError(
-            f"{len(unknown)} predictions have ids that no question has, e.g. {unknown[0]!r}: are they of another split?"
-        )
-    scores = {
-        key: score_one(predictions[key], question) if key in predictions else 0.0
-        for key, question in questions_by_id.items()
-        if key in predictions or mode == "strict"
-    }
-    halves = [
-        [v for k, v in scores.items() if is_unseen_question(questions_by_id[k].split) is half] for half in (True, False)
-    ]
-    question_half, entity_half = map(_mean, halves)
-    types = sorted({questions_by_id[key].answer_type for key in scores})
-    return Scores(
-        overall=None if question_half is None or entity_half is None else overall(question_half, entity_half),
-        unseen_question=question_half,
-        unseen_entity=entity_half,
-        by_type={
-            kind: sum(kind_scores) / len(kind_scores)
-            for kind in types
-            if (kind_scores := [value for key, value in scores.items() if questions_by_id[key].answer_type == kind])
-        },
-        coverage=len(questions_by_id.keys() & predictions.keys()) / len(questions_by_id) if questions_by_id else None,
-    )
-
-
-def overall(unseen_question: float, unseen_entity: float) -> float:
-    """Harmonic mean of the two halves' scores; 0 where both are 0."""
-    total = unseen_question + unseen_entity
-    return 2 * unseen_question * unseen_entity / total if total else 0.0
 
 
 def is_unseen_question(split: str) -> bool:
@@ -245,10 +183,6 @@ def by_id(questions: Iterable[Question]) -> dict[str, Question]:
             raise UserError(f"two questions have the id {question.id!r}; ids must be unique within a data set")
         questions_by_id[question.id] = question
     return questions_by_id
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _official_truth(row: Mapping[str, Any], question_type: str) -> tuple[str, Any]:

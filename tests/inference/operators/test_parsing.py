@@ -16,7 +16,6 @@ from reflectune.inference.operators.parsing import (
     preferred,
     queries,
     shares,
-    verdict,
 )
 
 STATE = {"need": "its diet", "referent": "kestrel"}
@@ -25,7 +24,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "order": lambda reply: order(reply, 3),
     "named documents": lambda reply: named_documents(reply, 3),
     "fields": lambda reply: fields(reply, ["need", "referent", "constraints"]),
-    "verdict": verdict,
     "preferred": preferred,
     "letters": lambda reply: letters(reply, 4),
     "shares": lambda reply: shares(reply, 3),
@@ -85,14 +83,6 @@ REPLIES: dict[str, dict[str, tuple[str, object]]] = {
         "prose": ("It needs a kestrel.", {}),
         "nothing": ("", {}),
     },
-    "verdict": {
-        "yes": ("Yes", True),
-        "bold no": ("**No**, it doesn't.", False),
-        "lower case": ("yes.", True),
-        "not": ("Not sure", None),
-        "nothing": ("Nothing", None),
-        "empty": ("", None),
-    },
     "preferred": {
         "the paper's form": ("[Document B]", "B"),
         "without brackets": ("document a", "A"),
@@ -145,7 +135,6 @@ def test_no_reply_breaks_the_parser(reply: str, count: int) -> None:
     assert len(queries(reply, count)) <= count
     found = order(reply, count)
     assert found is None or sorted(found) == list(range(count))
-    assert verdict(reply) in (True, False, None)
     assert preferred(reply) in ("A", "B", None)
     assert all(place < count for place in letters(reply, count))
     assert shares(reply, count) is None or len(shares(reply, count) or ()) == count

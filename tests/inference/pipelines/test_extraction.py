@@ -1,6 +1,7 @@
 """From a detailed answer to a short one: the prompt, its examples, what the trace keeps, and budgets."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from reflectune.inference.pipelines.iterative import RecordSettings
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.trace import Trace, from_row, to_row
-from reflectune.metrics.judging.extraction import Shot, extraction_messages
+from reflectune.metrics.judging.extraction import Shot, extraction_template, extraction_texts
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 
@@ -59,8 +60,9 @@ def test_the_short_answer_is_scored_and_the_detailed_one_stays_in_the_trace(name
     assert trace.steps[-1].iteration == 1
     assert (trace.answer, trace.tokens["replies_unread"]) == ("mice", 1)  # the record is no query
     context = f"{LONG}\nA RECORD.\nA RECORD."
-    (message,) = extraction_messages(Shot(ASKED.text, context), SHOTS)
-    assert script.asked[-1] == ("write", message["content"][0]["text"])  # the one prompt of both uses
+    texts = extraction_texts(Shot(ASKED.text, context), SHOTS)
+    prompt = re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], extraction_template(len(SHOTS)))
+    assert script.asked[-1] == ("write", prompt)
     assert trace.tokens["calls"] == len([asked for asked in script.asked if asked[0] == "write"])
 
 

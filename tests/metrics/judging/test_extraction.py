@@ -1,11 +1,12 @@
-from typing import Any
+import re
+from collections.abc import Sequence
 
 import pytest
 
 from reflectune.metrics.judging.extraction import (
     Shot,
-    extract_answer,
-    extraction_messages,
+    extraction_template,
+    extraction_texts,
     nearest,
     short_answer,
     word_overlap,
@@ -21,28 +22,28 @@ POOL = (
 )
 
 
-def texts(messages: list[dict[str, Any]]) -> str:
-    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in messages[0]["content"])
+def prompt(query: Shot, shots: Sequence[Shot]) -> str:
+    texts = extraction_texts(query, shots)
+    return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], extraction_template(len(shots)))
 
 
 def test_the_prompt_is_that_of_figure_a12() -> None:
-    assert texts(extraction_messages(ASKED, nearest(ASKED, POOL))) == (
+    assert prompt(ASKED, nearest(ASKED, POOL)) == (
         "Answer the knowledge-intensive question based on the provided image and context.\n"
         "Generate a concise and accurate answer grounded in the retrieved information.\n"
         "Use the context to support reasoning, and directly output the final answer.\n\n"
         "Three examples are shown below:\n\n"
-        "##Example 1:\n[image]\n##Context: c2\n##Question: How tall is this mountain?\n##Best Answer: 8,849\n\n"
-        "##Example 2:\n[image]\n##Context: c3\n##Question: How old is this tower?\n##Best Answer: 135\n\n"
-        "##Example 3:\n[image]\n##Context: c4\n##Question: What is this bird?\n##Best Answer: finch\n\n"
-        "Now, answer this question\n[image]\n"
+        "##Example 1:\n\n##Context: c2\n##Question: How tall is this mountain?\n##Best Answer: 8,849\n\n"
+        "##Example 2:\n\n##Context: c3\n##Question: How old is this tower?\n##Best Answer: 135\n\n"
+        "##Example 3:\n\n##Context: c4\n##Question: What is this bird?\n##Best Answer: finch\n\n"
+        "Now, answer this question\n\n"
         "##Context: Record: {context} 330 m high.\n##Question: How tall is this tower?\n##Best Answer:"
     )
 
 
 def test_without_demonstrations_none_are_announced() -> None:
-    written = texts(extraction_messages(Shot("Q?", "C"), []))
+    written = prompt(Shot("Q?", "C"), [])
     assert "examples" not in written
-    assert "[image]" not in written
     assert written.endswith("##Context: C\n##Question: Q?\n##Best Answer:")
 
 
@@ -69,10 +70,3 @@ def test_overlap_is_of_word_sets() -> None:
 )
 def test_the_answer_is_the_first_line_that_says_something(reply: str, answer: str | None) -> None:
     assert short_answer(reply) == answer
-
-
-def test_the_result_carries_the_reply_and_a_hash_of_all_that_was_asked() -> None:
-    extracted = extract_answer(ASKED, POOL[:3], lambda messages: "330\nmetres")
-    assert (extracted.answer, extracted.reply) == ("330", "330\nmetres")
-    assert extracted.prompt_hash != extract_answer(ASKED, POOL[:2], lambda messages: "330").prompt_hash
-    assert extracted.prompt_hash == extract_answer(ASKED, POOL[:3], lambda messages: "331").prompt_hash

@@ -51,7 +51,7 @@ def test_overall_is_the_harmonic_mean_with_its_interval() -> None:
     run = scored(0.4)
     scores = table(run, seed=0)
     half = np.array([q.split.endswith("unseen_question") for q in QUESTIONS])
-    expected = infoseek.overall(run.values[half].mean(), run.values[~half].mean())
+    expected = infoseek.harmonic_mean(run.values[half].mean(), run.values[~half].mean())
     assert scores["overall"]["value"] == pytest.approx(expected)
     assert scores["overall"]["low"] < expected < scores["overall"]["high"]
     assert scores["by_split"]["val_unseen_question"]["n"] == 100

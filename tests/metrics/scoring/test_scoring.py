@@ -7,7 +7,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.mmkb.run import score_by_metric
 from reflectune.metrics.judging.bem import TooLongError
-from reflectune.metrics.official import evqa, infoseek
+from reflectune.metrics.official import evqa
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.registry import evqa_candidate, evqa_type, find_metric
 from reflectune.metrics.scoring.scoring import join, score
@@ -69,14 +69,6 @@ def test_questions_that_need_no_retrieval_are_left_out() -> None:
     joined = join(rows, [*QUESTIONS[:1], visual], "strict")
     assert [question.id for question, _ in joined.pairs] == ["q0"]
     assert (joined.counts["left_out"], joined.counts["missing"], joined.counts["coverage"]) == (2, 0, 1.0)
-
-
-def test_strict_infoseek_agrees_with_the_scorer_of_mappings() -> None:
-    rows = predictions(("q0", "the PRC"), ("q1", "about 10 m"), ("e0", "Spain"))
-    run = score(join(rows, QUESTIONS, "strict"), "infoseek", "strict")
-    other = infoseek.evaluate({row.ids[0]: str(row.answer) for row in rows}, QUESTIONS, "strict")
-    half = np.array([infoseek.is_unseen_question(q.split) for q in run.questions])
-    assert (run.values[half].mean(), run.values[~half].mean()) == (other["unseen_question"], other["unseen_entity"])
 
 
 def test_the_second_name_of_a_row_is_tried() -> None:

@@ -21,7 +21,7 @@ def rates(questions: list, unseen_question: float, unseen_entity: float) -> Seed
 
 
 def test_a_score_is_the_official_one(questions) -> None:
-    assert rates(questions, 0.4, 0.6).score == pytest.approx(infoseek.overall(0.4, 0.6))
+    assert rates(questions, 0.4, 0.6).score == pytest.approx(infoseek.harmonic_mean(0.4, 0.6))
     whole = answers(questions, [1.0, 0.0] * 50, by_split=False)
     assert whole.score == 0.5
 
