@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.hashing import file_fingerprint
+from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.values import InputFile
 from reflectune.models.names import EncoderName
+
+RankScore = Literal["reciprocal_rank", "constant", "softmax_rank"]
 
 
 class SummarySettings(Settings):
@@ -29,6 +32,10 @@ class IndexKeys(SummarySettings):
     ranked_entities: InputFile = setting(
         "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens", hashed=False
     )
+    ranked_scores: RankScore = setting(
+        "reciprocal_rank",
+        "S_ret of ranked entities that the file gives no score: reciprocal_rank, constant, or softmax_rank of -rank",
+    )
 
     @property
     def finds_entries(self) -> bool:
@@ -46,7 +53,9 @@ class IndexKeys(SummarySettings):
             yield "`summary_share` needs an `index`; ranked entities have no summaries to weigh"
 
     def finder_fingerprint(self) -> str:
-        """Return the hash of the index's manifest or of the ranked entities."""
+        """Return the hash of the index's manifest, or of the ranked entities and their scores."""
+        if self.ranked_entities and self.ranked_scores != "reciprocal_rank":
+            return fingerprint([file_fingerprint(self.ranked_entities), self.ranked_scores])
         return file_fingerprint(self.ranked_entities or Path(self.index, "manifest.json"))
 
 

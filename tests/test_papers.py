@@ -268,6 +268,7 @@ GIVEN_MR2AG = {
     "train.yaml": {"learning_rate": 2e-5, "epochs": 1, "gradient_accumulation_steps": None},
     "evaluate.yaml": {"top_n": 5, "gamma": 0.5, "fallback": None},
     "infoseek_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "llm_model": "GPT-4", "limit": None},
+    "evaluate_evqa.yaml": {"ranked_scores": None, "top_n": 5},
     "evqa_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "two_hop": False},
     "plain_data.yaml": {"evidence": None, "context_words": None},
     "sfr_data": {"evidence": None},

@@ -19,8 +19,8 @@ from reflectune.inference.sweeps.stored import CHOICES
 from reflectune.metrics.config import MetricConfig
 from reflectune.retrieval.config import RetrieverConfig
 
-WEIGHTS: Final = ("title_weight", "summary_share")
-"""Weights of the retriever. All values can be searched with on one index."""
+WEIGHTS: Final = ("title_weight", "summary_share", "ranked_scores")
+"""Settings of S_ret. All values can be searched with on one index, or one file of ranked entities."""
 
 
 class Grid(dict[str, Any]):

@@ -27,6 +27,7 @@ from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
 
 
 class GridRunner:
@@ -48,7 +49,8 @@ class GridRunner:
         self._hashes: dict[str, str] = {}
         retriever = RetrieverConfig.of(config)
         self._entries = open_entries(retriever, dataset, config.device)
-        self._retrievers = {(retriever.title_weight, retriever.summary_share): CachingRetriever(self._entries)}
+        start = (retriever.title_weight, retriever.summary_share, retriever.ranked_scores)
+        self._retrievers = {start: CachingRetriever(self._entries)}
         self._gold = GoldRetriever()
         self._pipelines: dict[Any, Pipeline] = {}
 
@@ -123,13 +125,15 @@ class GridRunner:
         return build_pipeline(self._name(point), config, parts)
 
     def _weighted(self, config: GridSettings) -> CachingRetriever:
-        """Return the retriever with a point's weights of titles and summaries; ranked entities have none."""
+        """Return the retriever with a point's weights of titles and summaries, or its score of ranked entities."""
         retriever = RetrieverConfig.of(config)
-        weights = retriever.title_weight, retriever.summary_share
+        weights = retriever.title_weight, retriever.summary_share, retriever.ranked_scores
         if weights not in self._retrievers:
             entries = self._entries
             if isinstance(entries, EntryRetriever):
                 entries = entries.weighted(title_weight=weights[0], summary_share=weights[1])
+            elif isinstance(entries, RankedRetriever):
+                entries = entries.scored(weights[2])
             self._retrievers[weights] = CachingRetriever(entries)
         return self._retrievers[weights]
 

@@ -335,7 +335,7 @@ def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_r
             the ranked entities can't be used.
     """
     if config.ranked_entities:
-        return open_ranked(config.ranked_entities, knowledge, image_roots)
+        return open_ranked(config.ranked_entities, knowledge, image_roots, config.ranked_scores)
     encoder = open_encoder(config.encoder, config.index, device=device)
     index = load_index(config.index, knowledge, encoder)
     if config.summary_share:

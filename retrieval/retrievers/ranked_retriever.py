@@ -20,6 +20,7 @@ from reflectune.core.paths import Roots
 from reflectune.core.rows import from_row
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.retrieval.config import RankScore
 
 _ASCII_IN_ADDRESSES = ("/:", "/:()", "/:(),'!*;@$&+=~")
 """Characters that writers of addresses leave as they are, from the strictest to Wikipedia."""
@@ -32,7 +33,7 @@ class Ranking:
     Attributes:
         image: Path of the picture, as in the data set's questions.
         entities: Ids of entries, best first; empty if nothing was found.
-        scores: One an entity, never rising; empty: 1 / rank.
+        scores: One an entity, never rising; empty: by `ranked_scores`.
     """
 
     image: str
@@ -47,12 +48,22 @@ class RankedRetriever:
     read once, when it is opened. Of two rows with one picture the first counts.
 
     Args:
-        rankings: Entries and their scores, best first, by the hash of a picture's pixels (`pixel_hash`).
+        rankings: Entries, best first, and their scores or None, by the hash of a picture's pixels (`pixel_hash`).
         kb: Name of the knowledge base of the entries.
+        rule: Score of an entry without one.
     """
 
-    def __init__(self, rankings: Mapping[bytes, Sequence[tuple[str, float]]], kb: str) -> None:
-        self._rankings, self._kb = rankings, kb
+    def __init__(
+        self,
+        rankings: Mapping[bytes, Sequence[tuple[str, float | None]]],
+        kb: str,
+        rule: RankScore = "reciprocal_rank",
+    ) -> None:
+        self._rankings, self._kb, self._rule = rankings, kb, rule
+
+    def scored(self, rule: RankScore) -> RankedRetriever:
+        """Return a retriever of the same rankings with another score of entries without one."""
+        return RankedRetriever(self._rankings, self._kb, rule)
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         """For each image its `top_n` first entries; none for one that has no ranking.
@@ -62,23 +73,41 @@ class RankedRetriever:
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
-        rankings = [self._rankings.get(pixel_hash(image), ())[:top_n] for image in images]
-        return [
-            [Hit(entry_id, score, rank, query="ranked", kb=self._kb) for rank, (entry_id, score) in enumerate(row, 1)]
-            for row in rankings
-        ]
+        found = []
+        for image in images:
+            ranking = self._rankings.get(pixel_hash(image), ())
+            by_rank = rank_scores(self._rule, len(ranking))
+            rows = enumerate(zip(ranking[:top_n], by_rank[:top_n], strict=True), start=1)
+            found.append(
+                [
+                    Hit(entry_id, other if score is None else score, rank, query="ranked", kb=self._kb)
+                    for rank, ((entry_id, score), other) in rows
+                ]
+            )
+        return found
 
 
-def open_ranked(path: str | Path, knowledge: KnowledgeBase, image_roots: Roots) -> RankedRetriever:
+def rank_scores(rule: RankScore, count: int) -> list[float]:
+    """Return the scores of the ranks 1 to `count`: all 1, 1 / rank, or the softmax of -rank."""
+    if rule == "softmax_rank":
+        total = sum(math.exp(-rank) for rank in range(count))
+        return [math.exp(-rank) / total for rank in range(count)]
+    return [1.0 if rule == "constant" else 1 / rank for rank in range(1, count + 1)]
+
+
+def open_ranked(
+    path: str | Path, knowledge: KnowledgeBase, image_roots: Roots, rule: RankScore = "reciprocal_rank"
+) -> RankedRetriever:
     """Open the retriever of a file of rankings; reports on stderr the rows left out.
 
-    Entities that the knowledge base lacks are left out, the others move up; without scores an entity has 1 / its new
-    rank. Addresses with differently escaped characters (`%C3%A9` for `é`) are the same entity.
+    Entities that the knowledge base lacks are left out, the others move up; without scores an entity has one of its
+    new rank. Addresses with differently escaped characters (`%C3%A9` for `é`) are the same entity.
 
     Args:
         path: JSONL of `Ranking`s.
         knowledge: The knowledge base of the entities.
         image_roots: Folders that its image paths may lie in; relative ones start at the first.
+        rule: Score of a rank.
 
     Raises:
         UserError: The file is missing, a row of it is not a ranking, or none of its pictures exists.
@@ -86,7 +115,7 @@ def open_ranked(path: str | Path, knowledge: KnowledgeBase, image_roots: Roots) 
     rankings = list(read_rankings(path))
     with ThreadPoolExecutor() as pool:  # pictures are decoded outside Python's lock
         hashes = list(pool.map(partial(_hash_of, roots=image_roots), [ranking.image for ranking in rankings]))
-    kept: dict[bytes, list[tuple[str, float]]] = {}
+    kept: dict[bytes, list[tuple[str, float | None]]] = {}
     unknown = entities = 0
     for ranking, pixels in zip(rankings, hashes, strict=True):
         ids = [_entry_id(entity, knowledge) for entity in ranking.entities]
@@ -101,7 +130,7 @@ def open_ranked(path: str | Path, knowledge: KnowledgeBase, image_roots: Roots) 
     message = f"{path}: rankings of {len(rankings):,} pictures; left out: {unknown:,} of {entities:,} entities, which "
     message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} pictures that can't be read"
     print(message + (f", e.g. {absent[0]}" if absent else ""), file=sys.stderr, flush=True)
-    return RankedRetriever(kept, knowledge.name)
+    return RankedRetriever(kept, knowledge.name, rule)
 
 
 def read_rankings(path: str | Path) -> Iterator[Ranking]:
@@ -155,12 +184,10 @@ def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
     return next((spelling for spelling in spellings if spelling in knowledge), None)
 
 
-def _scored(ids: Sequence[str | None], scores: Sequence[float] | None) -> list[tuple[str, float]]:
-    """Each known entry once, with its first score, or 1 / its rank without scores."""
-    if scores is None:
-        return [(entry_id, 1 / rank) for rank, entry_id in enumerate(dict.fromkeys(filter(None, ids)), 1)]
-    first: dict[str, float] = {}
-    for entry_id, score in zip(ids, scores, strict=True):
+def _scored(ids: Sequence[str | None], scores: Sequence[float] | None) -> list[tuple[str, float | None]]:
+    """Each known entry once, with its first score, or None without scores."""
+    first: dict[str, float | None] = {}
+    for entry_id, score in zip(ids, [None] * len(ids) if scores is None else scores, strict=True):
         if entry_id is not None:
             first.setdefault(entry_id, score)
     return list(first.items())

@@ -1,6 +1,7 @@
 """Pipelines over a memory are the pipelines: same traces at every point, from fewer forward passes."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -209,3 +210,15 @@ def test_a_point_retrieves_by_its_own_weights(setting, title_weight) -> None:
             assert [hit.score for hit in found] == pytest.approx([hit.score for hit in hits], abs=1e-5)
     assert any(start[q.id].hits and start[q.id].hits != other[q.id].hits for q in case.questions)
     assert list(map(comparable, again.values())) == list(map(comparable, start.values()))
+
+
+def test_a_point_scores_ranked_entities_by_its_own_rule(setting, tmp_path) -> None:
+    case = setting()
+    names = [entry.id for entry, _ in zip(case.dataset.knowledge, range(3), strict=False)]
+    rows = [json.dumps({"image": question.image, "entities": names}) for question in case.questions]
+    (tmp_path / "ranked.jsonl").write_text("\n".join(rows))
+    config = case.config.model_copy(update={"index": "", "ranked_entities": str(tmp_path / "ranked.jsonl")})
+    runner = GridRunner(config, case.dataset, "mr2ag")
+    for rule, scores in (("reciprocal_rank", [1, 1 / 2, 1 / 3]), ("constant", [1, 1, 1])):
+        traces = runner.run(Point(rule, {"ranked_scores": rule, "gamma": 0.0}), case.questions, case.images)
+        assert [hit.score for hit in next(iter(traces.values())).hits] == scores

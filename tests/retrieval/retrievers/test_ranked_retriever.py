@@ -44,6 +44,23 @@ def red(folder: Path) -> Image.Image:
     return load_image("images/red.png", root=folder)
 
 
+@pytest.mark.parametrize(
+    ("rule", "scores"),
+    [("reciprocal_rank", [1.0, 0.5]), ("constant", [1.0, 1.0]), ("softmax_rank", [0.7310586, 0.2689414])],
+)
+def test_an_entry_without_a_score_has_one_of_its_rank(folder: Path, opened, rule: str, scores: list[float]) -> None:
+    opened({"image": "images/red.png", "entities": ["b", "elsewhere", "a"]}, {"image": "images/green.png"})
+    ranked = str(folder / "ranked.jsonl")
+    config, start = RetrieverConfig(ranked_entities=ranked, ranked_scores=rule), RetrieverConfig(ranked_entities=ranked)
+    retriever = open_retriever(config, KnowledgeBase(folder / "knowledge"), image_roots=folder, device="cpu")
+    for scored in (retriever, open_ranked(ranked, KnowledgeBase(folder / "knowledge"), folder).scored(rule)):
+        (hits,) = scored.search([red(folder)], 2)
+        assert [hit.score for hit in hits] == pytest.approx(scores)
+        assert scored.search([red(folder)], 1)[0] == hits[:1]
+    same = config.finder_fingerprint() == start.finder_fingerprint()
+    assert same is (rule == "reciprocal_rank")
+
+
 def test_a_picture_finds_what_its_row_lists_in_that_order(folder: Path, opened: Callable[..., RankedRetriever]) -> None:
     retriever = opened(
         {"image": "images/red.png", "entities": ["b", "a"]},
