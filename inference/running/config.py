@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -118,6 +118,7 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
 
     image: InputFile = setting("", "the image, a path")
     question: str = setting("", "the question")
+    compile: Literal["auto", "off"] = setting("off", "see evaluate; compiling takes longer than one answer")
     as_json: bool = setting(False, "print the whole trace as JSON")
     evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, and answer nothing")
     question_id: str = setting("", "id of the evaluation's question; all questions, a line of JSON each, if unset")

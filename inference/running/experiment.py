@@ -279,7 +279,7 @@ def _fingerprint(
     if answerer := use.other_answerer(models):
         hashes["answerer"] = by_role.get("answerer", answerer)
     if use.reader or use.second_model(models):
-        hashes |= {"dtype": models.dtype, "token_budget": models.token_budget}
+        hashes |= {"dtype": models.dtype, "token_budget": models.token_budget, "compile": models.compile}
     return fingerprint(
         {
             "pipeline": pipeline.name,

@@ -115,7 +115,7 @@ def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
 
 def open_engine(settings: EngineSettings, loaded: Loaded) -> PrefixEngine:
     """Return the engine of a loaded model."""
-    return PrefixEngine(loaded, settings.token_budget, settings.keep_images)
+    return PrefixEngine(loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto")
 
 
 def open_entries(settings: RetrieverConfig, dataset: Dataset, device: str) -> Retriever:

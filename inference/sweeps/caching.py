@@ -88,8 +88,10 @@ class CachingEngine(PrefixEngine):
     All keys and values stay in memory. So pass one batch of questions to all grid points in turn, then call `forget`.
     """
 
-    def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
-        super().__init__(loaded, token_budget, keep_images)
+    def __init__(
+        self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0, *, compiling: bool = True
+    ) -> None:
+        super().__init__(loaded, token_budget, keep_images, compiling=compiling)
         self.renderer: CachingRenderer = CachingRenderer(loaded.renderer)
         self.stats = CacheStats()
         self._prefixes: dict[str, CachedPrompt] = {}
@@ -110,7 +112,7 @@ class CachingEngine(PrefixEngine):
             self._prefixes.update({key: CachedPrompt(state, (i, 0)) for i, key in enumerate(new)})
         self._count(len(keys), len(new))
         nodes = [self._prefixes[key] for key in keys]
-        return KnownPrefixes(self, [], {i: (0, i) for i in range(len(nodes))}, nodes, look_up=self._probabilities)
+        return KnownPrefixes(self, [], {i: (0, i) for i in range(len(nodes))}, nodes=nodes, look_up=self._probabilities)
 
     def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:
         """Read the branches that are not cached."""
@@ -126,7 +128,7 @@ class CachingEngine(PrefixEngine):
             [node.branches[tuple(ids)] for ids in question_branches]
             for node, question_branches in zip(known, branches, strict=True)
         ]
-        return KnownBranches(self, prefixes, branches, [], {}, nodes, look_up=self._probabilities)
+        return KnownBranches(self, prefixes, branches, [], {}, nodes=nodes, look_up=self._probabilities)
 
     def generate(
         self, state: Prefixes | Branches, rows: Sequence[RowIndex], forced: Sequence[int] = (), max_new_tokens: int = 32

@@ -98,7 +98,10 @@ class GridRunner:
         if role not in self._engines:
             loaded = open_model(self._config, role)
             self._hashes[role] = loaded.fingerprint
-            self._engines[role] = CachingEngine(loaded, self._config.token_budget, self._config.keep_images)
+            settings = self._config
+            self._engines[role] = CachingEngine(
+                loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto"
+            )
         return self._engines[role]
 
     def _name(self, point: Point) -> str:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.attention import attend, merge, whole_float32
+from reflectune.models.attention.packed import packed_attention
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree_mask import tree_attention
 
@@ -192,15 +194,19 @@ def shared_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     shared_context: SharedContext | None = None,
+    packed_mask: BlockMask | None = None,
+    memory: list[Tensor] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer, called by transformers: shape (rows, T, heads, size).
 
     `shared_context` arrives through the model's keyword arguments. An integer mask of shape (B, 1, 1, L) holds the
-    segments of trees; see `tree_attention`.
+    segments of trees; see `tree_attention`. `packed_mask` and `memory` are those of `packed_attention`.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if packed_mask is not None:
+        return packed_attention(query, key, value, packed_mask, scale, [] if memory is None else memory), None
     if shared_context is not None:
         layer: Any = module.layer_idx
         return shared_context.attend(query, key, value, layer, scale).transpose(1, 2), None

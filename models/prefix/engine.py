@@ -7,9 +7,9 @@ results depend on neither.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,87 +17,17 @@ from torch import Tensor
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
+from reflectune.models.prefix.decoding import StaticDecoder
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
-from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, split_after_images, stacked
+from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
+from reflectune.models.prefix.packed import Spot, TreePart, packed_for
 from reflectune.models.prefix.rows import Rows, rows_of
+from reflectune.models.prefix.state import Branches, BranchRows, Generation, Prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.output_head import exact_logits
 
-
-@dataclass(frozen=True)
-class Generation:
-    """An answer, greedy or sampled.
-
-    Attributes:
-        token_ids: Generated ids without the forced ones; the end token is included if it was reached.
-        text: Decoded ids without the end token; reflection tokens are kept.
-        log_probs: Log-probability of each token under the model, at temperature 1.
-        finished: True if the end token was reached.
-    """
-
-    token_ids: list[int]
-    text: str
-    log_probs: list[float]
-    finished: bool
-
-    @property
-    def score(self) -> float:
-        """S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, the end token's included."""
-        return self.score_behind(0)
-
-    def score_behind(self, first: int) -> float:
-        """Return S_ans of the tokens after the first `first`; 0 if there are none."""
-        log_probs = self.log_probs[first:]
-        return math.exp(sum(log_probs) / len(log_probs)) if log_probs else 0.0
-
-
-@dataclass(frozen=True)
-class Prefixes:
-    """Questions whose images and prefixes have been read.
-
-    Attributes:
-        engine: The engine that read them.
-        chunks: The batches in which they were read.
-        places: Chunk and row of each question.
-    """
-
-    engine: PrefixEngine
-    chunks: list[Rows]
-    places: dict[int, tuple[int, int]]
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def probabilities(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the probability of each token to come next, full softmax: float32 of shape (questions, tokens)."""
-        hidden = [chunk.hidden for chunk in self.chunks]
-        return self.engine.probabilities(hidden, [self.places[q] for q in range(len(self))], token_ids)
-
-
-@dataclass(frozen=True)
-class BranchRows:
-    """Branches of one batch, by (question, branch), with their rows."""
-
-    branches: list[tuple[int, int]]
-    rows: Rows
-
-
-@dataclass(frozen=True)
-class Branches:
-    """Branches that have been read on top of prefixes; a question may have any number of them."""
-
-    engine: PrefixEngine
-    prefixes: Prefixes
-    ids: Sequence[Sequence[Sequence[int]]]
-    chunks: list[BranchRows]
-    places: dict[tuple[int, int], tuple[int, int]]
-
-    def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
-        """Return the probability of each token to come next, full softmax: (branches, tokens) for each question."""
-        rows = [(q, k) for q, question_branches in enumerate(self.ids) for k in range(len(question_branches))]
-        hidden = [chunk.rows.hidden for chunk in self.chunks]
-        branch_probabilities = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
-        return list(branch_probabilities.split([len(question_branches) for question_branches in self.ids]))
+_HEADS = 512
+"""Rows whose logits are computed at once."""
 
 
 class PrefixEngine:
@@ -114,15 +44,19 @@ class PrefixEngine:
         UserError: The model's attention can't share a prefix.
     """
 
-    def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
+    def __init__(
+        self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0, *, compiling: bool = True
+    ) -> None:
         self._forward = Forward(loaded.model)
-        self.image_prefixes = ImagePrefixCache(keep_images)
+        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images)
         self.renderer = loaded.renderer
         self.token_budget = token_budget or find_budget(self._forward)
         self._most_kept = KEPT * self.token_budget
         self._model = loaded.model
         self.max_length: int = self._model.config.get_text_config().max_position_embeddings
         self._ends = torch.tensor(_end_tokens(loaded), device=self._forward.device)
+        self.packed = packed_for(self._forward, self.token_budget, self.image_prefixes, compiling=compiling)
+        self.decoder = StaticDecoder(self._forward, self._log_probabilities, self._ends)
 
     tokens_read = property(lambda self: self._forward.tokens_read, doc="Tokens of prompts that were read so far.")
 
@@ -135,7 +69,9 @@ class PrefixEngine:
         """
         for prefix in prefixes:
             self._check_length(len(prefix.ids))
-        shared = self._shared_image_prefixes(prefixes)
+        if self.packed is not None:
+            return Prefixes(self, [], {q: (0, q) for q in range(len(prefixes))}, self.packed.open(prefixes))
+        shared = shared_image_prefixes(prefixes, self._forward.positions.image_token_id, self.image_prefixes.most > 0)
         whole = [q for q in range(len(prefixes)) if q not in shared]
         chunks: list[Rows] = []
         places: dict[int, tuple[int, int]] = {}
@@ -152,20 +88,6 @@ class PrefixEngine:
             questions = [sharing[i] for i in part]
             add(questions, self._read_suffixes([shared[q] for q in questions]))
         return Prefixes(self, chunks, places)
-
-    def _shared_image_prefixes(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
-        """Return (key, image prefix, suffix) by question, for prefixes whose pictures others read, now or later."""
-        parts_by_question = {}
-        for q, prefix in enumerate(prefixes):
-            if (parts := split_after_images(prefix, self._forward.positions.image_token_id)) is not None:
-                parts_by_question[q] = (key_of(parts[0]), *parts)
-        if self.image_prefixes.most:
-            return parts_by_question
-        often = Counter(key for key, _, _ in parts_by_question.values())
-        shared = {q: parts for q, parts in parts_by_question.items() if often[parts[0]] > 1}
-        lengths = {key: len(image_prefix.ids) for key, image_prefix, _ in shared.values()}
-        saved = sum((often[key] - 1) * length for key, length in lengths.items())
-        return shared if saved >= WORTHWHILE else {}
 
     def _read_suffixes(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
         """Read the suffixes, and the image prefixes that are not cached."""
@@ -195,6 +117,12 @@ class PrefixEngine:
         """
         if len(branches) != len(prefixes):
             raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
+        if prefixes.trees is not None and self.packed is not None:
+            for prefix, question_branches in zip(prefixes.trees.prefixes, branches, strict=True):
+                self._check_length(len(prefix.ids) + max(map(len, question_branches), default=0))
+            asked = {q: question_branches for q, question_branches in enumerate(branches) if question_branches}
+            spots = self.packed.branch(prefixes.trees, asked, self._most_kept)
+            return Branches(self, prefixes, branches, [], {}, spots)
         chunks: list[BranchRows] = []
         places: dict[tuple[int, int], tuple[int, int]] = {}
         kept = 0
@@ -235,6 +163,9 @@ class PrefixEngine:
             An answer for each of `rows`, in order.
         """
         answers: list[Generation | None] = [None] * len(rows)
+        for spots, part in self._continued(state, rows, [len(forced) + max_new_tokens] * len(rows)):
+            for i, decoded in zip(part, self.decoder.decode(spots, forced, max_new_tokens), strict=True):
+                answers[i] = self._generation(*decoded)
         for ready, part in self._ready(state, rows, [len(forced) + max_new_tokens] * len(rows)):
             for i, answer in zip(part, self._decode(ready, forced, max_new_tokens), strict=True):
                 answers[i] = answer
@@ -257,6 +188,13 @@ class PrefixEngine:
             forced: Tokens that every answer begins with; they are not scored.
         """
         token_log_probs: list[list[float]] = [[] for _ in rows]
+        for spots, part in self._continued(state, rows, [len(forced) + len(answer) for answer in answers]):
+            assert self.packed is not None
+            written = [[[*forced, *answers[i]][:-1] or answers[i]] for i in part]
+            ends = self.packed.read([TreePart(spot, None, ids) for spot, ids in zip(spots, written, strict=True)])
+            for i, spot, (_, [end]) in zip(part, spots, ends, strict=True):
+                before = torch.cat([spot.states[-1:], end.states])
+                token_log_probs[i] = self._answer_log_probs(before, forced, answers[i])
         for ready, part in self._ready(state, rows, [len(forced) + len(answer) for answer in answers]):
             for i, log_probs in zip(part, self._score(ready, forced, [answers[i] for i in part]), strict=True):
                 token_log_probs[i] = log_probs
@@ -278,6 +216,18 @@ class PrefixEngine:
         probabilities = torch.stack([chunks[chunk][row] for chunk, row in places])
         self.check_numbers(probabilities.sum().item())
         return probabilities
+
+    @torch.no_grad()
+    def spots_of(self, prefixes: Prefixes, questions: Sequence[int], *, continued: bool = False) -> list[Spot]:
+        """Return the ends of prefixes in packed rows, which are read now if they have not been."""
+        assert self.packed is not None
+        assert prefixes.trees is not None
+        return self.packed.prefixes(prefixes.trees, questions, continued=continued)
+
+    def probabilities_at(self, spots: Sequence[Spot], token_ids: Sequence[int]) -> Tensor:
+        """Return `probabilities` at the ends of prefixes or branches in packed rows."""
+        parts = [torch.stack([spot.states[-1] for spot in spots[i : i + _HEADS]]) for i in range(0, len(spots), _HEADS)]
+        return self.probabilities(parts, [divmod(i, _HEADS) for i in range(len(spots))], token_ids)
 
     def check_numbers(self, *values: float) -> None:
         """Refuse probabilities or scores that are NaN.
@@ -302,10 +252,34 @@ class PrefixEngine:
             self._check_length(count + len(branch_ids))
         return self._forward.append(before, ids)[1]
 
+    def _continued(
+        self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
+    ) -> Iterator[tuple[list[Spot], list[int]]]:
+        """Yield batches of packed rows' ends to continue from, with their indices in `rows`, as `_ready` does."""
+        prefixes = state if isinstance(state, Prefixes) else state.prefixes
+        if self.packed is None or prefixes.trees is None:
+            return
+        given = prefixes.trees.prefixes
+        ids = [() if isinstance(state, Prefixes) else state.ids[q][k] for q, k in rows]
+        lengths = [len(given[q].ids) + len(own) + count for (q, _), own, count in zip(rows, ids, new, strict=True)]
+        for part in within_budget(lengths, self._most_kept):
+            if isinstance(state, Prefixes):
+                yield self.spots_of(prefixes, [rows[i][0] for i in part], continued=True), part
+                continue
+            spots = {i: state.spots[rows[i]] for i in part}
+            again: dict[int, list[int]] = {}
+            for i in (i for i in part if not spots[i].row.cache):
+                again.setdefault(rows[i][0], []).append(i)
+            read = self.packed.branch(prefixes.trees, {q: [ids[i] for i in own] for q, own in again.items()})
+            spots |= {again[q][k]: spot for (q, k), spot in read.items()}
+            yield [spots[i] for i in part], part
+
     def _ready(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
     ) -> Iterator[tuple[Rows, list[int]]]:
         """Yield batches of rows to continue from, with their indices in `rows`. Dropped branches are read again."""
+        if self.packed is not None:
+            return
         places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
         for chunk in sorted({chunk for chunk, _ in places}):
             members = [i for i, (c, _) in enumerate(places) if c == chunk]
@@ -346,10 +320,10 @@ class PrefixEngine:
                 active, rows = active[going_on], rows.take(going_on)
                 shared, written = rows.shared(), rows_of(written, going_on)
             hidden, written = self._forward.decode_step(chosen[~ended], rows.next_position + step, shared, written)
-        return [
-            Generation(row, self.renderer.decode(row[:-1] if ended else row), scores, ended)
-            for row, scores, ended in zip(ids, log_probs, finished.tolist(), strict=True)
-        ]
+        return [self._generation(*row) for row in zip(ids, log_probs, finished.tolist(), strict=True)]
+
+    def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
+        return Generation(ids, self.renderer.decode(ids[:-1] if finished else ids), log_probs, finished)
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probabilities of the answers' tokens; the state before a token predicts it."""
@@ -359,12 +333,14 @@ class PrefixEngine:
         else:
             states, _ = self._forward.append(rows, [token_ids[:-1] or token_ids for token_ids in written])
             before = torch.cat([rows.hidden[:, None], states], 1)
-        answer_log_probs = []
-        for row, token_ids in enumerate(written):
-            targets = torch.tensor(token_ids[len(forced) :], device=before.device)
-            log_probs = self._log_probabilities(before[row, len(forced) : len(token_ids)], sorted({*answers[row]}))
-            answer_log_probs.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
-        return answer_log_probs
+        return [self._answer_log_probs(before[row], forced, answer) for row, answer in enumerate(answers)]
+
+    def _answer_log_probs(self, before: Tensor, forced: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """Return log-probabilities of an answer's tokens, from the states before the forced tokens and before it."""
+        targets = torch.tensor(answer, device=before.device)
+        log_probs = self._log_probabilities(before[len(forced) : len(forced) + len(answer)], sorted({*answer}))
+        values: list[float] = log_probs.gather(1, targets[:, None])[:, 0].tolist()
+        return values
 
     def _log_probabilities(self, hidden: Tensor, asked: Sequence[int] = ()) -> Tensor:
         """Return log-probabilities (rows, vocabulary), from float32 logits of the tokens that are asked for."""

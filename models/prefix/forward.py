@@ -17,7 +17,7 @@ from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_by
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of, input_device
 
-_UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """Keeps transformers from building a mask; attention over shared tokens doesn't read it."""
 CPU_BUDGET = 2_048
 """Small passes stay in a CPU's cache; larger ones gain nothing."""
@@ -39,6 +39,7 @@ class Forward:
     Attributes:
         device: Device of the token ids and hidden states; layers may lie on others.
         tokens_read: Prompt tokens read so far, without padding and decoded tokens.
+        token_bytes: Bytes of a token in a forward pass, from a trial on a GPU; 0 without one.
 
     Raises:
         UserError: The model's attention can't share a prefix.
@@ -50,6 +51,7 @@ class Forward:
         self.device = input_device(model)
         self.positions = Positions(model)
         self.tokens_read = 0
+        self.token_bytes = 0.0
 
     def prefill(self, prefixes: Sequence[Rendered]) -> Rows:
         """Read the images and the prefixes of one batch, into key-value caches of their own."""
@@ -57,6 +59,12 @@ class Forward:
         positions = np.zeros((3 if self.positions.is_3d else 1, *ids.shape), dtype=np.int64)
         for row, prefix in enumerate(prefixes):
             positions[:, row, : len(prefix.ids)] = self.positions.of_prefix(np.array(prefix.ids), prefix.vision)
+        places = torch.from_numpy(positions).to(self.device)
+        states, cache = self._states(ids, places, [], self.vision_inputs(prefixes, ids))
+        return Rows((), (), places[0, :, 0], states[:, 0]).under(Level(cache, real), *_last(states, real, places))
+
+    def vision_inputs(self, prefixes: Sequence[Rendered], ids: Tensor) -> dict[str, Tensor]:
+        """Return the model's inputs for the pictures of prefixes that are read together, as tokens `ids`."""
         device, dtype = self.device, self.model.dtype
         vision = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
@@ -64,9 +72,15 @@ class Forward:
         }
         if self.positions.is_3d:
             vision["mm_token_type_ids"] = (ids == self.positions.image_token_id).int()
-        places = torch.from_numpy(positions).to(device)
-        states, cache = self._states(ids, places, [], vision)
-        return Rows((), (), places[0, :, 0], states[:, 0]).under(Level(cache, real), *_last(states, real, places))
+        return vision
+
+    def fitting_tokens(self, budget: int) -> int:
+        """Return `budget`, or the tokens that the GPU's free memory has room for now if that is less."""
+        if not self.token_bytes:
+            return budget
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + held
+        return max(1, min(budget, int(_SHARE * free / self.token_bytes)))
 
     def append(self, rows: Rows, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
         """Append any number of tokens to each row, in one forward pass over the cached ones.
@@ -100,7 +114,7 @@ class Forward:
         self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues
     ) -> tuple[Tensor, KeysValues]:
         """Return `_states` of text that follows cached rows."""
-        more = {"attention_mask": _UNUSED_MASK, "shared_context": SharedContext(shared)}
+        more = {"attention_mask": UNUSED_MASK, "shared_context": SharedContext(shared)}
         return self._states(ids, positions, past, more)
 
     def _states(
@@ -153,6 +167,7 @@ def find_budget(forward: Forward) -> int:
         read = forward.prefill([Rendered([0] * _TRIAL, [], {})])
     peaks = [torch.cuda.max_memory_allocated(gpu) - held for gpu, held in zip(gpus, before, strict=True)]
     kept = [kept_bytes(read.levels, gpu) for gpu in gpus]
+    forward.token_bytes = max(peaks) / _TRIAL
     del read
     torch.cuda.empty_cache()
     return min(

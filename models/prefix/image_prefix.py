@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from reflectune.models.attention.pictures import content_key
 from reflectune.models.prefix.rows import Level, Rows
 from reflectune.models.rendering.renderer import Rendered
 
+Kept = TypeVar("Kept")
 WORTHWHILE = 512
 """Fewest tokens to save that are worth another forward pass: more than a small picture, as many as LLaVA-1.5's."""
 
@@ -40,6 +42,29 @@ def key_of(image_prefix: Rendered) -> str:
     ).hexdigest()
 
 
+def shared_image_prefixes(
+    prefixes: Sequence[Rendered], image_token_id: int, kept: bool
+) -> dict[int, tuple[str, Rendered, list[int]]]:
+    """Return (key, image prefix, suffix) by question, for prefixes whose pictures others read, now or later.
+
+    Args:
+        prefixes: Questions' prefixes.
+        image_token_id: Id of a picture's tokens.
+        kept: Share every picture, since image prefixes are cached for later calls.
+    """
+    parts_by_question = {}
+    for q, prefix in enumerate(prefixes):
+        if (parts := split_after_images(prefix, image_token_id)) is not None:
+            parts_by_question[q] = (key_of(parts[0]), *parts)
+    if kept:
+        return parts_by_question
+    often = Counter(key for key, _, _ in parts_by_question.values())
+    shared = {q: parts for q, parts in parts_by_question.items() if often[parts[0]] > 1}
+    lengths = {key: len(image_prefix.ids) for key, image_prefix, _ in shared.values()}
+    saved = sum((often[key] - 1) * length for key, length in lengths.items())
+    return shared if saved >= WORTHWHILE else {}
+
+
 def stacked(image_prefixes: Sequence[Rows]) -> Rows:
     """Stack image prefixes of one row each into one batch, padded to the longest."""
     if len(image_prefixes) == 1:
@@ -62,7 +87,7 @@ def stacked(image_prefixes: Sequence[Rows]) -> Rows:
     return Rows((Level([(keys, values) for keys, values in cache], real),), (row,), next_position, hidden)
 
 
-class ImagePrefixCache:
+class ImagePrefixCache(Generic[Kept]):
     """LRU cache of keys and values of image prefixes, by `key_of`.
 
     Args:
@@ -71,12 +96,12 @@ class ImagePrefixCache:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._kept: OrderedDict[str, Rows] = OrderedDict()
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, key: str) -> Rows | None:
+    def get(self, key: str) -> Kept | None:
         """Return the cached image prefix, or None, and mark it as used."""
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -86,7 +111,7 @@ class ImagePrefixCache:
         """Raise the capacity to `least` or more."""
         self.most = max(self.most, least)
 
-    def put(self, key: str, image_prefix: Rows) -> None:
+    def put(self, key: str, image_prefix: Kept) -> None:
         """Cache an image prefix of one row that owns its memory, and drop the least recently used one if full."""
         if self.most:
             self._kept[key] = image_prefix

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.pictures import places_of
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
+from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import spread
 from reflectune.train.weights.parameters import freeze_tower, tower_of
@@ -132,9 +135,14 @@ def plainly_learned(model: PreTrainedModel) -> Callable[[Callable[[PreTrainedMod
     return functools.cache(lambda make, images: learned(model, plain_batches(model, make(model, images))))
 
 
-def engine_of(model: PreTrainedModel, budget: int = 16_384, **settings: Any) -> PrefixEngine:
+def engine_of(model: PreTrainedModel, budget: int = 16_384, packed: bool = False, **settings: Any) -> PrefixEngine:
+    """An engine on levels of keys and values, or on packed rows, as a GPU has it."""
     renderer = SimpleNamespace(end_token_id=2, decode=lambda ids: " ".join(map(str, ids)))
-    return PrefixEngine(SimpleNamespace(model=model, renderer=renderer, name="test"), budget, **settings)
+    with contextlib.ExitStack() as stack:
+        if packed:
+            reader = functools.partial(PackedReader, compile_after=None)
+            stack.enter_context(mock.patch.object(engine_module, "packed_for", lambda *known, **_: reader(*known)))
+        return PrefixEngine(SimpleNamespace(model=model, renderer=renderer, name="test"), budget, **settings)
 
 
 def questions(model: PreTrainedModel, images: int) -> list[Rendered]:
@@ -153,12 +161,13 @@ def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[in
 
 
 @pytest.mark.parametrize("images", [1, 2])
-@pytest.mark.parametrize("copied", [0, 80])
+@pytest.mark.parametrize("copied", [0, 80, "packed"])
 def test_gates_answers_and_scores_are_those_of_independent_rows(
     model, images, copied, plain_probabilities, monkeypatch
 ):
-    monkeypatch.setattr(shared_attention, "COPIED", copied)
-    engine, prefixes, hung = engine_of(model), questions(model, images), branches()
+    packed = copied == "packed"
+    monkeypatch.setattr(shared_attention, "COPIED", 0 if packed else copied)
+    engine, prefixes, hung = engine_of(model, packed=packed), questions(model, images), branches()
     opened = engine.read(prefixes)
     assert len(opened.probabilities(GATES)) == len(prefixes)
     state = engine.branch(opened, hung)
@@ -267,15 +276,16 @@ def one_of_two(request: pytest.FixtureRequest) -> PreTrainedModel:
     st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4),
     st.integers(1, 120),
     st.randoms(use_true_random=False),
+    st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_neither_budget_nor_order_matters(one_of_two, lengths, budget, rng):
+def test_neither_budget_nor_order_matters(one_of_two, lengths, budget, rng, packed):
     prefixes = [prefix(one_of_two, 1, 2 + q, seed=q) for q in range(len(lengths))]
     hung = [[branch(n, seed=10 * q + k) for k, n in enumerate(counts)] for q, counts in enumerate(lengths)]
     rows = [(q, k) for q, counts in enumerate(lengths) for k in range(len(counts))]
 
     def results(order: list[int], budget: int) -> tuple[Tensor, list[Tensor], list[Any]]:
-        engine = engine_of(one_of_two, budget)
+        engine = engine_of(one_of_two, budget, packed)
         opened = engine.read([prefixes[q] for q in order])
         state = engine.branch(opened, [hung[q] for q in order])
         back = [order.index(q) for q in range(len(order))]
@@ -320,15 +330,16 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("keep", [0, 2])
-@pytest.mark.parametrize("copied", [0, 80])
+@pytest.mark.parametrize("copied", [0, 80, "packed"])
 def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypatch):
-    monkeypatch.setattr(shared_attention, "COPIED", copied)
-    monkeypatch.setattr("reflectune.models.prefix.engine.WORTHWHILE", 1)
+    packed = copied == "packed"
+    monkeypatch.setattr(shared_attention, "COPIED", 0 if packed else copied)
+    monkeypatch.setattr("reflectune.models.prefix.image_prefix.WORTHWHILE", 1)
     model = build(family)
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
     prefixes = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
     expected = [next_probabilities(model, question, [30, 31])[GATES] for question in prefixes]
-    engine, seen = engine_of(model, keep_images=keep), vision_calls(model)
+    engine, seen = engine_of(model, packed=packed, keep_images=keep), vision_calls(model)
     probabilities = engine.branch(engine.read(prefixes), [[[30, 31]]] * 4).probabilities(GATES)
     for gates, wanted in zip(probabilities, expected, strict=True):
         torch.testing.assert_close(gates[0], wanted, rtol=1e-4, atol=1e-7)

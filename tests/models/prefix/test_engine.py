@@ -7,7 +7,10 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded
+from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.passages import PassageScheme
@@ -22,6 +25,14 @@ SIZES = [(80, 60), (64, 64), (30, 120), (200, 40)]
 @pytest.fixture(scope="module", params=FAMILIES)
 def loaded(request, make):
     return make.loaded(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["levels", "packed"], autouse=True)
+def packed(request, monkeypatch) -> bool:
+    """Read in packed rows, as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(engine_module, "packed_for", lambda *known, **_: PackedReader(*known, compile_after=None))
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +72,8 @@ def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, pre
     engine = PrefixEngine(loaded)
     head, end = loaded.model.get_output_embeddings(), loaded.renderer.end_token_id
     kept = head.weight.detach().clone()
-    hidden = engine.read(prefixes).chunks[0].hidden
     with torch.no_grad():
+        hidden = Forward(loaded.model).prefill(prefixes).hidden
         head.weight[end] = 20 * hidden.mean(0) / hidden.mean(0).norm()  # makes most rows end at once
     try:
         answers = engine.generate(engine.read(prefixes), [(q, 0) for q in range(4)], max_new_tokens=5)
@@ -78,9 +89,15 @@ def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, pre
         assert answer.text == loaded.renderer.decode(ids[:-1] if answer.finished else ids)
 
 
-def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branches):
+def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branches, packed):
     engine = PrefixEngine(loaded, token_budget=100)
     state = engine.branch(engine.read(prefixes), branches)
+    if packed:
+        rows = {id(spot.row): spot.row for spot in state.spots.values()}.values()
+        assert all(len(row.segments) == 1 or len(row.ids) <= 100 for row in rows)
+        kept = [row.past + len(row.ids) for row in rows if row.cache]
+        assert 0 < sum(kept) <= 400 < sum(len(row.ids) for row in rows)
+        return
     levels = [rows.last_level for rows in [*state.prefixes.chunks, *(chunk.rows for chunk in state.chunks)]]
     assert all(len(level.real) == 1 or level.real.numel() <= 100 for level in levels)
     read = [chunk.rows.last_level for chunk in state.chunks]
@@ -150,13 +167,16 @@ def test_other_attention_is_refused(make):
         PrefixEngine(loaded)
 
 
-def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branches):
+def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branches, packed):
     model = copy.deepcopy(loaded.model).bfloat16()
     engine = PrefixEngine(dataclasses.replace(loaded, model=model))
     head = model.get_output_embeddings().weight.detach().float()
     state = engine.branch(engine.read(prefixes), branches)
     yes, no = gate_ids(loaded)
     for row, (positive, negative) in enumerate(state.probabilities([yes, no])[3].log().tolist()):
-        chunk, place = state.places[3, row]
-        hidden = state.chunks[chunk].rows.hidden[place].float()
+        if packed:
+            hidden = state.spots[3, row].states[-1].float()
+        else:
+            chunk, place = state.places[3, row]
+            hidden = state.chunks[chunk].rows.hidden[place].float()
         assert positive - negative == pytest.approx(float(hidden @ (head[yes] - head[no])), abs=1e-5)

@@ -1,0 +1,166 @@
+"""Attention over packed rows: many segments in one row of tokens; each sees itself and up to two earlier ranges.
+
+A tree's branch sees its prefix and itself. Masks are built from lengths, without a look at pairs of tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from reflectune.models.attention.attention import attend_plainly
+
+BLOCK = 128
+"""Tokens of a block of queries or keys, FlexAttention's default; packed rows are padded to a multiple of it."""
+SEEN = 2
+"""Most earlier ranges that a segment sees."""
+Span = tuple[int, int]
+"""Range of keys: the first, and the end."""
+PackedSegment = tuple[int, Sequence[Span]]
+"""Number of tokens, and the earlier ranges of keys that all of them see."""
+
+
+def padded(tokens: int) -> int:
+    """Round a number of tokens up to whole blocks, at least two: a single one would be compiled by itself."""
+    return max(2, -(-tokens // BLOCK)) * BLOCK
+
+
+def bounds_of(segments: Sequence[PackedSegment], past: int = 0) -> np.ndarray:
+    """Return the key ranges that each query of a packed row sees, int32 of shape (2 · (`SEEN` + 1), queries).
+
+    Rows 2d and 2d + 1 hold the first key and the end of range d; the last range is the query's own segment up to
+    itself. Padding, up to whole blocks, sees itself.
+
+    Args:
+        segments: Segments in the order of the row.
+        past: Number of keys before the row's first token.
+    """
+    counts = [count for count, _ in segments]
+    total = sum(counts)
+    keys = past + np.arange(padded(total), dtype=np.int32)
+    spans = np.zeros((len(segments), 2 * SEEN), dtype=np.int32)
+    for number, (_, seen) in enumerate(segments):
+        spans[number, : 2 * len(seen)] = np.ravel(seen)
+    bounds = np.zeros((2 * SEEN + 2, len(keys)), dtype=np.int32)
+    bounds[: 2 * SEEN, :total] = spans.repeat(counts, 0).T
+    bounds[-2:] = keys, keys + 1
+    bounds[-2, :total] = np.repeat(past + np.cumsum(counts) - counts, counts)
+    return bounds
+
+
+def dense_mask(bounds: np.ndarray, keys: int) -> Tensor:
+    """Return the mask that bounds mean: bool of shape (queries, keys)."""
+    key = np.arange(keys)[:, None]
+    return torch.from_numpy(((bounds[0::2].T[:, None] <= key) & (key < bounds[1::2].T[:, None])).any(-1))
+
+
+def block_mask(
+    segments: Sequence[PackedSegment], past: int = 0, device: torch.device | str = "cpu", *, backward: bool = False
+) -> BlockMask:
+    """Return the mask of a packed row for FlexAttention.
+
+    Args:
+        segments: Segments in the order of the row.
+        past: Number of keys before the row's first token, a multiple of `BLOCK`.
+        device: Device of the mask.
+        backward: Add the indices that a backward pass needs.
+    """
+    bounds = bounds_of(segments, past)
+    some, whole = _visible_blocks(segments, bounds, past)
+    limits = torch.from_numpy(bounds).to(device)
+    partial, full = ([tensor.to(device) for tensor in _listed(blocks)] for blocks in (some & ~whole, whole))
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = (limits[0, query] <= key) & (key < limits[1, query])
+        for row in range(2, 2 * SEEN + 2, 2):
+            seen = seen | ((limits[row, query] <= key) & (key < limits[row + 1, query]))
+        return seen
+
+    return BlockMask.from_kv_blocks(
+        *(partial[0], partial[1], full[0], full[1], BLOCK, sees),
+        seq_lengths=(len(bounds.T), past + len(bounds.T)),
+        compute_q_blocks=backward,
+    )
+
+
+def _visible_blocks(segments: Sequence[PackedSegment], bounds: np.ndarray, past: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of blocks with a visible pair of tokens, and those of visible pairs only: (queries, keys).
+
+    A piece is the part of a segment in one block of queries. Its first query sees the fewest keys, its last the most.
+    """
+    ends = np.cumsum([count for count, _ in segments])
+    cuts = np.unique([*ends, *range(0, len(bounds.T) + 1, BLOCK)])
+    first, last, is_padding = cuts[:-1], cuts[1:] - 1, cuts[:-1] >= ends[-1]
+    edges = np.arange(0, past + len(bounds.T) + 1, BLOCK)
+
+    def keys_seen(limits: np.ndarray) -> np.ndarray:
+        """Count the keys of each block within limits of shape (2 · ranges, pieces): (pieces, blocks)."""
+        before = np.clip(edges, limits[0::2, :, None], limits[1::2, :, None]).sum(0)
+        return np.diff(before, axis=1)
+
+    most = bounds[:, last]
+    most[-2, is_padding] = past + first[is_padding]  # padding sees itself token by token, and never a whole block
+    fewest = np.where(is_padding[:, None], 0, keys_seen(bounds[:, first]))
+    starts = np.searchsorted(first, np.arange(0, len(bounds.T), BLOCK))
+    return np.logical_or.reduceat(keys_seen(most) > 0, starts), np.logical_and.reduceat(fewest == BLOCK, starts)
+
+
+def _listed(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return the number of blocks of keys of each block of queries, and their indices followed by the others'."""
+    order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    return torch.from_numpy(blocks.sum(1, dtype=np.int32))[None, None], torch.from_numpy(order)[None, None]
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float, memory: list[Tensor]
+) -> Tensor:
+    """Compute the attention of a packed row: (1, T, heads, size).
+
+    Args:
+        query: Shape (1, heads, T, size).
+        key: Shape (1, key heads, T, size).
+        value: Shape of `key`.
+        mask: From `block_mask`.
+        scale: Factor of the scores.
+        memory: Keys and values before the row, or an empty list; replaced by all keys and values.
+    """
+    if memory:
+        key, value = torch.cat([memory[0], key], 2), torch.cat([memory[1], value], 2)
+    memory[:] = [key, value]
+    attend = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled()
+    attended: Tensor = attend(
+        query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return attended.transpose(1, 2).contiguous()
+
+
+@functools.cache
+def _compiled() -> Any:
+    """FlexAttention as a kernel; without a compiler it computes every score."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@functools.cache
+def flex_problem(device: str, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> str:
+    """Return why FlexAttention can't be used, "" if a small trial gives the equation's numbers."""
+    segments: list[PackedSegment] = [(70, ()), (50, [(0, 70)]), (40, [(0, 70)])]
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, count, padded(160), size) for count in (heads, key_heads, key_heads)]
+    query, key, value = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
+    hidden = ~dense_mask(bounds_of(segments), padded(160)).to(device)
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[None, None]
+    expected, _ = attend_plainly(query, key, value, size**-0.5, bias, False)
+    try:
+        with torch.no_grad():
+            found = packed_attention(query, key, value, block_mask(segments, 0, device), size**-0.5, [])
+    except Exception as error:  # a missing compiler has many types of errors
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    tolerance = 1e-4 if dtype == torch.float32 else 0.03
+    is_right = torch.allclose(found.transpose(1, 2), expected, rtol=tolerance, atol=tolerance)
+    return "" if is_right else "it gives other numbers"

@@ -1,0 +1,188 @@
+"""Greedy decoding over a static cache: keys and values of the chosen rows side by side, one CUDA graph a bucket."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reflectune.models.attention.packed import padded
+from reflectune.models.prefix.forward import UNUSED_MASK, Forward
+from reflectune.models.prefix.packed import Spot, say
+
+CHECKED = 4
+"""Steps between two looks at the rows that have ended: each look waits for the device."""
+GRAPHS = 16
+"""Buckets that are kept, those used last."""
+Decoded = tuple[list[int], list[float], bool]
+"""Token ids with the end token if it was reached, the log-probability of each, and True if it was reached."""
+
+
+class StaticDecoder:
+    """Decode from packed rows, in buckets of rows and of keys that use the same memory, one at a time.
+
+    Args:
+        forward: The model.
+        log_probabilities: Computes log-probabilities (rows, vocabulary) from hidden states.
+        ends: Ids of the end tokens.
+
+    Attributes:
+        memory: Keys and values of the largest bucket so far.
+        steps: Steps by shape of their keys and values.
+    """
+
+    def __init__(self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor) -> None:
+        self._forward, self._log_probabilities, self._ends = forward, log_probabilities, ends
+        self.memory = torch.empty(0)
+        self.steps: OrderedDict[tuple[int, ...], DecodeStep] = OrderedDict()
+
+    @torch.no_grad()
+    def decode(self, spots: Sequence[Spot], forced: Sequence[int], most: int) -> list[Decoded]:
+        """Answer from spots after `forced` tokens, with at most `most` tokens."""
+        context = max(spot.length for spot in spots)
+        step = self._step(spots[0], rows_of_bucket(len(spots)), padded(context + len(forced) + most))
+        step.load(spots, context)
+        if not forced:
+            step.choose(torch.stack([spot.states[-1] for spot in spots]))
+        for token in forced:
+            step.tokens.fill_(token)
+            step.ended.zero_()
+            step()
+        ids, values = torch.zeros(len(spots), 0), torch.zeros(len(spots), 0)
+        columns: list[tuple[Tensor, Tensor]] = []
+        for number in range(most):
+            columns.append((step.chosen.clone(), step.values.clone()))
+            is_checked = number % CHECKED == CHECKED - 1
+            if number == most - 1 or (is_checked and bool(step.ended[: len(spots)].all())):
+                ids, values = (torch.stack(side, 1) for side in zip(*columns, strict=True))
+                break
+            step()
+        is_end = torch.isin(ids.cpu(), self._ends.cpu()).tolist()
+        decoded = []
+        for row_ids, row_values, row_ends, _ in zip(ids.tolist(), values.tolist(), is_end, spots, strict=False):
+            count = row_ends.index(True) + 1 if True in row_ends else len(row_ids)
+            decoded.append((row_ids[:count], row_values[:count], True in row_ends))
+        return decoded
+
+    def _step(self, spot: Spot, rows: int, keys: int) -> DecodeStep:
+        """Return the step of a bucket. All steps are made again where the memory has to grow."""
+        like, _ = spot.row.cache[0]
+        shape = (len(spot.row.cache), 2, rows, like.shape[1], keys, like.shape[3])
+        if self.memory.numel() < math.prod(shape):
+            self.steps.clear()
+            self.memory = torch.empty(0)
+            self.memory = like.new_zeros(math.prod(shape))
+        if shape not in self.steps:
+            cache = self.memory[: math.prod(shape)].view(shape)
+            self.steps[shape] = DecodeStep(self._forward, self._log_probabilities, self._ends, cache)
+        self.steps.move_to_end(shape)
+        if len(self.steps) > GRAPHS:
+            self.steps.popitem(last=False)
+        return self.steps[shape]
+
+
+class DecodeStep:
+    """Step of one bucket; passed to the model as `shared_context`.
+
+    All rows' prompts end at the same key, so that each next token is written at the same place.
+
+    Attributes:
+        tokens: The rows' last tokens, (rows, 1).
+        chosen: The likeliest next token of each row, (rows,).
+        values: Its log-probability, (rows,).
+        ended: True for rows that have chosen an end token, (rows,).
+    """
+
+    def __init__(
+        self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor, cache: Tensor
+    ) -> None:
+        self._forward, self._log_probabilities, self._ends, self._cache = forward, log_probabilities, ends, cache
+        _, _, rows, _, keys, _ = cache.shape
+        self.chosen, self._positions = ends.new_zeros(2, rows)
+        self.tokens, self._cursor = ends.new_zeros(rows, 1), ends.new_zeros(1)
+        self.values = torch.zeros(rows, device=ends.device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
+        self._mask = cache.new_zeros(rows, 1, 1, keys)
+        self._graph = self._captured() if ends.device.type == "cuda" else None
+
+    def __call__(self) -> None:
+        """Append `tokens` to the rows, and choose the next ones."""
+        if self._graph is None:
+            self._run()
+        else:
+            self._graph.replay()
+
+    def load(self, spots: Sequence[Spot], context: int) -> None:
+        """Copy the keys and values of spots into the first `context` keys, each row's at the end of them."""
+        device = self.tokens.device
+        places, hidden = torch.zeros(len(spots), context, dtype=torch.long), torch.ones(self._mask.shape)
+        for row, spot in enumerate(spots):
+            places[row, context - spot.length :] = torch.cat([torch.arange(*span) for span in spot.seen])
+            hidden[row, ..., context - spot.length : context] = 0
+        self._mask.zero_().masked_fill_((hidden > 0).to(device), -torch.inf)
+        self._positions[: len(spots)] = torch.tensor([spot.next_position for spot in spots], device=device)
+        self._cursor.fill_(context)
+        self.ended.zero_()
+        self._cache.zero_()  # what was there may be NaN, and hidden values count as 0 · NaN
+        for packed in {id(spot.row): spot.row for spot in spots}.values():
+            rows = torch.tensor([row for row, spot in enumerate(spots) if spot.row is packed])
+            index, rows = places[rows].to(device), rows.to(device)
+            for layer, pair in zip(self._cache, packed.cache, strict=True):
+                for static, source in zip(layer, pair, strict=True):
+                    static[:, :, :context].index_copy_(0, rows, source[0][:, index].transpose(0, 1))
+
+    def choose(self, hidden: Tensor) -> None:
+        """Choose the next token of each row from hidden states, (up to all rows, hidden size)."""
+        every = self._log_probabilities(F.pad(hidden, (0, 0, 0, len(self.tokens) - len(hidden))))
+        self.chosen.copy_(every.argmax(-1))
+        self.values.copy_(every.gather(1, self.chosen[:, None])[:, 0])
+        self.ended.logical_or_((self.chosen[:, None] == self._ends).any(1))
+        self.tokens.copy_(self.chosen[:, None])
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """Write a layer's new keys and values, and attend to all: (rows, heads, 1, size). No head is repeated."""
+        keys, values = self._cache[layer]
+        keys.index_copy_(2, self._cursor, key)
+        values.index_copy_(2, self._cursor, value)
+        folded = query.reshape(len(query), keys.shape[1], -1, query.shape[3])  # (rows, key heads, group, size)
+        return F.scaled_dot_product_attention(folded, keys, values, self._mask, scale=scale).reshape(query.shape)
+
+    def _run(self) -> None:
+        self._mask.index_fill_(3, self._cursor, 0)
+        positions = self._positions[:, None]
+        output = self._forward.model.model.language_model(
+            input_ids=self.tokens,
+            position_ids=positions.expand(3, -1, -1) if self._forward.positions.is_3d else positions,
+            attention_mask=UNUSED_MASK,
+            shared_context=self,
+            use_cache=False,
+        )
+        self.choose(output.last_hidden_state[:, 0])
+        self._positions.add_(1)
+        self._cursor.add_(1)
+
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        """Return the step as a CUDA graph, or None if it can't be captured; it runs kernel by kernel then."""
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # libraries allocate their workspaces
+                    self._run()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._run()
+        except RuntimeError as error:
+            say(f"decoding goes without CUDA graphs, and is slower: {error}".splitlines()[0][:300])
+            return None
+        return graph
+
+
+def rows_of_bucket(count: int) -> int:
+    """Round a number of rows up: 1, 2, 4, 8, then multiples of 8."""
+    return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8

@@ -1,0 +1,364 @@
+"""Trees of many questions read in one packed row by FlexAttention: the way of an accelerator.
+
+A question's prefix is read together with its branches, or by itself if it is asked before them.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from reflectune.core.devices import is_out_of_memory
+from reflectune.models.attention.packed import PackedSegment, Span, block_mask, flex_problem, padded
+from reflectune.models.attention.shared import KeysValues
+from reflectune.models.prefix.forward import UNUSED_MASK, Forward
+from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
+from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.weights.spreading import gpus_of
+
+COMPILE_AFTER = 300_000
+"""Tokens after which layers are compiled: before that, compiling takes longer than it saves."""
+
+
+@dataclass
+class PackedRow:
+    """A row of tokens, segment by segment.
+
+    Attributes:
+        cache: Keys and values of each layer, (1, key heads, tokens, size); copies of earlier ones come first. Empty
+            before the row is read, and after they were dropped.
+        past: Number of the earlier keys.
+        states: Hidden states of the row's own tokens, (tokens, hidden size).
+        ids: Token ids.
+        positions: Positions of each segment, (1 or 3, tokens).
+        segments: Segments, as `block_mask` takes them.
+    """
+
+    cache: KeysValues
+    past: int
+    states: Tensor = field(default_factory=lambda: torch.empty(0))
+    ids: list[int] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
+    segments: list[PackedSegment] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], seen: tuple[Span, ...], positions: np.ndarray) -> Spot:
+        """Add a segment that sees earlier ranges, and return its end."""
+        first = self.past + len(self.ids)
+        self.ids += ids
+        self.positions.append(positions)
+        self.segments.append((len(ids), seen))
+        return Spot(self, (*seen, (first, first + len(ids))), int(positions[0, -1]) + 1)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """End of a prefix or branch, from which reading goes on.
+
+    Attributes:
+        row: The row that it was read in.
+        seen: Ranges of the row's keys up to here, its own tokens last.
+        next_position: Position after its last token.
+    """
+
+    row: PackedRow
+    seen: tuple[Span, ...]
+    next_position: int
+
+    @property
+    def length(self) -> int:
+        """Number of tokens from the beginning."""
+        return sum(end - first for first, end in self.seen)
+
+    @property
+    def states(self) -> Tensor:
+        """Hidden states of its own tokens, (tokens, hidden size)."""
+        first, end = self.seen[-1]
+        return self.row.states[first - self.row.past : end - self.row.past]
+
+
+@dataclass(frozen=True)
+class TreePart:
+    """Work of a pass: a prefix, branches on it, or both.
+
+    Attributes:
+        parent: End of the tokens before the prefix, or before the branches where none is read.
+        prefix: Prefix to read.
+        branches: Token ids of the branches.
+    """
+
+    parent: Spot | None
+    prefix: Rendered | None
+    branches: Sequence[Sequence[int]] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens to read."""
+        return (len(self.prefix.ids) if self.prefix else 0) + sum(map(len, self.branches))
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if several passes can read it."""
+        return len(self.branches) + (self.prefix is not None) > 1
+
+
+Ends = tuple[Spot | None, list[Spot]]
+"""End of a part's prefix, if it has one, and of its branches."""
+
+
+@dataclass(frozen=True)
+class OpenedTrees:
+    """Questions whose prefixes are read when they are needed.
+
+    Attributes:
+        prefixes: Images and prefixes.
+        shared: Key, image prefix and suffix of questions whose picture is shared.
+        spots: Ends of the prefixes that have been read, by question.
+    """
+
+    prefixes: Sequence[Rendered]
+    shared: Mapping[int, tuple[str, Rendered, list[int]]]
+    spots: dict[int, Spot] = field(default_factory=dict)
+
+
+def packed_for(
+    forward: Forward, budget: int, images: ImagePrefixCache[Any], *, compiling: bool = True
+) -> PackedReader | None:
+    """Return a reader of packed rows on a GPU, and None on a CPU or with a printed reason.
+
+    Args:
+        forward: The model.
+        budget: Most tokens in one pass.
+        images: Cached image prefixes.
+        compiling: Allow a compiler, without which FlexAttention is slow.
+    """
+    if forward.device.type != "cuda" or not compiling:
+        return None
+    config: Any = forward.model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    problem = "the model lies on several devices"
+    if len(gpus_of(forward.model)) == 1:
+        problem = flex_problem("cuda", forward.model.dtype, heads, config.num_key_value_heads, size)
+    if not problem:
+        return PackedReader(forward, budget, images)
+    say(f"questions are not packed into one row, and are read more slowly: {problem}")
+    return None
+
+
+@functools.cache
+def say(text: str) -> None:
+    """Print a line to stderr, once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class PackedReader:
+    """Read trees in packed rows of at most `budget` tokens, fewer if the free memory has shrunk.
+
+    Args:
+        forward: The model.
+        budget: Most tokens in one pass. A larger tree is split by its branches.
+        images: Cached image prefixes.
+        compile_after: Tokens after which the layers are compiled; None to leave them as they are.
+    """
+
+    def __init__(
+        self, forward: Forward, budget: int, images: ImagePrefixCache[Any], compile_after: int | None = COMPILE_AFTER
+    ) -> None:
+        self.forward, self._budget, self._images, self.compile_after = forward, budget, images, compile_after
+        self._layers: list[Any] = list(forward.model.model.language_model.layers)
+        self._compiled: list[Any] = []
+
+    def open(self, prefixes: Sequence[Rendered]) -> OpenedTrees:
+        """Return questions; nothing is read yet."""
+        image_token_id = self.forward.positions.image_token_id
+        return OpenedTrees(prefixes, shared_image_prefixes(prefixes, image_token_id, self._images.most > 0))
+
+    def prefixes(self, trees: OpenedTrees, questions: Sequence[int], *, continued: bool = False) -> list[Spot]:
+        """Return the ends of some prefixes, with keys and values if they are to be continued."""
+        missing = [q for q in questions if q not in trees.spots or (continued and not trees.spots[q].row.cache)]
+        self.branch(trees, dict.fromkeys(missing, ()))
+        return [trees.spots[q] for q in questions]
+
+    def branch(
+        self, trees: OpenedTrees, branches: Mapping[int, Sequence[Sequence[int]]], most_kept: int | None = None
+    ) -> dict[tuple[int, int], Spot]:
+        """Read questions' branches, and their prefixes unless their keys and values are there.
+
+        Args:
+            trees: The questions.
+            branches: Token ids of the branches, by question.
+            most_kept: Most tokens whose keys and values are kept.
+        """
+        known = {q: spot for q in branches if (spot := trees.spots.get(q)) is not None and spot.row.cache}
+        bases = self._image_prefixes(
+            {trees.shared[q][0]: trees.shared[q][1] for q in trees.shared if q in branches and q not in known}
+        )
+        parts = []
+        for q, own in branches.items():
+            if q in known:
+                parts.append(TreePart(known[q], None, own))
+            elif q in trees.shared:
+                key, _, suffix = trees.shared[q]
+                parts.append(TreePart(bases[key], Rendered(suffix, [], {}), own))
+            else:
+                parts.append(TreePart(None, trees.prefixes[q], own))
+        spots: dict[tuple[int, int], Spot] = {}
+        for q, (prefix, ends) in zip(branches, self.read(parts, most_kept), strict=True):
+            if prefix is not None:
+                trees.spots[q] = prefix
+            spots.update({(q, k): end for k, end in enumerate(ends)})
+        return spots
+
+    def _image_prefixes(self, images: Mapping[str, Rendered]) -> dict[str, Spot]:
+        """Return the ends of image prefixes by their keys, those of the cache among them."""
+        bases = {key: spot for key in images if (spot := self._images.get(key)) is not None}
+        new = [key for key in images if key not in bases]
+        for key, (spot, _) in zip(new, self.read([TreePart(None, images[key]) for key in new]), strict=True):
+            assert spot is not None
+            cache, [span] = self._joined([spot])  # owns its memory
+            bases[key] = Spot(PackedRow(cache, 0), (span,), spot.next_position)
+        for key, spot in bases.items():
+            self._images.put(key, spot)
+        return bases
+
+    def read(self, parts: Sequence[TreePart], most_kept: int | None = None) -> list[Ends]:
+        """Read parts of trees; keys and values of rows beyond `most_kept` tokens are dropped."""
+        limit = self.forward.fitting_tokens(self._budget)
+        groups: list[list[TreePart]] = []
+        for part in parts:
+            if groups and sum(other.tokens for other in groups[-1]) + part.tokens <= limit:
+                groups[-1].append(part)
+            else:
+                groups.append([part])
+        found: list[Ends] = []
+        kept = 0
+        for group in groups:
+            ends = self._read(group, limit)
+            for row in {id(spot.row): spot.row for prefix, own in ends for spot in (prefix, *own) if spot}.values():
+                kept += row.past + len(row.ids)
+                if most_kept is not None and kept > most_kept:
+                    row.cache.clear()  # they are read again to be continued
+            found += ends
+        return found
+
+    def _read(self, group: list[TreePart], limit: int) -> list[Ends]:
+        """Read parts in one pass; in several a part that is too long, or what doesn't fit into the memory."""
+        if len(group) == 1 and group[0].tokens > limit and group[0].is_divisible:
+            return [self._divided(group[0], limit)]
+        try:
+            return self._pass(group)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or (len(group) == 1 and not group[0].is_divisible):
+                raise
+        gc.collect()  # only here, outside the except block, the memory held by the traceback is free
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        say("a packed row is out of memory: it is split by questions, or by branches")
+        if len(group) == 1:
+            return [self._divided(group[0], limit)]
+        half = len(group) // 2
+        return self._read(group[:half], limit) + self._read(group[half:], limit)
+
+    def _divided(self, part: TreePart, limit: int) -> Ends:
+        """Read the prefix first and the branches on it, or one half of the branches after the other."""
+        if part.prefix is not None:
+            [(prefix, _)] = self._read([TreePart(part.parent, part.prefix)], limit)
+            [(_, ends)] = self._read([TreePart(prefix, None, part.branches)], limit)
+            return prefix, ends
+        half = len(part.branches) // 2
+        halves = [TreePart(part.parent, None, own) for own in (part.branches[:half], part.branches[half:])]
+        return None, [end for own in halves for end in self._read([own], limit)[0][1]]
+
+    def _pass(self, parts: Sequence[TreePart]) -> list[Ends]:
+        """Read parts in one packed row, behind copies of their parents' keys and values."""
+        parents = {id(part.parent): part.parent for part in parts if part.parent is not None}
+        past, spans = self._joined(list(parents.values()))
+        seen_by, row = dict(zip(parents, spans, strict=True)), PackedRow([], past[0][0].shape[2] if past else 0)
+        found: list[Ends] = []
+        for part in parts:
+            prefix, end = None, part.parent
+            seen: tuple[Span, ...] = () if end is None else (seen_by[id(end)],)
+            if part.prefix is not None:
+                ids = part.prefix.ids
+                positions = self._positions(end, len(ids))
+                if end is None:
+                    positions = self.forward.positions.of_prefix(np.array(ids), part.prefix.vision)
+                prefix = end = row.add(ids, seen, positions)
+                seen = prefix.seen
+            found.append((prefix, [row.add(own, seen, self._positions(end, len(own))) for own in part.branches]))
+        self._run(row, [part.prefix for part in parts if part.prefix is not None and part.prefix.vision], past)
+        return found
+
+    def _positions(self, end: Spot | None, count: int) -> np.ndarray:
+        """Return positions (1 or 3, count) of tokens behind a spot."""
+        positions = (end.next_position if end else 0) + np.arange(count)
+        return positions[None].repeat(3 if self.forward.positions.is_3d else 1, 0)
+
+    def _run(self, row: PackedRow, pictures: Sequence[Rendered], past: KeysValues) -> None:
+        """Compute a row's states, keys and values; `past` are the keys and values before it."""
+        forward, device = self.forward, self.forward.device
+        missing = padded(len(row.ids)) - len(row.ids)
+        ids = F.pad(torch.tensor(row.ids), (0, missing))[None].to(device)
+        positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None].to(device)
+        inputs = {"input_ids": ids, "position_ids": positions if forward.positions.is_3d else positions[0]}
+        inputs |= forward.vision_inputs(pictures, ids) if pictures else {}
+        mask = block_mask(row.segments, row.past, device)
+        forward.tokens_read += len(row.ids)
+        if self.compile_after is not None and forward.tokens_read > self.compile_after:
+            self._compiled = self._compiled or [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]
+            try:
+                return self.compute(self._compiled, row, inputs, mask, past)
+            except Exception as error:  # a compiler has many types of errors
+                if is_out_of_memory(error):
+                    raise
+                say(f"layers are not compiled: {type(error).__name__}: {error}".splitlines()[0][:300])
+            self.compile_after = None
+        return self.compute([layer._call_impl for layer in self._layers], row, inputs, mask, past)
+
+    def compute(
+        self, calls: Sequence[Any], row: PackedRow, inputs: dict[str, Tensor], mask: BlockMask, past: KeysValues
+    ) -> None:
+        """Run the model over a row with these calls of its layers, and keep its states, keys and values."""
+        memories = [list(pair) for pair in past] or [[] for _ in self._layers]
+        with self._calling(calls, mask, memories):
+            output = self.forward.model.model(**inputs, attention_mask=UNUSED_MASK, use_cache=False)
+        row.states, row.cache = output.last_hidden_state[0], [(keys, values) for keys, values in memories]
+
+    @contextmanager
+    def _calling(self, calls: Sequence[Any], mask: BlockMask, memories: Sequence[list[Tensor]]) -> Iterator[None]:
+        """Replace the layers' calls inside this block, and give each layer the mask and its own keys and values.
+
+        A cache is addressed by a layer's index, for which each layer would be compiled alone.
+        """
+        before = [layer._compiled_call_impl for layer in self._layers]
+        for layer, call, memory in zip(self._layers, calls, memories, strict=True):
+            layer._compiled_call_impl = functools.partial(call, packed_mask=mask, memory=memory)
+        try:
+            yield
+        finally:
+            for layer, call in zip(self._layers, before, strict=True):
+                layer._compiled_call_impl = call
+
+    def _joined(self, spots: Sequence[Spot]) -> tuple[KeysValues, list[Span]]:
+        """Copy spots' keys and values one after another, padded to whole blocks; returns the range of each as well."""
+        if not spots:
+            return [], []
+        ends = np.cumsum([spot.length for spot in spots]).tolist()
+
+        def one(layer: int, side: int) -> Tensor:
+            parts = [spot.row.cache[layer][side][:, :, first:end] for spot in spots for first, end in spot.seen]
+            return F.pad(torch.cat(parts, 2), (0, 0, 0, padded(ends[-1]) - ends[-1]))
+
+        joined = [(one(layer, 0), one(layer, 1)) for layer in range(len(self._layers))]
+        return joined, list(zip([0, *ends[:-1]], ends, strict=True))

@@ -1,0 +1,109 @@
+"""A packed row's mask is that of its segments, whatever their lengths, and so is FlexAttention under it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflectune.models.attention.packed import (
+    BLOCK,
+    block_mask,
+    bounds_of,
+    dense_mask,
+    flex_problem,
+    packed_attention,
+    padded,
+)
+from reflectune.models.attention.tree_mask import tree_mask
+
+LENGTHS = st.integers(1, 300) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+TREES = st.lists(st.tuples(LENGTHS, st.lists(LENGTHS, max_size=4)), min_size=1, max_size=3)
+"""Tokens of each prefix and of its branches."""
+
+
+def packed_trees(trees, past=0):
+    """Segments of trees, each behind `past` keys of its own that all of its tokens see."""
+    segments, first = [], past * len(trees)
+    for number, (prefix, branches) in enumerate(trees):
+        above = [(number * past, (number + 1) * past)] if past else []
+        segments += [(prefix, above), *((branch, [*above, (first, first + prefix)]) for branch in branches)]
+        first += prefix + sum(branches)
+    return segments
+
+
+def visible(segments, past):
+    """The equation, token by token: earlier ranges, and the segment up to the query; padding sees itself."""
+    total = sum(count for count, _ in segments)
+    seen = torch.eye(past + padded(total), dtype=torch.bool)[past:]
+    first = 0
+    for count, spans in segments:
+        for query in range(first, first + count):
+            seen[query, past + first : past + query + 1] = True
+            for start, end in spans:
+                seen[query, start:end] = True
+        first += count
+    return seen
+
+
+def blocks(numbers, indices, columns):
+    found = torch.zeros(len(numbers), columns, dtype=torch.bool)
+    for row, (count, listed) in enumerate(zip(numbers.tolist(), indices, strict=True)):
+        found[row, listed[:count].long()] = True
+    return found
+
+
+@given(TREES, st.sampled_from([0, BLOCK, 2 * BLOCK]))
+@settings(max_examples=40, deadline=None)
+def test_the_mask_is_that_of_its_segments(trees, past):
+    segments, before = packed_trees(trees, past), past * len(trees)
+    expected = visible(segments, before)
+    queries, keys = expected.shape
+    assert torch.equal(dense_mask(bounds_of(segments, before), keys), expected)
+    mask = block_mask(segments, before)
+    index = torch.arange(queries)[:, None], torch.arange(keys)[None]
+    assert torch.equal(mask.mask_mod(0, 0, *index), expected)
+    tiles = expected.view(queries // BLOCK, BLOCK, keys // BLOCK, BLOCK)
+    some, whole = tiles.any(3).any(1), tiles.all(3).all(1)
+    assert torch.equal(blocks(mask.kv_num_blocks[0, 0], mask.kv_indices[0, 0], keys // BLOCK), some & ~whole)
+    assert torch.equal(blocks(mask.full_kv_num_blocks[0, 0], mask.full_kv_indices[0, 0], keys // BLOCK), whole)
+    backward = block_mask(segments, before, backward=True)
+    assert torch.equal(
+        blocks(backward.full_q_num_blocks[0, 0], backward.full_q_indices[0, 0], queries // BLOCK), whole.T
+    )
+
+
+def test_a_tree_is_that_of_training():
+    segments = [(70, ()), (90, [(0, 70)]), (1, [(0, 70)])]
+    codes = torch.tensor([[0] * 70 + [1] * 90 + [2]])
+    assert torch.equal(dense_mask(bounds_of(segments), 256)[:161, :161], tree_mask(codes)[0, 0])
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_flex_attention_is_attention_under_the_dense_mask(compiled, key_heads):
+    attend = packed_attention
+    if compiled:
+        attend = torch.compile(packed_attention, dynamic=True)
+    generator = torch.Generator().manual_seed(0)
+    for trees, past in (([(130, [40, 90]), (60, [])], 0), ([(5, [3, 200]), (300, [7])], BLOCK)):
+        segments, before = packed_trees(trees, past), past * len(trees)
+        bounds = bounds_of(segments, before)
+        new = bounds.shape[1]
+        query, key, value = (torch.randn(1, heads, new, 16, generator=generator) for heads in (4, key_heads, key_heads))
+        earlier = [torch.randn(1, key_heads, before, 16, generator=generator) for _ in range(2)] if before else []
+        memory = list(earlier)
+        attended = attend(query, key, value, block_mask(segments, before), 0.3, memory)
+        keys, values = (torch.cat([*earlier[side : side + 1], own], 2) for side, own in enumerate((key, value)))
+        torch.testing.assert_close(memory, [keys, values], rtol=0, atol=0)
+        mask = dense_mask(bounds, before + new)
+        expected = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True)
+        torch.testing.assert_close(attended, expected.transpose(1, 2), rtol=1e-5, atol=2e-6)
+
+
+def test_a_trial_finds_numbers_that_differ_and_errors(monkeypatch):
+    assert flex_problem("cpu", torch.float32, 4, 2, 8) == ""
+    monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", lambda query, *_, **__: query * 0)
+    assert flex_problem("cpu", torch.float32, 4, 2, 16) == "it gives other numbers"
+    monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", None)
+    assert flex_problem("cpu", torch.float32, 4, 2, 32).startswith("TypeError")

@@ -1,0 +1,215 @@
+"""Packed rows: few passes, work that is split where it must be, and decoding in buckets."""
+
+import contextlib
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from reflectune.models.prefix import engine as engine_module
+from reflectune.models.prefix import packed
+from reflectune.models.prefix.decoding import rows_of_bucket
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.packed import PackedReader, packed_for
+
+GATES = [7, 8]
+COUNTS = [3, 0, 2]
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+def loaded(request, make):
+    return make.loaded(request.param)
+
+
+@pytest.fixture(autouse=True)
+def printed(monkeypatch) -> list[str]:
+    """Lines for the user, printed once a process elsewhere."""
+    lines: list[str] = []
+    monkeypatch.setattr(packed, "say", lines.append)
+    return lines
+
+
+def engine_of(loaded, budget=4096, compile_after=None) -> PrefixEngine:
+    with mock.patch.object(engine_module, "packed_for", lambda *known, **_: PackedReader(*known, compile_after)):
+        return PrefixEngine(loaded, budget)
+
+
+def asked(loaded, make):
+    sizes = [(80, 60), (64, 64), (30, 120)]
+    prefixes = [loaded.renderer.prefix("Who drew it?", make.image(seed, size)) for seed, size in enumerate(sizes)]
+    return prefixes, [
+        [[40 + q, 50 + k, *range(60, 64 + 4 * k)] for k in range(count)] for q, count in enumerate(COUNTS)
+    ]
+
+
+def said(engine, prefixes, branches, *, gate_first=False):
+    """Both gates, and answers from some branches and from a prefix."""
+    opened = engine.read(prefixes)
+    gates = [opened.probabilities(GATES)] if gate_first else []
+    state = engine.branch(opened, branches)
+    gates = [*state.probabilities(GATES), *(gates or [opened.probabilities(GATES)])]
+    rows = [(2, 1), (0, 0), (0, 2)]
+    answers = engine.generate(state, rows, [39], 5) + engine.generate(opened, [(1, 0), (0, 0)], max_new_tokens=3)
+    return torch.cat(gates), [answer.token_ids for answer in answers], engine.score(state, rows, [[45, 46], [47], [48]])
+
+
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-7)
+    assert actual[1] == expected[1]
+    for log_probs, wanted in zip(actual[2], expected[2], strict=True):
+        assert log_probs == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """Tokens of each pass that computes something."""
+    tokens, compute = [], PackedReader.compute
+
+    def spy(self, calls, row, *rest):
+        tokens.append(len(row.ids))
+        return compute(self, calls, row, *rest)
+
+    monkeypatch.setattr(PackedReader, "compute", spy)
+    return tokens
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_trees_are_read_in_one_pass_with_the_retrieval_gate(loaded, make, passes, gate_first):
+    prefixes, branches = asked(loaded, make)
+    tower = getattr(loaded.model.model, "vision_tower", None) or loaded.model.model.visual
+    seen: list[int] = []
+    hook = tower.register_forward_hook(lambda *_: seen.append(1))
+    opened = engine_of(loaded).read(prefixes[::2])
+    gates = opened.probabilities(GATES) if gate_first else None
+    state = opened.engine.branch(opened, branches[::2])
+    relevance = state.probabilities(GATES)
+    gates = opened.probabilities(GATES) if gates is None else gates
+    hook.remove()
+    own, hung = (sum(map(len, part)) for part in ([p.ids for p in prefixes[::2]], [b for bs in branches for b in bs]))
+    assert passes == ([own, hung] if gate_first else [own + hung])
+    assert opened.engine.tokens_read == own + hung
+    assert len(seen) == 1
+    expected = PrefixEngine(loaded)
+    plain = expected.read(prefixes[::2])
+    torch.testing.assert_close(gates, plain.probabilities(GATES), rtol=1e-4, atol=1e-7)
+    for actual, wanted in zip(relevance, expected.branch(plain, branches[::2]).probabilities(GATES), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-7)
+    assert not any(vars(layer).get("_compiled_call_impl") for layer in loaded.model.model.language_model.layers)
+
+
+@pytest.mark.parametrize("most", [40, 90, 250])
+def test_what_is_out_of_memory_is_split_by_questions_and_branches(loaded, make, monkeypatch, printed, most):
+    prefixes, branches = asked(loaded, make)
+    expected, compute = said(PrefixEngine(loaded), prefixes, branches), PackedReader.compute
+    least = max(most, *(len(prefix.ids) for prefix in prefixes))
+
+    def full(self, calls, row, *rest):
+        if len(row.ids) > least:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(self, calls, row, *rest)
+
+    monkeypatch.setattr(PackedReader, "compute", full)
+    assert_same(said(engine_of(loaded), prefixes, branches), expected)
+    assert all("out of memory" in line for line in printed)
+    assert bool(printed) == (most < 250)
+    monkeypatch.setattr(PackedReader, "compute", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine_of(loaded).read(prefixes[:1]).probabilities(GATES)
+
+
+def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes):
+    prefixes, branches = asked(loaded, make)
+    engine = engine_of(loaded)
+    monkeypatch.setattr(engine.packed.forward, "token_bytes", 100.0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (16_000, 0))
+    assert engine.packed.forward.fitting_tokens(4096) == 115
+    assert_same(said(engine, prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
+    assert max(passes) <= max(115, *(len(prefix.ids) for prefix in prefixes))
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_a_compiler_that_fails_is_named_and_done_without(loaded, make, monkeypatch, printed, gate_first):
+    prefixes, branches = asked(loaded, make)
+
+    def broken(*_, **__):
+        raise RuntimeError("no C compiler\nin the path")
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **how: broken if "dynamic" in how else compiled(call, **how))
+    engine = engine_of(loaded, compile_after=0)
+    actual = said(engine, prefixes, branches, gate_first=gate_first)
+    assert_same(actual, said(PrefixEngine(loaded), prefixes, branches))
+    assert printed == ["layers are not compiled: RuntimeError: no C compiler"]
+    assert engine.packed.compile_after is None
+
+
+def test_compiled_layers_are_one_graph_for_all_lengths(loaded, make, monkeypatch):
+    graphs: list[int] = []
+
+    def backend(module, inputs):
+        graphs.append(len(inputs))
+        return module.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda call, **how: compiled(call, **({"backend": backend} if "dynamic" in how else {}), **how),
+    )
+    prefixes, branches = asked(loaded, make)
+    engine, plain = engine_of(loaded, compile_after=0), PrefixEngine(loaded)
+    for longer in (1, 9, 20):
+        more = [[branch * longer for branch in question_branches] for question_branches in branches]
+        found, wanted = (each.branch(each.read(prefixes), more).probabilities(GATES) for each in (engine, plain))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-7)
+    assert len(graphs) == 1
+    assert engine.packed.compile_after == 0
+
+
+def test_buckets_share_their_memory_and_rows_end_by_themselves(loaded, make, monkeypatch):
+    prefixes, branches = asked(loaded, make)
+    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [*range(150)])  # a third of the tokens
+    engine, plain = engine_of(loaded), PrefixEngine(loaded)
+    rows = [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
+    states = [each.branch(each.read(prefixes), branches) for each in (engine, plain)]
+    sizes = []
+    for count in (5, 1, 5, 2):
+        actual, expected = (
+            each.generate(state, rows[:count], max_new_tokens=11)
+            for each, state in zip((engine, plain), states, strict=True)
+        )
+        assert [(a.token_ids, a.finished, a.text) for a in actual] == [
+            (e.token_ids, e.finished, e.text) for e in expected
+        ]
+        assert [a.score for a in actual] == pytest.approx([e.score for e in expected], rel=1e-3)
+        sizes.append(engine.decoder.memory.numel())
+    assert len(engine.decoder.steps) == 3
+    assert len(set(sizes)) == 1
+    assert engine.generate(states[0], rows[:1], max_new_tokens=0)[0].token_ids == []
+    assert [rows_of_bucket(count) for count in (1, 2, 3, 5, 8, 9, 32, 33)] == [1, 2, 4, 8, 8, 16, 32, 40]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "compiling", "problem", "line"),
+    [
+        ("cpu", 0, True, "", ""),
+        ("cuda", 1, False, "", ""),
+        ("cuda", 1, True, "", None),
+        ("cuda", 2, True, "", "several devices"),
+        ("cuda", 1, True, "TritonMissing: no Triton", "TritonMissing: no Triton"),
+    ],
+)
+def test_the_device_chooses(loaded, monkeypatch, printed, device, gpus, compiling, problem, line):
+    monkeypatch.setattr(packed, "gpus_of", lambda model: [torch.device("cuda", n) for n in range(gpus)])
+    monkeypatch.setattr(packed, "flex_problem", lambda *kind: problem)
+    engine = PrefixEngine(loaded)
+    forward = SimpleNamespace(device=torch.device(device), model=loaded.model)
+    reader = packed_for(forward, 100, engine.image_prefixes, compiling=compiling)
+    assert isinstance(reader, PackedReader) == (line is None)
+    assert len(printed) == bool(line)
+    with contextlib.suppress(IndexError):
+        assert (line or "") in printed[0]
