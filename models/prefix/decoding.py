@@ -107,7 +107,8 @@ class DecodeStep:
         self.values = torch.zeros(rows, device=ends.device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
         self._mask = cache.new_zeros(rows, 1, 1, keys)
-        self._graph = self._captured() if ends.device.type == "cuda" else None
+        is_capturable = ends.device.type == "cuda" and not torch.is_autocast_enabled("cuda")  # it caches cast weights
+        self._graph = self._captured() if is_capturable else None
 
     def __call__(self) -> None:
         """Append `tokens` to the rows, and choose the next ones."""
@@ -175,7 +176,7 @@ class DecodeStep:
                     self._run()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may allocate
                 self._run()
         except RuntimeError as error:
             say(f"decoding goes without CUDA graphs, and is slower: {error}".splitlines()[0][:300])

@@ -147,8 +147,11 @@ def packed_for(
     config: Any = forward.model.config.get_text_config()
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    problem = "the model lies on several devices"
-    if len(gpus_of(forward.model)) == 1:
+    if max(len(gpus_of(forward.model)), len({*getattr(forward.model, "hf_device_map", {}).values()})) > 1:
+        problem = "the model lies on several devices"
+    elif any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in forward.model.parameters()):
+        problem = "the weights are sharded (ZeRO-3 or FSDP)"
+    else:
         problem = flex_problem("cuda", forward.model.dtype, heads, config.num_key_value_heads, size)
     if not problem:
         return PackedReader(forward, budget, images)

@@ -200,12 +200,15 @@ def test_buckets_share_their_memory_and_rows_end_by_themselves(loaded, make, mon
         ("cuda", 1, False, "", ""),
         ("cuda", 1, True, "", None),
         ("cuda", 2, True, "", "several devices"),
+        ("cuda", 1, True, "", "sharded"),
         ("cuda", 1, True, "TritonMissing: no Triton", "TritonMissing: no Triton"),
     ],
 )
 def test_the_device_chooses(loaded, monkeypatch, printed, device, gpus, compiling, problem, line):
     monkeypatch.setattr(packed, "gpus_of", lambda model: [torch.device("cuda", n) for n in range(gpus)])
     monkeypatch.setattr(packed, "flex_problem", lambda *kind: problem)
+    if line == "sharded":
+        monkeypatch.setattr(loaded.model.lm_head.weight, "ds_id", 1, raising=False)
     engine = PrefixEngine(loaded)
     forward = SimpleNamespace(device=torch.device(device), model=loaded.model)
     reader = packed_for(forward, 100, engine.image_prefixes, compiling=compiling)
