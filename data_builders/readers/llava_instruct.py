@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.readers.files import one_path
@@ -25,8 +24,6 @@ def questions(
     split: str,
     images: ImageFolder,
     reject: Reject = stop,
-    max_answer_words: int = 0,
-    max_turns: int = 0,
     text_only: bool = False,
 ) -> Iterator[Placed[Question]]:
     """Yield the questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
@@ -40,40 +37,27 @@ def questions(
         source: The file.
         images: Folder that the pictures' paths are relative to: for the 150k that of COCO 2017 (`000000033471.jpg`, or
             the parent of `train2017`), for the 665k the parent of `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
-        max_answer_words: End a conversation before its first longer answer; 0: never.
-        max_turns: Keep the first `max_turns` rounds of a conversation; 0: all.
         text_only: Keep rows without a picture, too; the 665k has some 40,000.
 
     Raises:
-        UserError: The source is not a path, an option is negative, or the file is missing or damaged.
+        UserError: The source is not a path, or the file is missing or damaged.
     """
-    if min(max_answer_words, max_turns) < 0:
-        raise UserError("`max_answer_words` and `max_turns` can't be negative; 0 sets no bound")
     seen: Counter[str] = Counter()
-    taken = partial(_taken, max_answer_words=max_answer_words, max_turns=max_turns)
-    make = partial(_question, split=split, images=images, text_only=text_only, seen=seen, taken=taken)
+    make = partial(_question, split=split, images=images, text_only=text_only, seen=seen)
     for question, line in placed(read_json_array(one_path(source, "LLaVA-Instruct"), reject), make, reject):
         if question is not None:
             yield question, line
 
 
 def _question(
-    row: SourceRow,
-    *,
-    split: str,
-    images: ImageFolder,
-    text_only: bool,
-    seen: Counter[str],
-    taken: Callable[[list[FollowUp]], list[FollowUp]],
+    row: SourceRow, *, split: str, images: ImageFolder, text_only: bool, seen: Counter[str]
 ) -> Question | None:
     row_id = _unique_id(row, seen)
     has_picture = row.get("image") not in (None, "")
     if not (has_picture or text_only):
         return None
     image = images.path(row, "image", text(row, "image")) if has_picture else ""
-    rounds = taken(_rounds(row))
-    if not rounds:
-        return None
+    rounds = _rounds(row)
     return Question(
         id=row_id,
         image=image,
@@ -84,13 +68,6 @@ def _question(
         requires_retrieval=False,
         follow_ups=tuple(rounds[1:]),
     )
-
-
-def _taken(rounds: list[FollowUp], *, max_answer_words: int, max_turns: int) -> list[FollowUp]:
-    """Return the rounds before the first answer that is too long, at most `max_turns`."""
-    lengths = (len(turn.answer.split()) for turn in rounds)
-    too_long = (position for position, words in enumerate(lengths) if max_answer_words and words > max_answer_words)
-    return rounds[: next(too_long, None)][: max_turns or None]
 
 
 def _unique_id(row: SourceRow, seen: Counter[str]) -> str:

@@ -73,12 +73,9 @@ def judge(
     texts: Mapping[str, str],
     *,
     documents: Sequence[str] = (),
-    yes: str = "Yes",
-    no: str = "No",
-    model: ModelName = "reader",
 ) -> Steps[JudgeReply]:
     """Compare the probabilities of yes and no as a reply to a prompt."""
-    reply = yield JudgeRequest(iteration, Prompt(template, texts, tuple(documents)), yes, no, model)
+    reply = yield JudgeRequest(iteration, Prompt(template, texts, tuple(documents)))
     return _as(JudgeReply, reply)
 
 
@@ -89,14 +86,11 @@ def judge_each(
     documents: Sequence[str],
     *,
     system: str = "",
-    yes: str = "Yes",
-    no: str = "No",
-    model: ModelName = "reader",
 ) -> Steps[JudgeEachReply]:
     """Compare the probabilities of yes and no for each document alone. Without documents nothing is requested."""
     if not documents:
         return JudgeEachReply()
-    reply = yield JudgeEachRequest(iteration, Prompt(template, texts, tuple(documents), system), yes, no, model)
+    reply = yield JudgeEachRequest(iteration, Prompt(template, texts, tuple(documents), system))
     return _as(JudgeEachReply, reply)
 
 

@@ -95,18 +95,14 @@ class EntryRetriever:
         """Unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
         return self._encoder.encode_texts(texts)
 
-    def search(
-        self, images: Sequence[Image.Image], top_n: int, *, title_weight: float | None = None
-    ) -> list[list[Hit]]:
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         """Return the `top_n` best entries for each image, each once, best first; all entries if there are fewer.
 
         Args:
             images: The pictures.
             top_n: Number of entries a picture, at least 1.
-            title_weight: Replaces the retriever's own.
         """
-        weight = self._title_weight if title_weight is None else title_weight
-        weights = equation_3(weight).with_summaries(self._summary_share)
+        weights = equation_3(self._title_weight).with_summaries(self._summary_share)
         return self.search_queries([Query(image) for image in images], top_n, weights=weights)
 
     def search_queries(

@@ -54,16 +54,6 @@ def test_rows_without_a_picture_if_asked_for(folder: Path) -> None:
     assert read(folder, *ROWS, text_only=True) == [BUSES, POEM, DESCRIBED, WRITTEN]
 
 
-def test_fewer_turns_and_shorter_answers(folder: Path) -> None:
-    first = replace(BUSES, follow_ups=())
-    assert read(folder, *ROWS, max_turns=1) == [first, DESCRIBED, WRITTEN]
-    assert read(folder, *ROWS, max_turns=2) == [BUSES, DESCRIBED, WRITTEN]
-    assert read(folder, *ROWS, max_answer_words=6) == [first, DESCRIBED, WRITTEN]
-    assert read(folder, *ROWS, max_answer_words=2, max_turns=1) == [DESCRIBED, WRITTEN]
-    with pytest.raises(UserError, match="can't be negative"):
-        read(folder, *ROWS, max_turns=-1)
-
-
 def test_the_150k_names_the_picture_alone(folder: Path) -> None:
     (described,) = read(folder / "coco", {**DETAIL, "image": "000000033471.jpg"})
     assert described.image == "train2017/000000033471.jpg"
