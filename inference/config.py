@@ -64,6 +64,9 @@ class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys)
         "article, articles, passage, passages) to the checkpoints that read them",
     )
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
+    calibrated: bool = setting(
+        False, "scale gates by the checkpoint's calibration.json; gamma and threshold then compare calibrated values"
+    )
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSetti
 from reflectune.models.rendering.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
+from reflectune.models.schemes.calibration import GateScaling
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
@@ -53,6 +54,7 @@ class Loaded:
         fingerprint: Hash of its weights, tokens, template, scheme and image settings.
         is_tuned: True for a checkpoint that was fine-tuned with its scheme.
         quantization: Quantization of its language model; None without.
+        calibration: Scalings by which its gates are read, by their names.
     """
 
     model: PreTrainedModel
@@ -63,6 +65,7 @@ class Loaded:
     fingerprint: str
     is_tuned: bool
     quantization: Quantization | None = None
+    calibration: Mapping[str, GateScaling] = field(default_factory=dict)
 
 
 def load(

@@ -105,7 +105,7 @@ def _calibrations(mr2ag: Metrics, mmkb: Metrics) -> list[Mark]:
     ):
         before, scaled = (at(metrics, "calibration", key, error) for error in ("ece", "ece_scaled"))
         unscaled = f", {100 * before['value']:.1f} before" if before else ""
-        made.append(Mark(f"{name}: calibration error after temperature scaling{unscaled}", "≤ 5", scaled, 0.0, 0.05))
+        made.append(Mark(f"{name}: calibration error after scaling{unscaled}", "≤ 5", scaled, 0.0, 0.05))
     return made
 
 

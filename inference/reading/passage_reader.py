@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer, Usage, share
+from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer, Usage, calibrated, share
 from reflectune.models.schemes.passages import PassageScheme
 
 if TYPE_CHECKING:  # slow to import
@@ -51,7 +51,7 @@ class PassageReader(Reader):
         both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, 0)
-        return [share(yes, no) for yes, no in both]
+        return [share(*calibrated(self._engine, self.scheme.gates[0].name, yes, no)) for yes, no in both]
 
     def answer_directly(self, opened: OpenedQuestions, rows: Sequence[int]) -> list[ReaderAnswer]:
         """Answer these questions after [No Retrieval], equation 2, with the instruction for a short answer."""
@@ -89,7 +89,8 @@ class PassageReader(Reader):
         for row, (length, question_branches) in enumerate(zip(opened.lengths, branches, strict=True)):
             for branch in question_branches:
                 opened.usage.branch(row, length, len(branch))
-        relevance = [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
+        gate = self.scheme.gates[1].name
+        relevance = [[calibrated(self._engine, gate, *pair) for pair in pairs.tolist()] for pairs in probabilities]
         return JudgedPassages(state, read, relevance, opened.usage)
 
     def answer_from(self, judged: JudgedPassages, rows: Sequence[tuple[int, int]]) -> list[ReaderAnswer]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer, share
+from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer, calibrated, share
 from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.examples import PromptName
 from reflectune.models.schemes.prompts import PromptScheme
@@ -62,7 +62,8 @@ class PromptedReader:
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, len(prompt))
         probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
-        return [share(*question_probabilities[0].tolist()) for question_probabilities in probabilities]
+        gate = self.scheme.gates[0].name
+        return [share(*calibrated(self._engine, gate, *question[0].tolist())) for question in probabilities]
 
     def judge(
         self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]], found: Sequence[Mapping[str, str]] = ()
@@ -95,7 +96,7 @@ class PromptedReader:
         scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
         for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
             for k, (yes, no) in zip(fitting[i], probabilities.tolist(), strict=True):
-                scores[i][k] = share(yes, no)
+                scores[i][k] = share(*calibrated(self._engine, self.scheme.gates[1].name, yes, no))
         return scores
 
     def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, PromptedReply]:

@@ -154,6 +154,14 @@ class Reader:
         return [ReaderAnswer.of(generation, self._renderer) for generation in generations]
 
 
+def calibrated(engine: PrefixEngine, gate: str, yes: float, no: float) -> tuple[float, float]:
+    """Return the probabilities of a gate's two tokens; with a scaling of the gate, scaled ones that add up to 1."""
+    if (scaling := engine.calibration.get(gate)) is None:
+        return yes, no
+    probability = float(scaling.apply(share(yes, no)))
+    return probability, 1.0 - probability
+
+
 def share(yes: float, no: float) -> float:
     """Return yes / (yes + no), which is the softmax of the two logits; 0 if both are 0."""
     return yes / (yes + no) if yes + no > 0 else 0.0

@@ -142,26 +142,29 @@ def ranking_sentences(measured: Mapping[str, Any], heads: Mapping[str, str]) -> 
 
 
 def calibration(metrics: Mapping[str, Any]) -> Markup:
-    """Return each gate's calibration error before and after temperature scaling; "" if none was measured."""
+    """Return each gate's calibration error before and after scaling; "" if none was measured."""
     measured = metrics["calibration"]
     if not measured:
         return Markup()
+    read_scaled = any("ece_uncalibrated" in numbers for numbers in measured.values())
     rows = [
         [
             GATE_TITLES[name],
+            *([score_cell(numbers.get("ece_uncalibrated"))] if read_scaled else []),
             score_cell(numbers["ece"]),
             score_cell(numbers["ece_scaled"]),
             score_cell(numbers["reduction"], sign=True),
-            f"{numbers['temperature']:.2f}",
+            *(f"{numbers[key]:.2f}" for key in ("scale_no", "scale_yes", "bias")),
             str(numbers["n"]),
         ]
         for name, numbers in measured.items()
     ]
-    head = ["gate", "error, %", "scaled, %", "points less", "temperature", "questions"]
+    uncalibrated = ["without calibration.json, %"] if read_scaled else []
+    head = ["gate", *uncalibrated, "error, %", "scaled, %", "points less", "scale of no", "of yes", "bias", "questions"]
     caption = (
-        "Expected calibration error over ten bins as the gate speaks, and after temperature scaling: each half of the "
-        "questions by the temperature of the other, with 95 % bootstrap intervals. The temperature shown is all "
-        "questions'; above 1 the gate is overconfident. Decisions at 0.5 do not change."
+        "Expected calibration error over ten bins of the probabilities that decided, and after beta calibration: "
+        "each half of the questions by the fit to the other, with 95 % bootstrap intervals. The fit shown is all "
+        "questions'. With a scale of yes below 1 the gate says yes too surely, with one of no below 1 no."
     )
     return _html(Table(head, rows, caption))
 

@@ -47,6 +47,18 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, Datas
 
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
     report_questions: int = setting(1000, "questions to list in the report", ge=0)
+    leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
+    fit_calibration: bool = setting(
+        False, "fit scalings of the gates to these questions, and write them as calibration.json into `model`'s folder"
+    )
+
+    @cross_check
+    def calibration_problems(self) -> Iterator[str]:
+        """Yield the problems of fitting a calibration."""
+        if self.fit_calibration and self.calibrated:
+            yield "`fit_calibration` fits gates as they speak; leave out `calibrated`"
+        if self.fit_calibration and not Path(self.model).is_dir():
+            yield f"`fit_calibration` writes into the folder of `model`, which must be a folder; found `{self.model}`"
 
     @cross_check
     def form_problems(self) -> Iterator[str]:

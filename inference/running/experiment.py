@@ -20,6 +20,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_device, launch_processes, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
+from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
@@ -29,13 +30,24 @@ from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, reader_facts, run_facts
-from reflectune.inference.running.loading import open_engine, open_model, open_plain, require_models, tuned_on
+from reflectune.inference.running.loading import (
+    open_calibration,
+    open_engine,
+    open_model,
+    open_plain,
+    require_models,
+    saved_weights,
+    tuned_on,
+)
 from reflectune.inference.running.parts import hash_parts, open_parts, open_servers
 from reflectune.inference.running.runner import RunSettings, run_pipeline
+from reflectune.inference.scoring.calibration import fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.trace import Trace
+from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
+from reflectune.models.schemes.registry import load_scheme
 from reflectune.retrieval.config import RetrieverConfig
 
 
@@ -73,11 +85,12 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     """
     state = launch_state()
     dataset = Dataset(Path(config.dataset))
-    questions = select(dataset, config.splits, config.limit, config.seed)
+    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out)
     metric, device = config.scored_by(config.dataset), launch_device(config.device)
     check_scorable(questions, metric)
     measure = TraceScorer(metric, config.open_bem(device) if state.is_main_process else None)
     models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
+    calibration = _open_calibration(config, dataset)
     planned = plan(config, questions)
     require_models(model_names(planned, models))
     recipes = [pipeline.recipe for pipeline in planned.values()]
@@ -90,13 +103,15 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         return {}
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
     metrics = {
-        **evaluate(questions, traces, measure=measure, gamma=gamma, seed=config.seed),
+        **evaluate(questions, traces, measure=measure, gamma=gamma, seed=config.seed, scalings=calibration.gates),
         "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),
         "budgets": budgets(settings, parts),
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
     }
     write_json(Path(config.output, "metrics.json"), metrics)
+    if config.fit_calibration:
+        _fit_calibration(config, dataset, metrics["calibration"])
     write_report(
         Path(config.output, "report.html"),
         dataset=dataset,
@@ -114,15 +129,46 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     return metrics
 
 
-def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int) -> list[Question]:
+def _open_calibration(config: EvaluateConfig, dataset: Dataset) -> Calibration:
+    """Return the calibration that gates are read with, which must not be fitted on the questions to answer."""
+    saved = open_calibration(ModelSettings.of(config)) or Calibration()
+    if saved.dataset == dataset.fingerprint and (shared := set(saved.splits) & set(config.splits)):
+        raise UserError(
+            f"`calibrated`: {config.model} was calibrated on {', '.join(sorted(shared))} of {dataset.root}; evaluate "
+            "other splits, or fit it on others"
+        )
+    return saved
+
+
+def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the scalings that were fitted to this run's gates into the checkpoint's folder."""
+    if not measured:
+        raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; ask more questions, of both kinds")
+    folder = Path(config.model)
+    fitted = Calibration(fitted_scalings(measured), saved_weights(folder), dataset.fingerprint, config.splits)
+    fitted.save(folder, load_scheme(folder))
+    print(f"calibration of {', '.join(fitted.gates)}: {folder / CALIBRATION_FILE}")
+
+
+def select(
+    dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int, leave_out: str = ""
+) -> list[Question]:
     """Return the questions of the splits; at most `limit` of each, drawn at random.
+
+    Args:
+        leave_out: Folder of reflection data whose questions are left out; "" for none.
 
     Raises:
         UserError: The splits have no questions.
     """
     chosen: list[Question] = []
+    trained = (
+        {i for split in read_manifest(leave_out).fingerprints for i in stream_ids(leave_out, split)}
+        if leave_out
+        else ()
+    )
     for split in splits:
-        questions = dataset.questions(split)
+        questions = [question for question in dataset.questions(split) if question.id not in trained]
         if limit is not None and len(questions) > limit:
             questions = random.Random(f"{seed} {split}").sample(questions, limit)
         chosen += questions
@@ -146,7 +192,7 @@ def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
 def describe(config: EvaluateConfig) -> str:
     """Describe a run, for `--dry_run`: read the questions, and load no model."""
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
-    questions = select(dataset, config.splits, config.limit, config.seed)
+    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out)
     planned = plan(config, questions)
     require_models(model_names(planned, models))
     find_device(config.device)

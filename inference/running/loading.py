@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_device
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
-from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, Loaded, is_stored_in, load, read_info, resolve
+from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.image_fitting import images_fingerprint, images_in_words
+from reflectune.models.schemes.calibration import Calibration, load_calibration
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
 from reflectune.retrieval.config import RetrieverConfig
@@ -38,7 +41,7 @@ def open_tuned(models: ModelSettings) -> Loaded:
     """Load the fine-tuned checkpoint.
 
     Raises:
-        UserError: It has no scheme, a different scheme, or was never fine-tuned.
+        UserError: It has no scheme, a different scheme, or was never fine-tuned; or its calibration can't be read.
     """
     loaded = _load(models, models.model, models.scheme or None)
     if not loaded.is_tuned:
@@ -46,7 +49,28 @@ def open_tuned(models: ModelSettings) -> Loaded:
             f"`model`: {models.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
             "that train/sft.py wrote"
         )
+    if calibration := open_calibration(models):
+        scalings = sorted((name, asdict(gate)) for name, gate in calibration.gates.items())
+        return replace(loaded, calibration=calibration.gates, fingerprint=fingerprint([loaded.fingerprint, scalings]))
     return loaded
+
+
+def open_calibration(models: ModelSettings) -> Calibration | None:
+    """Read the fine-tuned checkpoint's calibration; None if its gates are read without.
+
+    Raises:
+        UserError: It has none, or one of other weights.
+    """
+    if not models.calibrated:
+        return None
+    if not isinstance(folder := resolve(models.model), Path):
+        raise UserError(f"`calibrated` needs a checkpoint's folder, found the name {models.model}; download it first")
+    return load_calibration(folder, saved_weights(folder))
+
+
+def saved_weights(folder: Path) -> str:
+    """Return the hash of a checkpoint's weights in its record."""
+    return str(read_info(folder).get(SAVED, ""))
 
 
 def open_model(models: ModelSettings, role: ModelRole, reads: str = "") -> Loaded:

@@ -1,55 +1,84 @@
-"""Calibration error of gates, before and after temperature scaling."""
+"""Calibration error of gates, before and after scaling, and the fit of a checkpoint's scalings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
+from reflectune.inference.reading.reader import share
 from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import score_rows
 from reflectune.metrics.reporting.intervals import entities, paired_bootstrap
+from reflectune.models.schemes.calibration import GateScaling
 
 Rows = list[tuple[float, float]]
 """(probability of a gate, 1 if the outcome is true else 0), one per decision."""
 
 
+GATE_NAMES = {"gate": "retrieve", "relevance": "relevance", "ret": "ret", "srt": "srt"}
+"""Name in its scheme of each measured gate."""
+
+
 def calibration(
-    questions: Iterable[Question], traces: Traces, *, measure: TraceScorer, seed: int
+    questions: Iterable[Question],
+    traces: Traces,
+    *,
+    measure: TraceScorer,
+    seed: int,
+    scalings: Mapping[str, GateScaling] = {},
 ) -> dict[str, dict[str, Any]]:
-    """Compute each gate's expected calibration error, before and after temperature scaling (arXiv 1706.04599).
+    """Compute each gate's expected calibration error, before and after beta calibration.
 
     Args:
         traces: By pipeline or stage, then by question id.
         measure: Scorer of answers; RET predicts errors of the base model's.
+        scalings: By the gate's name in the scheme, those that the traces were read with.
 
     Returns:
         By gate, as `gate_predictions` names them:
 
-        - `ece`: the error without scaling;
-        - `ece_scaled`: the error after scaling, on questions that the temperature was not fitted on. Each half is
-          scaled by the temperature of the other, halved by a hash of the first entity (of the id if they name none);
-        - `reduction`: the first minus the second, paired by question;
-        - `temperature`: fitted on all questions, for use on others;
+        - `ece`: the error of the traces' probabilities;
+        - `ece_uncalibrated`: the error without the scaling that they were read with, if there is one;
+        - `ece_scaled`: the error after scaling, on questions that it was not fitted on. Each half is scaled by the
+          fit to the other, halved by a hash of the first entity (of the id if they name none);
+        - `reduction`: `ece` minus `ece_scaled`, paired by question;
+        - `scale_no`, `scale_yes`, `bias`: the scaling fitted on all questions, for use on others;
         - `n`: number of questions.
 
-        Intervals resample entities with all passages, at fixed temperatures. A gate whose half has one outcome is out.
+        Intervals resample entities with all passages, at fixed scalings. A gate whose half has one outcome is out.
     """
-    predictions = gate_predictions(questions, traces, measure)
-    measured = {name: _calibrated(by_question, seed) for name, by_question in predictions.items()}
+    asked = list(questions)
+    predictions = gate_predictions(asked, traces, measure)
+    pairs = gate_predictions(asked, traces, measure, two_way=True)
+    measured = {
+        name: _calibrated(by_question, pairs[name], seed, scalings.get(GATE_NAMES[name]))
+        for name, by_question in predictions.items()
+    }
     return {name: numbers for name, numbers in measured.items() if numbers is not None}
 
 
+def fitted_scalings(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, GateScaling]:
+    """Return the scalings that `calibration` fitted, by the gate's name in the scheme."""
+    return {
+        GATE_NAMES[name]: GateScaling(*(numbers[key.name] for key in fields(GateScaling)))
+        for name, numbers in measured.items()
+    }
+
+
 def gate_predictions(
-    questions: Iterable[Question], traces: Traces, measure: TraceScorer
+    questions: Iterable[Question], traces: Traces, measure: TraceScorer, *, two_way: bool = False
 ) -> dict[str, list[tuple[Question, Rows]]]:
     """Return each gate's predictions of each question and its passages. Gates without predictions are left out.
+
+    With `two_way`, S_rel is p([Relevant]) / (p([Relevant]) + p([Irrelevant])), whose log-odds are those of two logits.
 
     - `gate`: the retrieval gate of a pipeline that reflects turn by turn, against "knowledge-based";
     - `relevance`: S_rel of the stage `relevance`, against "a gold passage";
@@ -61,7 +90,7 @@ def gate_predictions(
     rows_of: Mapping[str, Callable[[Question], Rows]] = {
         "gate": lambda question: gate_rows([question], tuned),
         "relevance": lambda question: [
-            (p.s_rel, float(p.source == GOLD))
+            (share(p.s_rel, p.s_irr) if two_way and p.s_irr is not None else p.s_rel, float(p.source == GOLD))
             for t in _trace(probed, question)
             for p in t.passages
             if p.s_rel is not None
@@ -84,10 +113,18 @@ def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:
     return [traces[question.id]] if question.id in traces else []
 
 
-def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict[str, Any] | None:
+def _calibrated(
+    by_question: Sequence[tuple[Question, Rows]],
+    pairs: Sequence[tuple[Question, Rows]],
+    seed: int,
+    scaling: GateScaling | None,
+) -> dict[str, Any] | None:
     """Return a gate's entry; None if all outcomes of a half are equal."""
-    rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
-    probabilities, labels = rows[:, 0], rows[:, 1]
+    rows, two_way = (
+        np.array([row for _, question_rows in each for row in question_rows], dtype=float)
+        for each in (by_question, pairs)
+    )
+    probabilities, labels = two_way.T
     counts = np.array([len(question_rows) for _, question_rows in by_question])
     questions = [question for question, _ in by_question]
     groups = entities(questions)
@@ -95,15 +132,18 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
     if any(len(set(labels[half == side])) < 2 for side in (False, True)):
         return None
     before = _by_question(rows, counts)
-    scaled = gates.cross_fit_temperature(probabilities, labels, half)
-    after = _by_question(np.column_stack([scaled, labels]), counts)
+    after = _by_question(np.column_stack([gates.cross_fit(probabilities, labels, half), labels]), counts)
     difference = paired_bootstrap(before, after, gates.weighted_calibration_error, seed=seed, clusters=groups)
     reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
+    entry = {"ece": score_rows(questions, before, seed, gates.weighted_calibration_error)}
+    if scaling is not None:
+        raw = _by_question(np.column_stack([scaling.undo(probabilities), labels]), counts)
+        entry["ece_uncalibrated"] = score_rows(questions, raw, seed, gates.weighted_calibration_error)
     return {
-        "ece": score_rows(questions, before, seed, gates.weighted_calibration_error),
+        **entry,
         "ece_scaled": score_rows(questions, after, seed, gates.weighted_calibration_error),
         "reduction": reduction,
-        "temperature": gates.fit_temperature(probabilities, labels),
+        **asdict(gates.fit_scaling(probabilities, labels)),
         "n": len(counts),
     }
 

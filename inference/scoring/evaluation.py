@@ -23,6 +23,7 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, by_label, mean, score_rows
 from reflectune.metrics.reporting.intervals import Statistic, units
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
+from reflectune.models.schemes.calibration import GateScaling
 
 BEST_BASELINE, BEST_OF_ALL = BESTS = "best_baseline", "best_of_all"
 """Names in tables of the strongest baseline, and, if controls were run, of the strongest of baselines and controls."""
@@ -36,13 +37,20 @@ def baselines() -> tuple[str, ...]:
 
 
 def evaluate(
-    questions: Sequence[Question], traces: Traces, *, measure: TraceScorer, gamma: float, seed: int
+    questions: Sequence[Question],
+    traces: Traces,
+    *,
+    measure: TraceScorer,
+    gamma: float,
+    seed: int,
+    scalings: Mapping[str, GateScaling] = {},
 ) -> dict[str, Any]:
     """Compute all scores of a run.
 
     Args:
         traces: By pipeline (or stage that measures one), then by question id.
         measure: Scorer of answers; selects the scored questions.
+        scalings: Scalings that the gates were read with, by the gate's name.
 
     Returns:
         The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
@@ -81,7 +89,7 @@ def evaluate(
         "retrieval": _retrieval(official, traces.get("retrieval", {}), seed),
         "rankings": _rankings(official, traces.get("mr2ag", {}), measure, seed),
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
-        "calibration": calibration(questions, traces, measure=measure, seed=seed),
+        "calibration": calibration(questions, traces, measure=measure, seed=seed, scalings=scalings),
         "comparisons": _comparisons(official, pipelines, measure, seed),
         "two_hop": {
             name: measure.mean(measure.two_hop(questions), pipeline_traces, seed)

@@ -8,14 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from reflectune.core.hashing import fingerprint
+from reflectune.models.schemes.calibration import GateScaling, beta_features, checked_probabilities, sigmoid
 
-TEMPERATURES = (0.01, 100.0)
-"""The lowest and the highest temperature that a fit returns."""
-
-SMALLEST = 1e-6
-"""Probabilities are clamped to [1e-6, 1 - 1e-6] before their log-odds are taken."""
-
-_HALVINGS = 60
+LEAST_SCALE = 0.01
+"""The lowest scale of a fit, above 0 so that the order of probabilities stays."""
 
 
 def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
@@ -66,25 +62,23 @@ def weighted_calibration_error(rows: np.ndarray, weights: np.ndarray, bins: int 
     """
     there = ~np.isnan(rows[..., 0])
     question, (values, truth) = np.nonzero(there)[0], rows[there].T
-    _probable(values)
+    checked_probabilities(values)
     places = np.minimum((values * bins).astype(int), bins - 1) + bins * question
     gaps = np.bincount(places, weights=values - truth, minlength=bins * len(rows)).reshape(-1, bins)
     return np.abs(weights @ gaps).sum(axis=1) / (weights @ np.bincount(question, minlength=len(rows)))
 
 
-def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """Return a gate's temperature of maximum likelihood (Guo et al. 2017, arXiv 1706.04599, §4.2).
+def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:
+    """Return a gate's scaling of maximum likelihood, by Newton's method.
 
-    It minimizes the negative log-likelihood of the outcomes under `scale_by_temperature`, which is convex in 1 / T: the
-    root of its slope is found by bisection.
+    A Gaussian prior, scales 1 ± 1 and bias 0 ± 1, keeps the fit to a gate without errors finite.
 
     Args:
         probabilities: In [0, 1].
         outcomes: In [0, 1]; usually 0 or 1, and not all equal.
 
     Returns:
-        Above 1 for an overconfident gate, below 1 for an underconfident one. 1 if every probability is 0.5; a bound of
-        `TEMPERATURES` if the likelihood still rises there: the lowest without errors, the highest at chance.
+        Its scales are at least `LEAST_SCALE`.
 
     Raises:
         ValueError: Outcomes are all equal, there is none, or a probability is not in [0, 1].
@@ -92,33 +86,39 @@ def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
     values, truth = _pair(probabilities, outcomes, float)
     _both(truth)
     order = np.lexsort((truth, values))  # sums in one order, so that the order of the input changes no bit
-    log_odds, truth = _log_odds(values[order]), truth[order]
-    if not log_odds.any():
-        return 1.0
-    low, high = np.log(TEMPERATURES)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        too_sure = np.sum(log_odds * (_sigmoid(log_odds / np.exp(middle)) - truth)) > 0
-        low, high = (middle, high) if too_sure else (low, middle)
-    return float(np.clip(np.exp((low + high) / 2), *TEMPERATURES))
+    features, truth = beta_features(values[order]), truth[order]
+    fits = []
+    for fixed in ([], [0], [1], [0, 1]):  # scales that stay at the bound
+        free = [k for k in range(3) if k not in fixed]
+        offset, weights = LEAST_SCALE * features[:, fixed].sum(axis=1), np.full(3, LEAST_SCALE)
+        weights[free], loss = _most_likely(features[:, free], truth, np.array([1.0, 1.0, 0.0])[free], offset)
+        if (weights[:2] >= LEAST_SCALE).all():
+            fits.append((loss + (1 - LEAST_SCALE) ** 2 / 2 * len(fixed), weights))
+        if fits and not fixed:
+            break
+    return GateScaling(*min(fits, key=lambda fit: fit[0])[1].tolist())
 
 
-def scale_by_temperature(probabilities: ArrayLike, temperature: float) -> np.ndarray:
-    """Probabilities whose log-odds are divided by a temperature, same shape.
+def _most_likely(
+    features: np.ndarray, truth: np.ndarray, prior: np.ndarray, offset: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return a logistic regression's weights (k,) of features (n, k), with an offset (n,) to its log-odds; its loss."""
 
-    Their order stays, and 0.5 stays 0.5: a decision at the threshold 0.5 is the same before and after, and so is AUROC.
-    A decision at another threshold γ is the same only at the threshold that γ itself is scaled to.
+    def loss(weights: np.ndarray) -> float:
+        values = features @ weights + offset
+        return float(np.sum(np.logaddexp(0, values) - truth * values) + np.sum((weights - prior) ** 2) / 2)
 
-    Args:
-        probabilities: In [0, 1]; those nearer than `SMALLEST` to 0 or 1 count as that near.
-        temperature: Above 0.
-
-    Raises:
-        ValueError: A probability is not in [0, 1], or the temperature is not above 0.
-    """
-    if not temperature > 0:
-        raise ValueError(f"expected a temperature above 0, found {temperature}")
-    return _sigmoid(_log_odds(np.asarray(probabilities, dtype=float)) / temperature)
+    weights = prior
+    for _ in range(100):
+        p = sigmoid(features @ weights + offset)
+        slope = features.T @ (p - truth) + weights - prior
+        step = np.linalg.solve(features.T @ (features * (p * (1 - p))[:, None]) + np.eye(len(prior)), slope)
+        while loss(weights - step) > loss(weights) and np.abs(step).max() > 1e-12:
+            step = step / 2
+        weights = weights - step
+        if np.abs(step).max() < 1e-10:
+            break
+    return weights, loss(weights)
 
 
 def halves(groups: Sequence[str]) -> np.ndarray:
@@ -127,8 +127,8 @@ def halves(groups: Sequence[str]) -> np.ndarray:
     return np.array([half[name] for name in groups], dtype=bool)
 
 
-def cross_fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) -> np.ndarray:
-    """Scale probabilities, each by the temperature fitted on the other half, shape (rows,).
+def cross_fit(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) -> np.ndarray:
+    """Calibrate probabilities, each by the scaling fitted on the other half, shape (rows,).
 
     Args:
         probabilities: In [0, 1].
@@ -142,7 +142,7 @@ def cross_fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike, half: A
     second = _pair(values, half, float)[1].astype(bool)
     scaled = np.empty_like(values)
     for side in (second, ~second):
-        scaled[side] = scale_by_temperature(values[side], fit_temperature(values[~side], truth[~side]))
+        scaled[side] = fit_scaling(values[~side], truth[~side]).apply(values[side])
     return scaled
 
 
@@ -173,18 +173,3 @@ def _pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndar
 def _both(truth: np.ndarray) -> None:
     if (truth == truth[0]).all():
         raise ValueError(f"expected positives and negatives, found {len(truth)} labels that are all {truth[0]}")
-
-
-def _probable(values: np.ndarray) -> None:
-    if not ((values >= 0) & (values <= 1)).all():
-        raise ValueError(f"expected probabilities in [0, 1], found {values.min()} to {values.max()}")
-
-
-def _log_odds(probabilities: np.ndarray) -> np.ndarray:
-    _probable(probabilities)
-    clamped = np.clip(probabilities, SMALLEST, 1 - SMALLEST)
-    return np.log(clamped) - np.log1p(-clamped)
-
-
-def _sigmoid(values: np.ndarray) -> np.ndarray:
-    return (1 + np.tanh(values / 2)) / 2  # no exponential overflows

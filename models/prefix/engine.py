@@ -50,6 +50,7 @@ class PrefixEngine:
         self._forward = Forward(loaded.model)
         self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images)
         self.renderer = loaded.renderer
+        self.calibration = loaded.calibration
         self.token_budget = token_budget or find_budget(self._forward)
         self._most_kept = KEPT * self.token_budget
         self._model = loaded.model

@@ -1,13 +1,16 @@
 """From a config to a report, with tiny random models: what runs, what is kept, what resumes, what is refused."""
 
+import dataclasses
 import json
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,7 +18,7 @@ from PIL import Image
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
-from reflectune.formats.dataset import write_questions
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.evaluate import evaluate, summary
 from reflectune.inference.pipelines.mr2ag import Mr2agSettings, decide_again
@@ -23,10 +26,13 @@ from reflectune.inference.report.tables import number
 from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
+from reflectune.inference.running.loading import saved_weights
 from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.reading import read_traces, trace_files
 from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
 from reflectune.models.schemes.plain import SCHEME as PLAIN
+from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights import spreading
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
@@ -84,6 +90,68 @@ def test_each_context_is_read_by_the_reader_that_was_tuned_on_it(config, checkpo
         alone = kept(tmp_path / "one" / name[1:])
         for pipeline, facts in metrics["readers"].items():
             assert (alone[f"{pipeline}.jsonl"] == several[f"{pipeline}.jsonl"]) == (facts["model"] == name)
+
+
+@pytest.fixture
+def scaled_run(config, tmp_path) -> Callable[..., list[dict]]:
+    """Evaluate a copy of a checkpoint, with a calibration if scalings are given; return the traces that were judged."""
+
+    def run(models: Any, pipeline: str, stage: str, **more: Any) -> list[dict]:
+        copy = SimpleNamespace(tuned=str(tmp_path / "model"), base=models.base)
+        shutil.copytree(models.tuned, copy.tuned, dirs_exist_ok=True)
+        made = config(copy, pipelines=[pipeline], gamma=0.0, **more)
+        experiment.run(made)
+        return kept(Path(made.output))[f"{stage}.jsonl"]
+
+    return run
+
+
+@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+def test_gates_are_scaled_by_the_checkpoints_calibration(
+    scheme: str, checkpoints, prompted, scaled_run, world, tmp_path
+) -> None:
+    models, names = (checkpoints, ("retrieve", "relevance")) if scheme == "mr2ag" else (prompted, ("ret", "srt"))
+    gate, passage = GateScaling(0.5, 0.2, 0.3), GateScaling(2.0, 1.0, -1.0)
+    with pytest.raises(UserError, match=r"has no calibration\.json; fit one with"):
+        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "none"))
+    plain = scaled_run(models, scheme, scheme, output=str(tmp_path / "plain"))
+    folder = tmp_path / "model"
+    scalings = dict(zip(names, (gate, passage), strict=True))
+    saved = Calibration(scalings, saved_weights(folder), Dataset(world).fingerprint, ["train"])
+    saved.save(folder, load_scheme(folder))
+    assert scaled_run(models, scheme, scheme, output=str(tmp_path / "again")) == plain
+    rows = scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "scaled"))
+    for row, before in zip(rows, plain, strict=True):
+        assert row["gate"] == pytest.approx(gate.apply(before["gate"]))
+        yes, no = (np.array([p[name] for p in before["passages"]]) for name in ("s_rel", "s_irr"))
+        assert [p["s_rel"] for p in row["passages"]] == pytest.approx(passage.apply(yes / (yes + no)))
+        assert [p["s_irr"] for p in row["passages"]] == pytest.approx([1 - p["s_rel"] for p in row["passages"]])
+    with pytest.raises(UserError, match="other settings"):
+        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "plain"))
+    dataclasses.replace(saved, splits=SPLITS[:1]).save(folder, load_scheme(folder))
+    with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]} of .*; evaluate other splits"):
+        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "same"))
+    dataclasses.replace(saved, weights="0").save(folder, load_scheme(folder))
+    with pytest.raises(UserError, match="fitted for other weights"):
+        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "weights"))
+
+
+def test_a_calibration_is_fitted_to_a_runs_gates(checkpoints, scaled_run, tmp_path) -> None:
+    folder = tmp_path / "model"
+    scaled_run(checkpoints, "mr2ag", "relevance", fit_calibration=True, model=str(folder))
+    gate = json.loads((tmp_path / "metrics.json").read_text())["calibration"]["relevance"]
+    saved = json.loads((folder / "calibration.json").read_text())
+    tokens = {"positive": "[Relevant]", "negative": "[Irrelevant]"}
+    scaling = {key: gate[key] for key in ("scale_no", "scale_yes", "bias")}
+    assert saved["gates"] == {"relevance": {**tokens, **scaling}}
+    assert saved["splits"] == list(SPLITS)
+    loaded = load_calibration(folder, saved_weights(folder))
+    assert loaded.gates == {"relevance": GateScaling(**scaling)}
+    with pytest.raises(UserError, match="no gate has outcomes of both kinds"):
+        scaled_run(checkpoints, "mr2ag", "mr2ag", fit_calibration=True, model=str(folder), splits=[SPLITS[1]], limit=1)
+    (folder / "calibration.json").write_text('{"gates": {"relevance": {"scale_no": 1}}}')
+    with pytest.raises(UserError, match=r"expected scale_no, scale_yes, bias of each gate: KeyError\('scale_yes'\)"):
+        load_calibration(folder, "")
 
 
 def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path) -> None:

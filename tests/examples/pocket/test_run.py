@@ -140,8 +140,8 @@ def test_marks_are_reached_missed_or_not_measured() -> None:
     untuned = {mark.name: mark for mark in marks({}, {**mr2ag, "pipelines": {"closed_book": {}}}, {})}
     assert untuned[lead].verdict == "not measured"  # the best of the baselines was not there
     assert verdicts["MCT: malformed replies"] == "reached"
-    assert verdicts["gate: calibration error after temperature scaling, 13.0 before"] == "reached"
-    assert verdicts["SRT: calibration error after temperature scaling"] == "not measured"
+    assert verdicts["gate: calibration error after scaling, 13.0 before"] == "reached"
+    assert verdicts["SRT: calibration error after scaling"] == "not measured"
     assert verdicts["closed book"] == verdicts["article among the first 5"] == "not measured"
     assert table["gate: knowledge against visual"].line == (
         "| gate: knowledge against visual | ≥ 97 | 98.0 [90.0, 100.0], n = 10 | reached |"

@@ -1,17 +1,21 @@
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import minutes
+from reflectune.models.schemes.examples import ReflectionExample
 
 SPLITS = ["val_unseen_question", "val_unseen_entity"]
 
@@ -29,6 +33,25 @@ def test_a_limit_is_per_split_and_drawn_by_seed(dataset) -> None:
     assert chosen == experiment.select(dataset, SPLITS, 10, seed=1)
     assert chosen != experiment.select(dataset, SPLITS, 10, seed=2)
     assert len(experiment.select(dataset, SPLITS, None, seed=1)) == 25
+
+
+def test_questions_of_training_are_left_out_before_the_draw(dataset, tmp_path) -> None:
+    examples = [ReflectionExample(f"q{i:03}", "a.png", "Which colour?", False, answer="red") for i in range(5, 25)]
+    write_examples(tmp_path / "train.parquet", examples)
+    write_manifest(tmp_path, Manifest("mr2ag", tmp_path, {"train": "0"}))
+    chosen = experiment.select(dataset, SPLITS, 5, 0, str(tmp_path))
+    assert sorted(q.id for q in chosen) == [f"q{i:03}" for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"calibrated": True, "model": "."}, "`fit_calibration` fits gates as they speak; leave out `calibrated`"),
+        ({"model": "owner/name"}, "`fit_calibration` writes into the folder of `model`, .* found `owner/name`"),
+    ],
+)
+def test_a_calibration_is_fitted_to_a_folders_gates_as_they_speak(keys: dict[str, Any], problem: str) -> None:
+    assert any(re.match(problem, found) for found in find_problems(EvaluateConfig, {"fit_calibration": True, **keys}))
 
 
 def test_no_question_is_a_users_mistake(dataset) -> None:

@@ -14,12 +14,17 @@ from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.intervals import bootstrap_interval
+from reflectune.models.schemes.calibration import GateScaling
 
 TOO_SURE = 3.0
 
 
 def run(questions, traces):
     return calibration(questions, by_id(traces), measure=TraceScorer("exact_match"), seed=0)
+
+
+def scaling_of(entry):
+    return GateScaling(*(entry[key] for key in ("scale_no", "scale_yes", "bias")))
 
 
 def by_id(traces):
@@ -44,8 +49,9 @@ def gated(make, said):
 
 def test_a_gate_that_is_too_sure_is_mended(gated) -> None:
     gate = run(*gated)["gate"]
-    assert set(gate) == {"ece", "ece_scaled", "reduction", "temperature", "n"}
-    assert gate["temperature"] == pytest.approx(TOO_SURE, rel=0.2)
+    assert set(gate) == {"ece", "ece_scaled", "reduction", "scale_no", "scale_yes", "bias", "n"}
+    assert scaling_of(gate).scale_no == pytest.approx(1 / TOO_SURE, rel=0.3)
+    assert scaling_of(gate).scale_yes == pytest.approx(1 / TOO_SURE, rel=0.3)
     assert gate["ece"]["value"] > 0.1 > 0.06 > gate["ece_scaled"]["value"]
     assert gate["reduction"]["value"] == pytest.approx(gate["ece"]["value"] - gate["ece_scaled"]["value"])
     assert 0 < gate["reduction"]["low"] < gate["reduction"]["value"]
@@ -61,16 +67,30 @@ def test_the_errors_are_those_of_the_gates_rows(gated, said) -> None:
         np.array(said), gates.weighted_calibration_error, seed=0, clusters=[q.entity_ids[0] for q in questions]
     )
     assert (gate["ece"]["low"], gate["ece"]["high"]) == each
-    assert gate["temperature"] == gates.fit_temperature(probabilities, labels)
+    assert scaling_of(gate) == gates.fit_scaling(probabilities, labels)
     half = gates.halves([q.entity_ids[0] for q in questions])
-    scaled = gates.cross_fit_temperature(probabilities, labels, half)
+    scaled = gates.cross_fit(probabilities, labels, half)
     assert gate["ece_scaled"]["value"] == gates.expected_calibration_error(scaled, labels)
+
+
+def test_a_run_with_a_saved_scaling_has_the_error_without_it(make, gated, said) -> None:
+    questions, _ = gated
+    probabilities = np.array([p for p, _ in said])
+    scaling = GateScaling(1 / TOO_SURE, 1 / TOO_SURE, -0.1)
+    traces = by_id({"mr2ag": [make.trace(i, gate=float(p)) for i, p in enumerate(scaling.apply(probabilities))]})
+    measured = calibration(
+        questions, traces, measure=TraceScorer("exact_match"), seed=0, scalings={"retrieve": scaling}
+    )
+    gate = measured["gate"]
+    assert gate["ece_uncalibrated"] == pytest.approx(run(*gated)["gate"]["ece"])
+    assert gate["ece"]["value"] < 0.06 < 0.1 < gate["ece_uncalibrated"]["value"]
+    assert f"<td>{100 * gate['ece_uncalibrated']['value']:.1f}<span" in table({"calibration": measured})
 
 
 def test_the_order_of_questions_does_not_matter(gated) -> None:
     questions, traces = gated
     forth, back = run(questions, traces)["gate"], run(questions[::-1], traces)["gate"]
-    assert forth["temperature"] == back["temperature"]
+    assert scaling_of(forth) == scaling_of(back)
     for name in ("ece", "ece_scaled"):
         assert forth[name]["value"] == pytest.approx(back[name]["value"])
 
@@ -79,7 +99,7 @@ def test_questions_without_an_entity_are_parted_by_their_ids(gated, said) -> Non
     questions, traces = gated
     nameless = [dataclasses.replace(q, entity_ids=()) for q in questions]
     probabilities, labels = map(np.array, zip(*said, strict=True))
-    scaled = gates.cross_fit_temperature(probabilities, labels, gates.halves([q.id for q in nameless]))
+    scaled = gates.cross_fit(probabilities, labels, gates.halves([q.id for q in nameless]))
     wanted = gates.expected_calibration_error(scaled, labels)
     assert run(nameless, traces)["gate"]["ece_scaled"]["value"] == wanted
 
@@ -103,7 +123,8 @@ def test_passages_are_measured_together_and_resampled_by_question(make, said) ->
     assert measured["relevance"]["ece"]["value"] == pytest.approx(
         gates.expected_calibration_error(probabilities, labels)
     )
-    assert measured["relevance"]["temperature"] == gates.fit_temperature(probabilities, labels)
+    expected = dataclasses.astuple(gates.fit_scaling(probabilities, labels))
+    assert dataclasses.astuple(scaling_of(measured["relevance"])) == pytest.approx(expected)
 
 
 def test_ret_and_srt_have_entries_where_their_truths_are(make, said) -> None:
@@ -160,7 +181,7 @@ def test_metrics_and_report_show_it(gated) -> None:
     assert "gate: knowledge-based or visual</th>" in shown
     assert f"<td>{100 * gate['ece']['value']:.1f}<span" in shown
     assert f"<td>{100 * gate['ece_scaled']['value']:.1f}<span" in shown
-    assert f"<td>{gate['temperature']:.2f}</td><td>600</td>" in shown
+    assert f"<td>{gate['bias']:.2f}</td><td>600</td>" in shown
     assert table({**metrics, "calibration": {}}) == ""
 
 

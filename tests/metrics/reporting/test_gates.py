@@ -1,3 +1,5 @@
+import itertools
+from dataclasses import astuple
 from random import Random
 
 import numpy as np
@@ -6,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.metrics.reporting import gates
+from reflectune.models.schemes.calibration import GateScaling, beta_features
 
 MIXED, BINARY = (
     st.lists(st.tuples(scores, st.booleans()), min_size=2).filter(lambda rows: len({y for _, y in rows}) == 2)
@@ -88,63 +91,57 @@ def test_what_is_undefined_is_refused() -> None:
             measure([0.5, float("nan")], [True, False])
 
 
-def drawn(factor: float, seed: int = 0, rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities whose log-odds are `factor` times those that their labels were drawn by, and the labels."""
+def drawn(scaling: GateScaling, seed: int = 0, rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of which a scaling makes those that their labels were drawn by, and the labels."""
     generator = np.random.default_rng(seed)
     log_odds = generator.normal(scale=2, size=rows)
-    return 1 / (1 + np.exp(-factor * log_odds)), generator.random(rows) < 1 / (1 + np.exp(-log_odds))
+    probabilities = 1 / (1 + np.exp(-log_odds))
+    return scaling.undo(probabilities), generator.random(rows) < probabilities
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
-def test_the_temperature_that_log_odds_were_scaled_by_is_found(factor: float) -> None:
-    probabilities, labels = drawn(factor)
-    temperature = gates.fit_temperature(probabilities, labels)
-    assert temperature == pytest.approx(factor, rel=0.05)
-    calibrated = gates.scale_by_temperature(probabilities, temperature)
-    assert gates.expected_calibration_error(calibrated, labels) < 0.02
-    if factor != 1:
+@pytest.mark.parametrize(
+    "wanted", [GateScaling(2, 2, 0), GateScaling(), GateScaling(0.3, 0.3, 0), GateScaling(0.9, 0.3, -0.7)]
+)
+def test_the_scales_and_bias_of_log_odds_are_found(wanted: GateScaling) -> None:
+    probabilities, labels = drawn(wanted)
+    fitted = gates.fit_scaling(probabilities, labels)
+    assert astuple(fitted) == pytest.approx(astuple(wanted), rel=0.1, abs=0.25)
+    assert gates.expected_calibration_error(fitted.apply(probabilities), labels) < 0.02
+    if wanted != GateScaling():
         assert gates.expected_calibration_error(probabilities, labels) > 0.08
 
 
-def test_temperature_by_hand() -> None:
-    # Three of four are as the gate says, so 3 / 4 is what it should have said: log 9 / T = log 3.
-    assert gates.fit_temperature([0.9] * 4, [True, True, True, False]) == pytest.approx(2.0)
-    assert gates.scale_by_temperature([0.9, 0.5, 0.1], 2.0) == pytest.approx([0.75, 0.5, 0.25])
-    assert gates.fit_temperature([0.5, 0.5], [True, False]) == 1.0
-
-
-def test_a_fit_without_a_minimum_ends_at_a_bound() -> None:
-    assert gates.fit_temperature([0.9, 0.1], [True, False]) == pytest.approx(gates.TEMPERATURES[0])
-    assert gates.fit_temperature([0.9, 0.1], [False, True]) == pytest.approx(gates.TEMPERATURES[1])
+def test_a_fit_without_a_maximum_of_likelihood_stays_near_the_gate() -> None:
+    without_errors = gates.fit_scaling([0.9, 0.1] * 20, [True, False] * 20)
+    assert 1 < without_errors.scale_no < 5
+    assert without_errors.scale_yes == pytest.approx(without_errors.scale_no)
+    always_wrong = gates.fit_scaling([0.9, 0.1] * 20, [False, True] * 20)
+    assert (always_wrong.scale_no, always_wrong.scale_yes) == (gates.LEAST_SCALE, gates.LEAST_SCALE)
+    wrong_yes = gates.fit_scaling([0.9, 0.6, 0.4, 0.1] * 9, [False, True, False, False] * 9)
+    assert wrong_yes.scale_yes == gates.LEAST_SCALE < wrong_yes.scale_no
 
 
 @given(BINARY)
-def test_no_other_temperature_is_likelier(rows: list[tuple[float, bool]]) -> None:
+def test_no_other_scaling_is_likelier(rows: list[tuple[float, bool]]) -> None:
     probabilities, labels = map(np.array, zip(*rows, strict=True))
 
-    def loss(temperature: float) -> float:
-        scaled = gates.scale_by_temperature(probabilities, temperature)
-        with np.errstate(divide="ignore"):
-            return -np.log(np.where(labels, scaled, 1 - scaled)).sum()
+    def loss(*weights: float) -> float:
+        z = beta_features(probabilities) @ weights
+        prior = np.sum((np.array(weights) - (1, 1, 0)) ** 2) / 2
+        return np.logaddexp(0, np.where(labels, -z, z)).sum() + prior
 
-    fitted = loss(gates.fit_temperature(probabilities, labels))
-    assert all(fitted <= loss(other) + 1e-6 for other in np.geomspace(*gates.TEMPERATURES, 30))
+    best = astuple(gates.fit_scaling(probabilities, labels))
+    near = itertools.product((0.5, 0.99, 1, 1.01, 2), (0.5, 0.99, 1, 1.01, 2), (-2, -0.01, 0, 0.01, 2))
+    others = [(best[0] * a, best[1] * b, best[2] + c) for a, b, c in near]
+    others += itertools.product((0.01, 1, 10), (0.01, 1, 10), (-5, 0, 5))
+    assert all(loss(*best) <= loss(*other) + 1e-9 for other in others if min(other[:2]) >= gates.LEAST_SCALE)
 
 
 @given(BINARY, st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(rows: list[tuple[float, bool]], random: Random) -> None:
     probabilities, labels = zip(*rows, strict=True)
     shuffled, shuffled_labels = zip(*random.sample(rows, len(rows)), strict=True)
-    assert gates.fit_temperature(probabilities, labels) == gates.fit_temperature(shuffled, shuffled_labels)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1), st.floats(*gates.TEMPERATURES))
-def test_scaling_keeps_the_order_and_each_side_of_one_half(probabilities: list[float], temperature: float) -> None:
-    scaled = gates.scale_by_temperature(sorted(probabilities), temperature)
-    assert (np.diff(scaled) >= -1e-15).all()
-    assert (scaled[np.sort(probabilities) >= 0.5] >= 0.5).all()
-    assert (scaled[np.sort(probabilities) <= 0.5] <= 0.5).all()
-    assert gates.scale_by_temperature([0.5], temperature).tolist() == [0.5]
+    assert gates.fit_scaling(probabilities, labels) == gates.fit_scaling(shuffled, shuffled_labels)
 
 
 def test_halves_keep_groups_together_and_go_by_names_alone() -> None:
@@ -155,28 +152,24 @@ def test_halves_keep_groups_together_and_go_by_names_alone() -> None:
 
 
 def test_a_cross_fit_never_fits_on_what_it_measures() -> None:
-    probabilities, labels = drawn(3.0, rows=200)
+    probabilities, labels = drawn(GateScaling(1 / 3, 1 / 3), rows=200)
     half = np.arange(200) % 3 == 0
-    scaled = gates.cross_fit_temperature(probabilities, labels, half)
-    other = gates.cross_fit_temperature(probabilities, np.where(half, ~labels, labels), half)
+    scaled = gates.cross_fit(probabilities, labels, half)
+    other = gates.cross_fit(probabilities, np.where(half, ~labels, labels), half)
     assert (scaled[half] == other[half]).all()  # whose own labels changed
     assert not np.isclose(scaled[~half], other[~half]).all()  # which are scaled by those labels
-    first = gates.fit_temperature(probabilities[~half], labels[~half])
-    assert (scaled[half] == gates.scale_by_temperature(probabilities[half], first)).all()
+    first = gates.fit_scaling(probabilities[~half], labels[~half])
+    assert (scaled[half] == first.apply(probabilities[half])).all()
 
 
-def test_a_temperature_that_cannot_be_fitted_is_refused() -> None:
+def test_a_scaling_that_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(ValueError, match="positives and negatives"):
-        gates.fit_temperature([0.1, 0.9], [True, True])
+        gates.fit_scaling([0.1, 0.9], [True, True])
     with pytest.raises(ValueError, match="at least 1"):
-        gates.fit_temperature([], [])
+        gates.fit_scaling([], [])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        gates.fit_temperature([1.5, 0.5], [True, False])
-    with pytest.raises(ValueError, match="above 0"):
-        gates.scale_by_temperature([0.5], 0.0)
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        gates.scale_by_temperature([float("nan")], 1.0)
+        gates.fit_scaling([1.5, 0.5], [True, False])
     with pytest.raises(ValueError, match="positives and negatives"):
-        gates.cross_fit_temperature([0.1, 0.9, 0.5], [True, False, True], [True, True, False])
+        gates.cross_fit([0.1, 0.9, 0.5], [True, False, True], [True, True, False])
     with pytest.raises(ValueError, match="at least 1"):
-        gates.cross_fit_temperature([0.1, 0.9], [True, False], [True, True])
+        gates.cross_fit([0.1, 0.9], [True, False], [True, True])
