@@ -25,7 +25,7 @@ from reflectune.data_builders.probing.store import read_settings, stream_probes
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import stream_ids
 from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.scoring.choice_fit import DocumentChoice, JudgedDocument, fit_choice
+from reflectune.examples.pocket.choice_fit import DocumentChoice, JudgedDocument, fit_choice
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 
