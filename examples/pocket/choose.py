@@ -22,10 +22,10 @@ from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule, is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 from reflectune.data_builders.probing.store import read_settings, stream_probes
+from reflectune.examples.pocket.choice_fit import DocumentChoice, JudgedDocument, fit_choice
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import stream_ids
 from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.examples.pocket.choice_fit import DocumentChoice, JudgedDocument, fit_choice
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 

@@ -4,9 +4,9 @@ import random
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.examples.pocket.choice_fit import DocumentChoice, JudgedDocument, fit_choice
 from reflectune.inference.reading.document_choice import fuse, keep_relevant
 from reflectune.inference.reading.ranking import document_shares
-from reflectune.examples.pocket.choice_fit import DocumentChoice, JudgedDocument, fit_choice
 
 
 def test_fusion_adds_log_odds_and_shares_are_of_the_documents_entries() -> None:
