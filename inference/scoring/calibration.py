@@ -16,7 +16,7 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_r
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import score_rows
-from reflectune.metrics.reporting.intervals import entities, paired_bootstrap
+from reflectune.metrics.reporting.intervals import entities, over_seeds
 from reflectune.models.schemes.calibration import GateScaling
 
 Rows = list[tuple[float, float]]
@@ -133,7 +133,7 @@ def _calibrated(
         return None
     before = _by_question(rows, counts)
     after = _by_question(np.column_stack([gates.cross_fit(probabilities, labels, half), labels]), counts)
-    difference = paired_bootstrap(before, after, gates.weighted_calibration_error, seed=seed, clusters=groups)
+    difference = over_seeds([before], gates.weighted_calibration_error, [after], seed=seed, clusters=groups)
     reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
     entry = {"ece": score_rows(questions, before, seed, gates.weighted_calibration_error)}
     if scaling is not None:

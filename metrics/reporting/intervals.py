@@ -57,60 +57,6 @@ def average(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.divide((weights * rows).sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
 
 
-def bootstrap_interval(
-    values: ArrayLike,
-    statistic: Statistic = average,
-    *,
-    seed: int,
-    n: int = RESAMPLES,
-    level: float = LEVEL,
-    strata: ArrayLike | None = None,
-    clusters: ArrayLike | None = None,
-) -> tuple[float, float]:
-    """Return the percentile interval of a statistic over questions.
-
-    Args:
-        values: One row a question, shape (questions, …).
-        statistic: Function of rows of that shape, e.g. the harmonic mean of two splits' means.
-        seed: Equal seeds give equal intervals.
-        n: Number of resamples.
-        level: Share of resampled statistics in the interval.
-        strata: Label of each question, shape (questions,). Strata are resampled separately and keep their number of
-            clusters, so a statistic over splits never meets an empty one. None: one stratum.
-        clusters: Label of each question, shape (questions,), as `entities` returns. A resample draws as many clusters
-            of a stratum as it has, with replacement, each with all its questions. None: every question by itself.
-
-    Returns:
-        (low, high).
-
-    Raises:
-        ValueError: No question is given, or the statistic is not finite on some resample.
-    """
-    estimate = over_seeds([values], statistic, seed=seed, n=n, level=level, strata=strata, clusters=clusters)
-    return estimate.low, estimate.high
-
-
-def paired_bootstrap(
-    first: ArrayLike,
-    second: ArrayLike,
-    statistic: Statistic = average,
-    *,
-    seed: int,
-    n: int = RESAMPLES,
-    level: float = LEVEL,
-    strata: ArrayLike | None = None,
-    clusters: ArrayLike | None = None,
-) -> Estimate:
-    """`statistic(first) - statistic(second)`, both taken on the same resampled questions.
-
-    Args:
-        first: One row a question, shape (questions, …).
-        second: The other system's, same shape and order of questions.
-        statistic: See `bootstrap_interval`; so are the other arguments.
-    """
-    return over_seeds([first], statistic, [second], seed=seed, n=n, level=level, strata=strata, clusters=clusters)
-
-
 def over_seeds(
     runs: Sequence[ArrayLike],
     statistic: Statistic = average,
@@ -122,15 +68,25 @@ def over_seeds(
     strata: ArrayLike | None = None,
     clusters: ArrayLike | None = None,
 ) -> Estimate:
-    """Return the mean of a statistic over training seeds, or of a difference, with an interval over seeds and entities.
+    """Return the mean of a statistic over training seeds, or of a difference, with its percentile interval.
 
     Each resample draws as many seeds as there are, with replacement, and one set of entities for all of them, since the
     luck of a set of questions is the same for every seed.
 
     Args:
         runs: One run of a system for each seed, with one row a question, shape (questions, …).
-        statistic: See `bootstrap_interval`; so are the other arguments.
+        statistic: Function of rows of that shape, e.g. the harmonic mean of two splits' means.
         against: The other system's runs in the same order of seeds; its statistic is subtracted.
+        seed: Equal seeds give equal intervals.
+        n: Number of resamples.
+        level: Share of resampled statistics in the interval.
+        strata: Label of each question, shape (questions,). Strata are resampled separately and keep their number of
+            clusters, so a statistic over splits never meets an empty one. None: one stratum.
+        clusters: Label of each question, shape (questions,), as `entities` returns. A resample draws as many clusters
+            of a stratum as it has, with replacement, each with all its questions. None: every question by itself.
+
+    Raises:
+        ValueError: No question is given, or the statistic is not finite on some resample.
     """
     rows = [np.asarray(run, dtype=float) for run in runs]
     others = [np.asarray(run, dtype=float) for run in against or ()]
@@ -176,7 +132,7 @@ def permutation_test(
         statistic: Function of rows of that shape.
         seed: Equal seeds give equal p.
         n: Number of resamples.
-        clusters: See `bootstrap_interval`.
+        clusters: See `over_seeds`.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape:
@@ -212,7 +168,7 @@ def draw_weights(
         size: Number of questions.
         generator: Source of the draws.
         n: Number of resamples.
-        strata: See `bootstrap_interval`; so are the clusters.
+        strata: See `over_seeds`; so are the clusters.
     """
     stratum, cluster = _numbered(np.zeros(size) if strata is None else strata, size), _numbered(clusters, size)
     places = [np.flatnonzero(stratum == number) for number in range(stratum.max() + 1)]

@@ -13,7 +13,7 @@ from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
 from reflectune.metrics.reporting import gates
-from reflectune.metrics.reporting.intervals import bootstrap_interval
+from reflectune.metrics.reporting.intervals import over_seeds
 from reflectune.models.schemes.calibration import GateScaling
 
 TOO_SURE = 3.0
@@ -63,10 +63,9 @@ def test_the_errors_are_those_of_the_gates_rows(gated, said) -> None:
     probabilities, labels = map(np.array, zip(*said, strict=True))
     gate = run(*gated)["gate"]
     assert gate["ece"]["value"] == pytest.approx(gates.expected_calibration_error(probabilities, labels))
-    each = bootstrap_interval(
-        np.array(said), gates.weighted_calibration_error, seed=0, clusters=[q.entity_ids[0] for q in questions]
-    )
-    assert (gate["ece"]["low"], gate["ece"]["high"]) == each
+    clusters = [q.entity_ids[0] for q in questions]
+    each = over_seeds([np.array(said)], gates.weighted_calibration_error, seed=0, clusters=clusters)
+    assert (gate["ece"]["low"], gate["ece"]["high"]) == (each.low, each.high)
     assert scaling_of(gate) == gates.fit_scaling(probabilities, labels)
     half = gates.halves([q.entity_ids[0] for q in questions])
     scaled = gates.cross_fit(probabilities, labels, half)

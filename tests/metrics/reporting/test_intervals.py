@@ -5,16 +5,25 @@ from reflectune.core.types import Question
 from reflectune.metrics.reporting import intervals
 from reflectune.metrics.reporting.breakdown import harmonic
 from reflectune.metrics.reporting.intervals import (
-    bootstrap_interval,
+    Estimate,
+    average,
     draw_weights,
     entities,
     over_seeds,
-    paired_bootstrap,
     permutation_test,
     units,
 )
 
 VALUES = np.random.default_rng(0).random(400) < 0.3
+
+
+def bootstrap_interval(values, statistic=average, **settings) -> tuple[float, float]:
+    estimate = over_seeds([values], statistic, **settings)
+    return estimate.low, estimate.high
+
+
+def paired_bootstrap(first, second, **settings) -> Estimate:
+    return over_seeds([first], against=[second], **settings)
 
 
 def total(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
