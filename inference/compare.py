@@ -18,17 +18,26 @@ class CompareConfig(Settings):
     output: Annotated[str, output_of()] = setting(
         "", "folder for compare.md, compare.svg and compare.json", needed="a folder for compare.md and compare.svg"
     )
+    seeds: bool = setting(
+        False, "the evaluations differ by the seed of training alone: add scores and leads over seeds and entities"
+    )
+    against: str = setting("", "seeds: the pipeline that leads are over; the best baseline if unset")
     cost: Annotated[str, one_of(*COSTS)] = setting("read", "the horizontal axis of the plot")
     dry_run: bool = setting(False, "say what would be done, and stop")
 
     @cross_check
     def evaluation_problems(self) -> list[str]:
         """Return the evaluations that are not finished, one sentence each."""
-        return [
-            f"`evaluations`: {name} has no metrics.json; is its evaluation finished?"
+        needed = ["metrics.json", *(["scored.json"] if self.seeds else [])]
+        problems = [
+            f"`evaluations`: {name} has no {file}; is its evaluation finished?"
             for name in self.evaluations
-            if not Path(name, "metrics.json").is_file()
+            for file in needed
+            if not Path(name, file).is_file()
         ]
+        if self.seeds and len(self.evaluations) < 2:
+            problems.append("`seeds`: an interval over seeds needs at least two evaluations")
+        return problems + (["`against` needs `seeds`"] if self.against and not self.seeds else [])
 
 
 @command(CompareConfig, writes="output")
@@ -38,11 +47,14 @@ def compare(config: CompareConfig) -> None:
     from reflectune.inference.report.comparison import compared, read_metrics
     from reflectune.inference.report.comparison_page import page, plot
     from reflectune.inference.report.drawing import can_draw
+    from reflectune.inference.scoring.seeds import RECORD, over_seeds
 
     if config.dry_run:
         print(f"compare {', '.join(config.evaluations)} in {config.output}: compare.md, compare.svg, compare.json")
         return
     record = compared(read_metrics(config.evaluations))
+    if config.seeds:
+        record["over_seeds"] = over_seeds(read_metrics(config.evaluations, RECORD), config.against)
     write_json(Path(config.output, "compare.json"), record)
     if can_draw():
         write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 def summary(metrics: dict[str, Any]) -> str:
     """The scores of the data set's metric as a small table, in %, with calls and tokens a question."""
-    from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number  # slow to import
+    from reflectune.inference.report.tables import BEST_OF, COMPUTE, COST_HEADS, number  # slow to import
 
     metric = metrics["metric"]
     heads = [*metric["columns"].values(), *(COST_HEADS[cost] for cost in COMPUTE)]
@@ -38,7 +39,20 @@ def summary(metrics: dict[str, Any]) -> str:
         cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]
         cells += [number(metrics["costs"][name][cost]) for cost in COMPUTE]
         lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
+    for group, by_label in metrics["groups"].items():
+        for label, part in by_label.items():
+            lines.append(f"{group}: {label}, with 95 % intervals")
+            lines += [f"  {name:<{names}}{shown(score)}" for name, score in part["scores"].items()]
+            leads = {name: lead for name, lead in part["comparisons"].items() if name.endswith(tuple(BEST_OF))}
+            lines += [f"  {name:<{names}}{shown(lead)}" for name, lead in leads.items()]
     return "\n".join(lines)
+
+
+def shown(score: Mapping[str, Any] | None) -> str:
+    """Return a score or lead in per cent with its interval and number of questions."""
+    if score is None:
+        return "–"
+    return f"{100 * score['value']:.1f} [{100 * score['low']:.1f}, {100 * score['high']:.1f}], n = {score['n']}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from reflectune.core.command import command
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import OutputFolder, Seed, output_of
+from reflectune.core.values import OutputFolder, Seed, Share, output_of
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 from reflectune.examples.pocket.models.cache import user_cache
 
@@ -32,6 +32,9 @@ class GalleryConfig(Settings):
     repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", ge=1)
     visual: int = setting(3, "questions that looking answers, of each entity of training", ge=0)
     two_hop: int = setting(2, "most two-hop questions of an entity", ge=0)
+    flags: Share = setting(
+        1.0, "most share of flags among the knowledge questions of each split; the rest is drawn out"
+    )
     limit: int = setting(0, "most entities of each kind of thing; 0: all", ge=0)
     dry_run: bool = setting(False, "say what would be fetched and built, and stop")
 
@@ -63,7 +66,7 @@ def build_gallery(config: GalleryConfig) -> None:
     amounts = Amounts(config.facts, config.repeats, config.visual, config.two_hop)
     sources = collect_sources(config.sources, cache)
     settings = GallerySettings(config.seed, amounts, config.limit)
-    manifest = build_gallery(Path(config.output), sources, settings)
+    manifest = build_gallery(Path(config.output), sources, settings, flags=config.flags)
     entities = ", ".join(f"{count} {role}" for role, count in manifest["entities"].items())
     print(f"{manifest['name']} in {config.output}: {manifest['entries']:,} entries, entities: {entities}; questions:")
     for split, counts in manifest["counts"].items():

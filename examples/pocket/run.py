@@ -34,6 +34,10 @@ READERS = {"gold": ("gold",), "article": ("article",), "mixture": ("none", "gold
 The mixture has every context that is evaluated but five whole articles, which would take longer than all others. It
 shows whether one reader of all is as good as a reader of each, and reads what has no reader of its own.
 """
+FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
+"""Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
+EVERY = 1000
+"""More questions than a split has."""
 QUESTIONS = 40
 """Questions of each split that the shipped models are evaluated on."""
 MINUTES = {
@@ -55,6 +59,7 @@ MINUTES = {
     "article_tuned": 45,
     "mixture_tuned": 130,
     "evaluate": 160,
+    "fresh": 900,
     "reader": 1,
     "probe": 75,
     "labels": 1,
@@ -81,6 +86,7 @@ NEEDS = {
     **{f"{name}_data": ("reflection", "index") for name in READERS},
     **{f"{name}_tuned": (f"{name}_data",) for name in READERS},
     "evaluate": ("mr2ag", "plain_tuned", *(f"{name}_tuned" for name in READERS)),
+    "fresh": ("evaluate",),
     "reader": ("plain_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
@@ -220,6 +226,15 @@ def evaluate_trained(
     return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --limit {limit} --output {RUN / output}".split()]
 
 
+def evaluate_fresh(*, shipped: bool) -> list[str]:
+    """Return the command that asks the fresh test questions, once; of trained models with all controls."""
+    if shipped:
+        return [*evaluate_shipped("fresh", EVERY), *FRESH.split()]
+    pipelines = "--pipelines closed_book naive_rag tuned_baselines mr2ag controls"
+    flags = f"{FRESH} {pipelines} --limit {EVERY} --output {RUN}/fresh"
+    return [*recipe("inference.evaluate", "evaluate"), *flags.split()]
+
+
 def written(name: str) -> dict[str, Any]:
     """Read the JSON file of a stage; return {} if the stage did not run."""
     path = RUN / name
@@ -234,6 +249,7 @@ def main() -> None:
     less = parser.add_mutually_exclusive_group()
     less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the shipped models")
     less.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
+    parser.add_argument("--fresh", action="store_true", help="also ask the test questions that were never asked")
     parser.add_argument("--collect", action="store_true", help="run nothing: print the tables of the finished stages")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
     arguments = parser.parse_args()
@@ -241,6 +257,8 @@ def main() -> None:
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
     commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
+    if arguments.fresh:
+        commands["fresh"] = evaluate_fresh(shipped=arguments.quick or arguments.shipped)
     minutes = finished(RUN, commands)
     if not arguments.collect:
         left = [name for name in commands if name not in minutes]

@@ -19,9 +19,9 @@ ORACLE = "oracle"
 """Part of the names of pipelines that are given the entry or passage that others have to find."""
 
 
-def read_metrics(folders: Sequence[str]) -> dict[str, Metrics]:
-    """Return the content of each evaluation's metrics.json, by folder."""
-    return {name: read_json(Path(name, "metrics.json"), "the metrics of an evaluation") for name in folders}
+def read_metrics(folders: Sequence[str], file: str = "metrics.json") -> dict[str, Metrics]:
+    """Return the content of each evaluation's metrics.json, or of another file of its scores, by folder."""
+    return {name: read_json(Path(name, file), "the scores of an evaluation") for name in folders}
 
 
 def compared(metrics: Mapping[str, Metrics]) -> Record:

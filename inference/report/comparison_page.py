@@ -34,7 +34,7 @@ def page(record: Mapping[str, Any]) -> str:
         cells = [name, _spread(row["score"]), _spread(row["lead"], sign=True), row["standing"] or "–"]
         cells += [_spread(row["columns"][column]) for column in heads]
         lines.append(f"| {' | '.join([*cells, *(number(row['costs'][cost]) for cost in COSTS)])} |")
-    lines += ["", *_notes(record), ""]
+    lines += ["", *_notes(record), *(seeds_table(record["over_seeds"]) if "over_seeds" in record else ()), ""]
     lines.append("![Score against cost](compare.svg)" if can_draw() else f"No plot: {INSTALL}.")
     return "\n".join(lines) + "\n"
 
@@ -92,6 +92,23 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
         placed[position] = min(placed[position], limit)
         limit = placed[position] - gap
     return placed
+
+
+def seeds_table(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of scores and leads over seeds, a pair of columns for each part of the questions."""
+    parts, against = record["parts"], record["against"]
+    yield from (
+        "",
+        "## Over seeds",
+        "",
+        f"Means over {record['seeds']} seeds of training; in brackets the 95 % interval",
+    )
+    yield f"over seeds and {record['resampled']}, both drawn. Leads are over `{against}`, paired by question and seed."
+    yield from ("", f"| pipeline |{''.join(f' {part} | lead |' for part in parts)}", f"|---|{'--:|--:|' * len(parts)}")
+    for name in parts[OVERALL]:
+        cells = [_spread([rows[name][key]], sign=key == "lead") for rows in parts.values() for key in ("score", "lead")]
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _caption(record: Mapping[str, Any]) -> str:

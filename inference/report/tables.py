@@ -53,7 +53,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
         f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals over "
         f"{metrics['resampled']}. Calls and tokens are those of a question, on average."
     )
-    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics))
+    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics), *_groups(metrics))
 
 
 def _reader(metrics: Mapping[str, Any], name: str) -> str:
@@ -193,6 +193,18 @@ def _gains(metrics: Mapping[str, Any]) -> Table | None:
     ]
     caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
     return Table(["difference", "points", "score"], rows, caption) if rows else None
+
+
+def _groups(metrics: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield a table for each break-down: scores of pipelines and their differences, a column for each group."""
+    for name, by_label in metrics["groups"].items():
+        parts = list(by_label.values())
+        scored, leads = parts[0]["scores"], parts[0]["comparisons"]
+        rows = [[it, *(score_cell(part["scores"][it]) for part in parts)] for it in scored]
+        rows += [[it, *(score_cell(part["comparisons"].get(it), sign=True) for part in parts)] for it in leads]
+        counts = (max((score["n"] for score in part["scores"].values() if score), default=0) for part in parts)
+        heads = [f"{label}, {count}" for label, count in zip(by_label, counts, strict=True)]
+        yield Table(["", *heads], rows, f"By {name}, with the number of questions. Differences are in points.")
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:

@@ -46,6 +46,12 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, Datas
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
+    skip: list[Annotated[int, Field(ge=1)]] = setting(
+        [], "leave out the questions that evaluations with these `limit`s and this `seed` asked"
+    )
+    groups: list[str] = setting(
+        [], "also score by group: `type`, a field of the questions' `meta`, or FIELD=VALUE for that value and the rest"
+    )
     report_questions: int = setting(1000, "questions to list in the report", ge=0)
     leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
     fit_calibration: bool = setting(

@@ -43,8 +43,10 @@ from reflectune.inference.running.parts import hash_parts, open_parts, open_serv
 from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.calibration import fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.groups import check_groups
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
+from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace import Trace
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
 from reflectune.models.schemes.registry import load_scheme
@@ -85,9 +87,10 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     """
     state = launch_state()
     dataset = Dataset(Path(config.dataset))
-    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out)
+    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
     metric, device = config.scored_by(config.dataset), launch_device(config.device)
     check_scorable(questions, metric)
+    check_groups(questions, config.groups, metric)
     measure = TraceScorer(metric, config.open_bem(device) if state.is_main_process else None)
     models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
     calibration = _open_calibration(config, dataset)
@@ -102,14 +105,17 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     if not state.is_main_process:
         return {}
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
+    scored_by: dict[str, Any] = {"measure": measure, "gamma": gamma, "seed": config.seed}
     metrics = {
-        **evaluate(questions, traces, measure=measure, gamma=gamma, seed=config.seed, scalings=calibration.gates),
+        **evaluate(questions, traces, **scored_by, groups=config.groups, scalings=calibration.gates),
         "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),
         "budgets": budgets(settings, parts),
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
     }
     write_json(Path(config.output, "metrics.json"), metrics)
+    answered = {name: made for name, made in traces.items() if name in metrics["pipelines"]}
+    write_json(Path(config.output, RECORD), record_of(measure.official(questions), answered, config.groups, measure))
     if config.fit_calibration:
         _fit_calibration(config, dataset, metrics["calibration"])
     write_report(
@@ -121,10 +127,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         title=f"reflectune on {data_set_name(dataset)}",
         facts=run_facts(config, dataset, loaded, settings),
         notices=notices(questions, traces, metrics, dataset.manifest, loaded, measure),
-        measure=measure,
-        gamma=gamma,
         most=config.report_questions,
-        seed=config.seed,
+        **scored_by,
     )
     return metrics
 
@@ -151,12 +155,13 @@ def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping
 
 
 def select(
-    dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int, leave_out: str = ""
+    dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int, leave_out: str = "", skip: Sequence[int] = ()
 ) -> list[Question]:
     """Return the questions of the splits; at most `limit` of each, drawn at random.
 
     Args:
         leave_out: Folder of reflection data whose questions are left out; "" for none.
+        skip: Limits; the questions that each of them alone would draw by this seed are left out first.
 
     Raises:
         UserError: The splits have no questions.
@@ -169,12 +174,15 @@ def select(
     )
     for split in splits:
         questions = [question for question in dataset.questions(split) if question.id not in trained]
-        if limit is not None and len(questions) > limit:
-            questions = random.Random(f"{seed} {split}").sample(questions, limit)
-        chosen += questions
+        asked = {question.id for size in skip for question in _drawn(questions, size, f"{seed} {split}")}
+        chosen += _drawn([q for q in questions if q.id not in asked], limit, f"{seed} {split}")
     if not chosen:
         raise UserError(f"{dataset.root}: no questions in {', '.join(splits)}; name splits that the data set has")
     return chosen
+
+
+def _drawn(questions: list[Question], limit: int | None, seed: str) -> list[Question]:
+    return questions if limit is None or len(questions) <= limit else random.Random(seed).sample(questions, limit)
 
 
 def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
@@ -192,7 +200,8 @@ def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
 def describe(config: EvaluateConfig) -> str:
     """Describe a run, for `--dry_run`: read the questions, and load no model."""
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
-    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out)
+    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
+    check_groups(questions, config.groups, config.scored_by(config.dataset))
     planned = plan(config, questions)
     require_models(model_names(planned, models))
     find_device(config.device)

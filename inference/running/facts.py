@@ -36,7 +36,9 @@ def run_facts(
     return {
         "data set": f"{data_set_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
         "metric": config.scored_by(config.dataset) + (f", BEM {config.bem}" if config.bem else ""),
-        "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
+        "splits": ", ".join(config.splits)
+        + (f", at most {config.limit} questions of each" if config.limit else "")
+        + (f", without those that limits {', '.join(map(str, config.skip))} draw" if config.skip else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **_retriever_facts(RetrieverConfig.of(config)),
         "text index": texts.text_index or "none",

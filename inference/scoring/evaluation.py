@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from reflectune.inference.pipelines.recipe import CONTROLS, TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, iterative, reflecting
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.scoring.calibration import calibration, gate_rows
+from reflectune.inference.scoring.groups import by_group
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.scoring.trajectories import costs, replies, trajectories
@@ -43,6 +45,7 @@ def evaluate(
     measure: TraceScorer,
     gamma: float,
     seed: int,
+    groups: Sequence[str] = (),
     scalings: Mapping[str, GateScaling] = {},
 ) -> dict[str, Any]:
     """Compute all scores of a run.
@@ -50,6 +53,7 @@ def evaluate(
     Args:
         traces: By pipeline (or stage that measures one), then by question id.
         measure: Scorer of answers; selects the scored questions.
+        groups: See `labels_of`.
         scalings: Scalings that the gates were read with, by the gate's name.
 
     Returns:
@@ -67,43 +71,30 @@ def evaluate(
     for title, name in best.items():
         if name:
             tables[title], pipelines[title] = tables[name], pipelines[name]
-    base = traces.get("closed_book", {})
-    turn_by_turn = traces_of_reflecting(traces, "relevance")
-    tuned = traces_of_reflecting(traces)
+    compare = partial(_comparisons, pipelines=pipelines, measure=measure, seed=seed)
     probed = traces.get("relevance", {})
     return {
         "metric": measure.facts(official),
         "resampled": units(official),
         "questions": fingerprint(sorted((question.id, question.text) for question in official)),
         "pipelines": tables,
-        "gate": _gate(questions, turn_by_turn, gamma, seed),
+        "gate": _gate(questions, traces_of_reflecting(traces, "relevance"), gamma, seed),
         "relevance": _relevance([q for q in official if q.id in probed], probed, seed),
-        "answer": {
-            "gold_passage": measure.mean(official, probed, seed),
-            "gold_article": measure.mean([q for q in official if q.evidence], traces.get("oracle_article", {}), seed),
-        },
-        "visual": {
-            "tuned": measure.mean(measure.visual(questions), tuned, seed),
-            "base": measure.mean(measure.visual(questions), base, seed),
-        },
+        **_readers(questions, traces, measure, seed),
         "retrieval": _retrieval(official, traces.get("retrieval", {}), seed),
         "rankings": _rankings(official, traces.get("mr2ag", {}), measure, seed),
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
         "calibration": calibration(questions, traces, measure=measure, seed=seed, scalings=scalings),
-        "comparisons": _comparisons(official, pipelines, measure, seed),
-        "two_hop": {
-            name: measure.mean(measure.two_hop(questions), pipeline_traces, seed)
-            for name, pipeline_traces in pipelines.items()
-        },
-        "by_split": {
-            name: _by_split(questions, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()
-        },
+        "comparisons": compare(official),
+        "groups": by_group(official, pipelines, groups, measure, compare, seed),
+        "two_hop": {name: measure.mean(measure.two_hop(questions), made, seed) for name, made in pipelines.items()},
+        "by_split": {name: _by_split(questions, made, measure, seed) for name, made in pipelines.items()},
         "costs": {name: costs(pipeline_traces) for name, pipeline_traces in pipelines.items()},
         "replies": {name: counts for name, made in pipelines.items() if (counts := replies(made))},
         "trajectories": trajectories(official, pipelines, seed=seed),
         "stop_rule": stop_rule(official, pipelines, measure=measure, seed=seed),
         "noise": noise(pipelines),
-        "coverage": {name: _coverage(questions, pipeline_traces) for name, pipeline_traces in pipelines.items()},
+        "coverage": {name: _coverage(questions, made) for name, made in pipelines.items()},
         **best,
         "too_long_for_bem": list(measure.too_long),
     }
@@ -122,6 +113,22 @@ def _strongest(tables: Mapping[str, Any], names: Iterable[str], headline: str) -
     """Return the pipeline with the highest score in this column on these very questions, which favours it."""
     scores = {name: score["value"] for name in names if name in tables and (score := tables[name].get(headline))}
     return max(scores, key=lambda name: scores[name]) if scores else None
+
+
+def _readers(questions: Sequence[Question], traces: Traces, measure: TraceScorer, seed: int) -> dict[str, Any]:
+    """Score answers from gold passages and articles, and to visual questions."""
+    official, visual = measure.official(questions), measure.visual(questions)
+    with_evidence = [question for question in official if question.evidence]
+    return {
+        "answer": {
+            "gold_passage": measure.mean(official, traces.get("relevance", {}), seed),
+            "gold_article": measure.mean(with_evidence, traces.get("oracle_article", {}), seed),
+        },
+        "visual": {
+            "tuned": measure.mean(visual, traces_of_reflecting(traces), seed),
+            "base": measure.mean(visual, traces.get("closed_book", {}), seed),
+        },
+    }
 
 
 def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:

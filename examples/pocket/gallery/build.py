@@ -55,7 +55,9 @@ class GallerySettings:
     limit: int = 0
 
 
-def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, quiet: bool = False) -> dict[str, Any]:
+def build_gallery(
+    folder: Path, sources: Collection, settings: GallerySettings, quiet: bool = False, flags: float = 1.0
+) -> dict[str, Any]:
     """Build a gallery, or return the manifest of one that is built already.
 
     Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
@@ -66,6 +68,7 @@ def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, 
         sources: Pictures, articles and the works that facts come from.
         settings: Seed and sizes.
         quiet: True shows no progress.
+        flags: Most share of flags among the knowledge questions of each split; see `thin_flags`.
 
     Returns:
         The manifest.
@@ -74,12 +77,11 @@ def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, 
         UserError: The folder holds a different data set, or a source has a bad picture or article.
     """
     reviewed = read_reviewed()
-    key = fingerprint(
-        {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
-    )
+    made_of = {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
+    key = fingerprint({**made_of, **({"flags": flags} if flags < 1 else {})})
     if built := built_manifest(folder, key):
         return built
-    return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet))
+    return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet), flags)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def make_linked_entities(folder: Path, sources: Collection, settings: GallerySet
 
 
 def _write(
-    folder: Path, key: str, sources: Collection, settings: GallerySettings, linked: LinkedEntities
+    folder: Path, key: str, sources: Collection, settings: GallerySettings, linked: LinkedEntities, flags: float
 ) -> dict[str, Any]:
     reviewed, links, entities = read_reviewed(), linked.links, linked.entities
     facts = collect_facts(entities, sources, reviewed)
@@ -124,7 +126,7 @@ def _write(
         entity.article.title: chains.of(entity.article.title, CATEGORIES[entity.category].noun) for entity in entities
     }
     interviewer = GalleryInterviewer(entities, facts, entries, visual, two_hop, settings.amounts, settings.seed)
-    splits = interviewer.ask_all()
+    splits = {split: thin_flags(asked, flags, settings.seed) for split, asked in interviewer.ask_all().items()}
     for split, questions in splits.items():
         write_questions(folder, split, questions)
     write_knowledge_base(folder / "knowledge", entries.values(), name=f"gallery-{settings.seed}", image_root="..")
@@ -153,6 +155,19 @@ def _write(
     write_atomically(folder / CARD, card(manifest, sources.names, entities))
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def thin_flags(questions: Sequence[Question], share: float, seed: int) -> list[Question]:
+    """Draw out knowledge questions about flags until at most this share of a split's knowledge questions is about them.
+
+    Questions keep their ids, their order and their entities' split. Visual questions all stay.
+    """
+    knowledge = [question for question in questions if question.is_knowledge_based]
+    about_flags = [question for question in knowledge if question.meta["style"] == "flag"]
+    most = len(about_flags) if share == 1 else int(share * (len(knowledge) - len(about_flags)) / (1 - share))
+    rng = random.Random(f"{seed}/flags/{questions[0].split if questions else ''}")
+    left_out = {q.id for q in rng.sample(about_flags, max(0, len(about_flags) - most))}
+    return [question for question in questions if question.id not in left_out]
 
 
 def read_pictures(folder: Path, pictures: Sequence[SourcePicture], quiet: bool) -> tuple[dict[str, Look], list[str]]:

@@ -125,6 +125,12 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     problems = CompareConfig(evaluations=[str(tmp_path / "empty"), "nowhere"]).problems()
     assert sum("has no metrics.json" in problem for problem in problems) == 2
     assert any("`output` is needed" in problem for problem in problems)
+    seeds = CompareConfig(evaluations=[str(tmp_path / "empty")], seeds=True, output="o").problems()
+    assert sum("has no scored.json" in problem or "at least two" in problem for problem in seeds) == 2
+    assert (
+        CompareConfig(evaluations=[str(tmp_path)], against="naive", output="o").problems()[-1]
+        == "`against` needs `seeds`"
+    )
     assert any("`evaluations` is needed" in problem for problem in CompareConfig(output="o").problems())
 
 
@@ -193,6 +199,12 @@ def test_the_command_writes_a_page_a_plot_and_the_numbers(tmp_path: Path, capsys
     compare.main(argv)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.json", "compare.md", "compare.svg"}
     assert "![Score against cost](compare.svg)" in capsys.readouterr().out
+    rows = [{"id": key, "split": "val", "entities": [key], "groups": {}} for key in "ab"]
+    record = {"metric": "vqa", "questions": rows, "correct": {"pmsr": [1, 1], "naive": [0, 1]}}
+    (tmp_path / "one/scored.json").write_text(json.dumps(record))
+    seeds = ["--evaluations", *[str(tmp_path / "one")] * 2, "--seeds", "--against", "naive"]
+    compare.main([*seeds, "--output", str(tmp_path / "seeds")])
+    assert "| pmsr | 100.0 (100.0 to 100.0) | +50.0 (" in (tmp_path / "seeds/compare.md").read_text()
     record = json.loads((tmp_path / "out/compare.json").read_text())
     assert record["pipelines"]["pmsr"]["standing"] == "ties (0 ahead, 0 behind of 1)"
 

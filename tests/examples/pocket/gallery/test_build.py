@@ -184,3 +184,19 @@ def test_a_limit_is_of_each_kind(tmp_path: Path, sources: Collection) -> None:
 def test_the_reviewed_relations_exist() -> None:
     for denied in read_reviewed().denied_facts:
         assert denied.rsplit(" ", 1)[1] in RELATIONS
+
+
+def test_flags_are_drawn_out_of_each_split_to_their_share(dataset, tmp_path: Path) -> None:
+    build_gallery(tmp_path / "out", write_sources(tmp_path / "cache"), MANY, quiet=True, flags=0.25)
+    thinned, lost = Dataset(tmp_path / "out"), 0
+    for split in SPLITS:
+        before, after = dataset.questions(split), thinned.questions(split)
+        assert after == [question for question in before if question in after]  # as they were, in their order
+        about = [q.meta["style"] == "flag" for q in after if q.requires_retrieval]
+        assert sum(about) <= 0.25 * len(about)
+        gone = [question for question in before if question not in after]
+        assert all(question.requires_retrieval and question.meta["style"] == "flag" for question in gone)
+        assert not gone or 4 * (sum(about) + 1) > len(about) + 1  # one more would be too many
+        lost += len(gone)
+    assert lost
+    assert thinned.fingerprint != dataset.fingerprint

@@ -1,0 +1,94 @@
+"""Correctness of every question, as an evaluation records it, and scores over training seeds computed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.inference.scoring.evaluation import baselines
+from reflectune.inference.scoring.groups import labels_of
+from reflectune.inference.scoring.scores import Traces, TraceScorer
+from reflectune.metrics.reporting.breakdown import OVERALL, headline
+from reflectune.metrics.reporting.intervals import units
+
+RECORD = "scored.json"
+"""File of an evaluation that holds `record_of`."""
+
+
+def record_of(
+    questions: Sequence[Question], pipelines: Traces, groups: Sequence[str], measure: TraceScorer
+) -> dict[str, Any]:
+    """Return the scored questions, and each pipeline's correctness in their order, None where it wasn't asked."""
+    labels = {group: labels_of(questions, group, measure.metric) for group in groups}
+    return {
+        "metric": measure.metric,
+        "questions": [
+            {"id": q.id, "split": q.split, "entities": [*q.entity_ids], "groups": {g: labels[g][i] for g in groups}}
+            for i, q in enumerate(questions)
+        ],
+        "correct": {
+            name: [measure.correctness(q, traces[q.id]) if q.id in traces else None for q in questions]
+            for name, traces in pipelines.items()
+        },
+    }
+
+
+def over_seeds(records: Mapping[str, Mapping[str, Any]], against: str) -> dict[str, Any]:
+    """Return scores and leads over evaluations that differ by the seed of training alone.
+
+    Args:
+        records: `record_of` of each evaluation, by name.
+        against: Pipeline that the others' leads are over; the baseline with the highest mean score if "".
+
+    Returns:
+        `seeds` (count), `resampled`, `against`, and under `parts`, for all questions (`overall`) and each label of each
+        group, the `score` and the `lead` of each pipeline: means over seeds, with intervals over seeds and entities.
+
+    Raises:
+        UserError: The evaluations asked different questions, or a pipeline was not run in all of them.
+    """
+    (first, record), *others = records.items()
+    for name, other in others:
+        if any(other[key] != record[key] for key in ("metric", "questions")):
+            raise UserError(f"`seeds`: {name} has other questions, groups or another metric than {first}")
+    names = [name for name in record["correct"] if all(name in other["correct"] for _, other in others)]
+    runs = {name: np.array([it["correct"][name] for it in records.values()], dtype=float) for name in names}
+    rows = record["questions"]
+    questions = [Question(q["id"], "", "", split=q["split"], entity_ids=tuple(q["entities"])) for q in rows]
+
+    def estimate(members: np.ndarray, name: str, other: str = "") -> Any:
+        """The score of a pipeline over some questions, less another's; both only where asked."""
+        pair = [runs[it] for it in (name, other) if it]
+        asked = members & ~np.isnan(pair).any(axis=(0, 1))
+        chosen = [questions[place] for place in np.flatnonzero(asked)]
+        ours, theirs = pair[0][:, asked], pair[1][:, asked] if other else ()
+        return headline(record["metric"], chosen).estimate(chosen, list(ours), 0, list(theirs))
+
+    everything = np.ones(len(questions), dtype=bool)
+    means = {name: score["value"] for name in names if name in baselines() and (score := estimate(everything, name))}
+    against = against or (max(means, key=lambda name: means[name]) if means else "")
+    if against and against not in names:
+        raise UserError(f"`against`: {against} was not run in all evaluations; one of {', '.join(names)}")
+    parts = {OVERALL: everything}
+    for group in rows[0]["groups"] if rows else ():
+        labels = np.array([row["groups"][group] for row in rows])
+        parts |= {label if "=" in group else f"{group} {label}": labels == label for label in np.unique(labels)}
+    return {
+        "seeds": len(records),
+        "resampled": units(questions),
+        "against": against,
+        "parts": {
+            part: {
+                name: {
+                    "score": estimate(members, name),
+                    "lead": estimate(members, name, against) if against not in ("", name) else None,
+                }
+                for name in names
+            }
+            for part, members in parts.items()
+        },
+    }
