@@ -44,7 +44,8 @@ def fit_exponents(
     """Return the exponents of maximum likelihood, of a log-linear grid (`EXPONENTS`).
 
     A candidate counts as chosen with a probability proportional to its product. The likelihood is that of a right
-    answer. Questions whose candidates are all right or all wrong say nothing. Equal likelihoods: the nearest to 1.
+    answer. Questions whose candidates are all right or all wrong say nothing. Of equal likelihoods, the nearest to 1 is
+    taken. The highest exponent is scaled to 1, except with `votes`: without them a common factor changes no choice.
 
     Raises:
         UserError: No question has a right and a wrong candidate.
@@ -63,7 +64,8 @@ def fit_exponents(
             informative += 1
     if not informative:
         raise UserError("no question of these traces has a right and a wrong candidate; `fit` needs some")
-    return [float(value) for value in grid[likelihood.argmax()]]
+    found = grid[likelihood.argmax()]
+    return [float(value) for value in (found if settings.votes else found / max(found.max(), _SMALLEST))]
 
 
 def _distance(exponents: Sequence[float]) -> float:

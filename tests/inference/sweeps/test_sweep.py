@@ -135,8 +135,10 @@ def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(st
     by_ans = ("exponents=[0.0, 0.0, 1.0]", "relevance=off")
     assert right == {"start": 1.0, "votes=on": 0.5, **dict.fromkeys(by_ans, 0.0), "ranking=rel": 1.0, "fitted": 1.0}
     ret, rel, ans = record["fitted_exponents"]
-    assert rel > 1.0 > ans
-    assert ret == 1.0  # one entry: every exponent of S_ret is as likely, and the nearest to 1 is taken
+    assert (
+        rel == 1.0 > ret > ans == 0.0
+    )  # one entry: each exponent of S_ret is as likely, and the nearest to 1 is taken
+    assert sweep_run.run(config.model_copy(update={"votes": True}))["fitted_exponents"] == [1.0, 1.0 / ret, 0.0]
     assert "fitted exponents" in summary(record)
     assert record["forward_passes"]["made"] == 0
     assert Path(config.output, "sweep.html").is_file()
