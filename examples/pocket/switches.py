@@ -1,0 +1,171 @@
+"""Measure the switches of MMKB-RAG on pocket, one by one, after the stages of `pocket.run` up to `reader` and `index`.
+
+    python -m reflectune.examples.pocket.switches --device cuda
+    python -m reflectune.examples.pocket.switches pairs soft --splits val_unseen_entity
+    python -m reflectune.examples.pocket.switches --commands
+
+Every switch is compared with `retrieved`: labels on retrieved documents, found by images alone, with a fifth of the
+entities held out. Its stages are those of `retrieved` with the flags of `SWITCHES`. `--commands` prints them, `--table`
+prints the scores of the finished ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from reflectune.examples.staging import module, program, run_stages
+
+RUN: Final = Path("runs/pocket")
+FOLDER: Final = RUN / "switches"
+PROBES: Final = f"--documents_of retrieved --index {RUN}/index --encoder pocket/clip --title_weight 0 --documents 10"
+BALANCE: Final = "--srt_balance 4"
+TEXTS: Final = "--documents_by reranker --reranker embedding --reranker_model pocket/text"
+SCORES: Final = f"--rel_scores {FOLDER}/choice/rel_scores.jsonl"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Flags of a switch's stages, in addition to those of `retrieved`.
+
+    Attributes:
+        labels: Of `derive_labels`; None if the switch takes the labels and the model of `retrieved`.
+        train: Of `sft`.
+        documents: Of `probe` and `evaluate`, which then has probes of its own.
+        fused: True if `evaluate` has the choice that was fitted on held-out documents.
+    """
+
+    labels: str | None = BALANCE
+    train: str = ""
+    documents: str = ""
+    fused: bool = False
+
+
+SWITCHES: Final = {
+    "retrieved": Switch(),
+    "fusion": Switch(labels=None, fused=True),
+    "search_result": Switch(train="--prompts search_result"),
+    "pairs": Switch(labels="--pairs true"),
+    "margin": Switch(labels=f"{BALANCE} --rule margin --margin 0.25"),
+    "soft": Switch(labels="--rule margin --margin 1 --soft true"),
+    "conflicts": Switch(labels=f"{BALANCE} --noise conflicts --min_relevant 1"),
+    "lists": Switch(labels=f"{BALANCE} --answer_documents 5 {SCORES}"),
+    "utility": Switch(labels=f"{BALANCE} --ret_rule utility"),
+    "reranker": Switch(documents=TEXTS),
+    "all": Switch(
+        labels=f"--pairs true --noise conflicts --min_relevant 1 --ret_rule utility --answer_documents 5 {SCORES}",
+        train="--prompts search_result",
+        fused=True,
+    ),
+}
+"""The switches by name, in the order in which they run."""
+
+
+def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands of a switch, in order."""
+    switch, own = SWITCHES[name], name if SWITCHES[name].documents else "retrieved"
+    probes, model = FOLDER / f"probes_{own}", "retrieved" if switch.labels is None else name
+    on = ["--device", device]
+    made = {
+        f"probe_{own}": [
+            *(
+                *module("data_builders.probe", "examples/pocket/probe.yaml"),
+                *PROBES.split(),
+                *switch.documents.split(),
+                *on,
+            ),
+            *f"--documents_random 0 --output {probes}".split(),
+        ]
+    }
+    if switch.labels is not None:
+        made[f"labels_{name}"] = [
+            *program("data_builders.derive_labels"),
+            *f"--probes {probes} --dataset {RUN}/gallery --output {FOLDER}/labels_{name} --hold_out 0.2".split(),
+            *(*"--answer_model shared".split(), *switch.labels.split()),
+        ]
+        made[f"mmkb_{name}"] = [
+            *(*module("train.sft", "examples/pocket/lora.yaml"), *switch.train.split(), *on),
+            *f"--scheme mmkb_rag --model {RUN}/reader --train_data {FOLDER}/labels_{name}".split(),
+            *f"--output_dir {FOLDER}/mmkb_{name}".split(),
+        ]
+    if name in ("retrieved", "all"):  # `fusion` and `lists` take those of `retrieved`
+        made[f"choice_{name}"] = [
+            *(*program("examples.pocket.choose"), "--model", f"{FOLDER}/mmkb_{name}", "--probes", str(probes)),
+            *f"--labels {FOLDER}/labels_{name} --output {choice(name)} --all".split(),
+            *on,
+        ]
+    made[f"evaluate_{name}"] = [
+        *(
+            *module("inference.evaluate", "examples/pocket/evaluate.yaml"),
+            "--plain_model",
+            "",
+            *switch.documents.split(),
+            *on,
+        ),
+        *f"--model {FOLDER}/mmkb_{model} --base_model {RUN}/reader --title_weight 0 --answer_model tuned".split(),
+        *f"--max_reply_tokens 64 --output {FOLDER}/evaluation_{name} --pipelines mmkb_rag --splits".split(),
+        *splits,
+    ]
+    return made
+
+
+def choice(name: str) -> Path:
+    """Return the folder of the choice that was fitted for a model."""
+    return FOLDER / ("choice_all" if name == "all" else "choice")
+
+
+def fused_flags(name: str) -> list[str]:
+    """Return the fitted choice as flags of `evaluate`."""
+    path = choice(name) / "choice.json"
+    fitted = json.loads(path.read_text(encoding="utf-8"))
+    fusion = [f"{weight:.6g}" for weight in fitted["srt_fusion"]]
+    flags = ["--s_ret_temperature", str(fitted["s_ret_temperature"]), "--srt_fusion", *fusion]
+    return [*flags, "--k", str(fitted["k"] or "auto"), "--threshold", str(fitted["threshold"])]
+
+
+def table(names: Sequence[str]) -> str:
+    """Return the scores of the finished switches, as Markdown."""
+    lines = ["| switch | mmkb_rag |", "|---|--:|"]
+    for name in names:
+        path = FOLDER / f"evaluation_{name}/metrics.json"
+        if path.is_file():
+            score = json.loads(path.read_text(encoding="utf-8"))["pipelines"]["mmkb_rag"]
+            shown = {k: round(100 * v["value"], 1) for k, v in score.items() if isinstance(v, dict) and "value" in v}
+            lines.append(f"| {name} | {', '.join(f'{key} {value}' for key, value in shown.items())} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the switches' stages that are not finished, or print commands or scores."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("switches", nargs="*", help=f"of {', '.join(SWITCHES)}; default: all of them")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--splits", nargs="+", default=["val_unseen_question", "val_unseen_entity"])
+    parser.add_argument("--commands", action="store_true", help="print the commands and run nothing")
+    parser.add_argument("--table", action="store_true", help="print the scores of finished switches and run nothing")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.switches if name not in SWITCHES]:
+        sys.exit(f"unknown switch {unknown[0]}; one of {', '.join(SWITCHES)}")
+    names = ["retrieved", *(name for name in arguments.switches or SWITCHES if name != "retrieved")]
+    if not arguments.table:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in () if arguments.table else names:
+        commands = stages(name, arguments.device, arguments.splits)
+        if arguments.commands:
+            print("\n".join(shlex.join(["python", *command[1:]]) for command in commands.values()))
+            continue
+        *before, (last, evaluate) = commands.items()
+        run_stages(FOLDER, dict(before))
+        run_stages(FOLDER, {last: [*evaluate, *(fused_flags(name) if SWITCHES[name].fused else [])]})
+    if not arguments.commands:
+        print(table(names))
+
+
+if __name__ == "__main__":
+    main()
