@@ -13,7 +13,6 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, make
@@ -23,14 +22,6 @@ from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_shares
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.retrieval.contexts import ContextBuilder
-
-
-class TextScoredSettings(Mr2agSettings):
-    """Settings of mR²AG with a text retriever's scores."""
-
-    text_temperature: float = setting(
-        1.0, "mr2ag_text_scored: temperature of the reranker's scores; 1 suits BM25 and logits, 0.05 cosines", gt=0
-    )
 
 
 class FirstPassage(Unjudged):
@@ -46,9 +37,9 @@ class FirstPassage(Unjudged):
 
 
 class TextScored(MR2AG):
-    """mR²AG with S_rel replaced by the passage's share of a softmax: the reranker's scores / temperature.
+    """mR²AG with S_rel replaced by the passage's share of a softmax over the reranker's scores.
 
-    A share has no threshold, so every passage is answered from.
+    A share has no threshold, so every passage is answered from. Its exponent is the softmax's inverse temperature.
     """
 
     name = "mr2ag_text_scored"
@@ -58,19 +49,18 @@ class TextScored(MR2AG):
         ranked = needed(self._reranker).rank([question.text for question in opened.questions], judged.passages)
         for of_question, row in zip(judged.passages, ranked, strict=True):
             scores = {one.passage.id: one.score for one in row}
-            shares = entry_shares([scores[passage.id] for passage in of_question], self._settings.text_temperature)
+            shares = entry_shares([scores[passage.id] for passage in of_question], 1.0)
             relevance.append([(share, 0.0) for share in shares])
         return dataclasses.replace(judged, relevance=relevance)
 
 
-def _recipe(kind: type[MR2AG], *parts: Requirement, settings: type[Mr2agSettings] = Mr2agSettings) -> Recipe[Any]:
-    requires = (ENTRIES, *parts)
+def _recipe(kind: type[MR2AG], *parts: Requirement) -> Recipe[Any]:
     return Recipe(
         lambda name, settings, parts: make(kind, settings, parts),
-        settings,
+        Mr2agSettings,
         "model",
         every,
-        requires,
+        requires=(ENTRIES, *parts),
         form=CONTROLS,
         scheme="mr2ag",
     )
@@ -79,5 +69,5 @@ def _recipe(kind: type[MR2AG], *parts: Requirement, settings: type[Mr2agSettings
 RECIPES = {
     Unjudged.name: _recipe(Unjudged),
     FirstPassage.name: _recipe(FirstPassage, RERANKER),
-    TextScored.name: _recipe(TextScored, RERANKER, settings=TextScoredSettings),
+    TextScored.name: _recipe(TextScored, RERANKER),
 }
