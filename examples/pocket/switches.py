@@ -15,7 +15,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -136,9 +136,14 @@ def table(names: Sequence[str]) -> str:
         path = FOLDER / f"evaluation_{name}/metrics.json"
         if path.is_file():
             score = json.loads(path.read_text(encoding="utf-8"))["pipelines"]["mmkb_rag"]
-            shown = {k: round(100 * v["value"], 1) for k, v in score.items() if isinstance(v, dict) and "value" in v}
-            lines.append(f"| {name} | {', '.join(f'{key} {value}' for key, value in shown.items())} |")
+            shown = [f"{key.replace('_', ' ')} {_interval(it)}" for key, it in score.items() if "value" in it]
+            lines.append(f"| {name} | {', '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _interval(number: Mapping[str, float]) -> str:
+    value, low, high = (100 * number[key] for key in ("value", "low", "high"))
+    return f"{value:.1f} [{low:.1f}, {high:.1f}] of {number['n']}"
 
 
 def main() -> None:

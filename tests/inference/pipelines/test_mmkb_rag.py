@@ -210,13 +210,6 @@ def test_no_document_at_all_is_answered_closed_book_and_reported(make, scripted,
     assert reader.contexts == {"q000": []}
 
 
-def test_only_the_best_documents_by_words_are_asked_about(make, scripted, knowledge) -> None:
-    reader = scripted.prompted()
-    pipeline, _ = build(scripted, knowledge, reader, documents=2, ret=False)
-    pipeline.run([make.question(0, text="What does the owl eat?")], scripted.images(1))
-    assert reader.judged == [["a#1.0", "b#1.0"]]
-
-
 def test_every_score_comes_back_from_the_trace_file(ask, scripted) -> None:
     for mct, reply in (("filter", "2, 1. Both."), ("merge", "2. Both."), ("rerank", "9.")):
         reader = scripted.prompted(gates={"q000": 0.9}, relevance=RELEVANCE, reply=reply)

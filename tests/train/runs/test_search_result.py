@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 from PIL import Image
 
 from reflectune.core.errors import UserError
@@ -17,8 +16,6 @@ from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.mmkb_rag import SCHEME
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.runs.supervised import fine_tune
-
-HITS = (Hit("e2", 0.812, 1), Hit("e1", 0.7349, 2))
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def placed(prompted_folder):
 
 
 def test_a_place_has_rank_number_and_similarities_in_the_prompt() -> None:
-    assert places(HITS)["e1"] == "2 of 2 (similarity 0.73; first 0.81)"
+    assert places((Hit("e2", 0.812, 1), Hit("e1", 0.7349, 2)))["e1"] == "2 of 2 (similarity 0.73; first 0.81)"
     prompts = find_scheme("mmkb_rag", "search_result").prompts
     assert prompts["srt"].startswith("Search result {found}. Document: {passage} Does this")
     assert {**prompts, "srt": ""} == {**SCHEME.prompts, "srt": ""}
@@ -43,9 +40,8 @@ def test_a_place_has_rank_number_and_similarities_in_the_prompt() -> None:
             find_scheme(name, variant)
 
 
-def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed) -> None:
-    settings = {"scheme": "mmkb_rag", "train_data": str(placed), "max_steps": 1}
-    run = config(prompts="search_result", **settings)
+def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed, tuned_checkpoint) -> None:
+    run = config(prompts="search_result", scheme="mmkb_rag", train_data=str(placed), max_steps=1)
     fine_tune(run)
     loaded = load(run.output_dir, scheme="mmkb_rag")
     assert loaded.scheme == find_scheme("mmkb_rag", "search_result")
@@ -60,13 +56,8 @@ def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed) -> No
     scores = [reader.judge(opened, [[passage]], [{passage.entry_id: place}])[0][0] for place in ("1 of 2", "2 of 2")]
     assert scores[0] != scores[1]
 
-    asked = trained[: next(i for i, label in enumerate(labels) if label >= 0)]
-    prefix = loaded.renderer.question_prefix(example.question, image)
-    ids = torch.tensor([prefix.ids + asked])
-    with torch.no_grad():
-        logits = loaded.model(input_ids=ids, **prefix.vision).logits[0, -1].float()
-    pair = logits[[loaded.renderer.token_id(role) for role in ("relevant", "irrelevant")]]
-    assert scores[0] == pytest.approx(pair.softmax(0)[0].item(), abs=1e-5)
+    asked = loaded.scheme.prompt_branch(loaded.renderer, "srt", [passage], found="1 of 2")
+    assert asked == trained[: len(trained) - sum(label >= 0 for label in labels)]
     with pytest.raises(UserError, match="reads a document's place in the search results"):
         reader.judge(opened, [[passage]], [{}])
 
@@ -74,11 +65,10 @@ def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed) -> No
     (segment,) = loaded.scheme.encode(loaded.renderer, soft, image).branches
     assert segment.weights == tuple(0.25 * (label >= 0) for label in labels)
 
-    plain = config("plain", **settings)
-    fine_tune(plain)
-    assert load(plain.output_dir).scheme == SCHEME
+    plain = tuned_checkpoint("What is it? It is oak.", "mmkb_rag")
+    assert load(plain).scheme == SCHEME
     with pytest.raises(UserError, match="was trained without `prompts: search_result`"):
-        load(plain.output_dir, scheme="mmkb_rag", prompts="search_result")
+        load(plain, scheme="mmkb_rag", prompts="search_result")
 
 
 def test_documents_without_a_place_are_refused_before_training(config, prompted_folder) -> None:
