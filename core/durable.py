@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -135,15 +136,12 @@ class RowLog(Closing):
     Example:
         >>> with RowLog("traces.jsonl", fingerprint="8f3a…") as log:
         ...     for question in questions:
-        ...         if question.id not in log.done:
-        ...             log.append(question.id, answer(question))
+        ...         log.append(question.id, answer(question))
     """
 
     def __init__(self, path: str | Path, fingerprint: str) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.done: set[str] = set()
-        self._header = {"fingerprint": fingerprint}
         lock = take(self.path)
         if lock is None:
             raise InUse(
@@ -153,41 +151,37 @@ class RowLog(Closing):
         self._file = self.path.open("ab")
         end_of_rows = 0
         try:
-            for _, end, row in scan_rows(self.path, fingerprint):
-                self.done.add(row["id"])
+            for _, end, _ in scan_rows(self.path, fingerprint):
                 end_of_rows = end
         except BaseException:
             self.close()
             raise
         self._file.truncate(end_of_rows)
         if end_of_rows == 0:
-            self._write(self._header)
+            self._write({"fingerprint": fingerprint})
 
-    def append(self, row_id: str, row: dict[str, Any], *, sync: bool = True) -> None:
-        """Append a finished row. With `sync` it is on the disk when this returns; else a power cut may take it."""
-        self._write({"id": row_id, **row}, sync)
-        self.done.add(row_id)
+    def append(self, row_id: str, row: dict[str, Any]) -> None:
+        """Append a finished row; it is on the disk when this returns."""
+        self._write({"id": row_id, **row})
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file with its header."""
-        return os.fstat(self._file.fileno()).st_size
-
-    def clear(self) -> None:
-        """Drop the rows, once they are stored elsewhere; `done` still names them."""
-        self._file.truncate(0)
-        self._write(self._header)
-
-    def _write(self, row: dict[str, Any], sync: bool = True) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-        if sync:
-            os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file, and release it for other runs."""
         self._file.close()
         self._lock.release()
+
+
+def write_rows(path: str | Path, fingerprint: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a file of the format of `RowLog` atomically; its rows may be read from the file that it replaces."""
+    with writing(path) as partial, partial.open("wb") as file:
+        for row in itertools.chain([{"fingerprint": fingerprint}], rows):
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[dict[str, Any]]:

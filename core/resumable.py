@@ -10,13 +10,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from reflectune.core.durable import RowLog, read_rows, scan_rows, write_atomically
+from reflectune.core.durable import RowLog, read_rows, scan_rows, write_rows
 from reflectune.core.errors import UserError
 from reflectune.core.launching import ALONE, Processes
 from reflectune.core.progress import progress_bar
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
+Place = tuple[Path, int]
+"""A log, and the first byte of a row in it."""
 
 _ID: Final = attrgetter("id")
 
@@ -43,7 +45,7 @@ class Logs:
         """Return the existing logs."""
         return sorted(self.folder.glob(self.pattern))
 
-    def places(self) -> dict[str, tuple[Path, int]]:
+    def places(self) -> dict[str, Place]:
         """Return the log of each finished row and its first byte, by the row's id.
 
         Raises:
@@ -54,17 +56,22 @@ class Logs:
         }
 
     def rows(self, ids: Iterable[str] | None = None) -> Iterator[Row]:
-        """Yield the rows of these ids, in this order; all, sorted by id, if None. Memory holds places, not rows."""
+        """Return the rows of these ids, in this order; all, sorted by id, if None. Memory holds places, not rows."""
         places = self.places()
-        for path, begin in map(places.__getitem__, sorted(places) if ids is None else ids):
-            with path.open("rb") as file:
-                file.seek(begin)
-                yield json.loads(file.readline())
+        return (row_at(*places[row_id]) for row_id in (sorted(places) if ids is None else ids))
 
     def remove(self) -> None:
         """Delete the logs, once their rows are stored elsewhere."""
         for path in self.paths():
             path.unlink()
+
+
+def row_at(path: Path, begin: int) -> Row:
+    """Read the row of a log that begins at a byte."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        row: Row = json.loads(file.readline())
+        return row
 
 
 def run_batches(
@@ -100,13 +107,12 @@ def run_batches(
     """
     processes.wait()  # all know what is done before one of them writes
     with logs.open(processes.index) as log:  # until the rows are merged, so that no other run deletes or merges them
-        finished = {*done, *log.done}
         mine = batches[processes.index :: processes.count]
-        left = [batch for batch in mine if any(key(item) not in finished for item in batch)]
-        total, initial = sum(map(len, mine)), sum(key(item) in finished for batch in mine for item in batch)
+        left = [batch for batch in mine if any(key(item) not in done for item in batch)]
+        total, initial = sum(map(len, mine)), sum(key(item) in done for batch in mine for item in batch)
         with progress_bar(total=total, initial=initial, desc=desc, unit=unit, disable=processes.index > 0) as bar:
             for row_id, row in itertools.chain.from_iterable(map(work, left)):
-                if row_id not in finished:
+                if row_id not in done:
                     log.append(row_id, row)
                     bar.update()
         processes.wait()
@@ -151,7 +157,7 @@ def run_to_file(
         rows = {**_read(path, fingerprint), **{row["id"]: row for row in logs.rows()}}
         if missing := [row_id for row_id in ids if row_id not in rows]:
             raise RuntimeError(f"{path}: no row of {len(missing)} items, the first being {missing[0]}")
-        _write(path, fingerprint, [rows[row_id] for row_id in sorted(rows)])
+        write_rows(path, fingerprint, [rows[row_id] for row_id in sorted(rows)])
         logs.remove()
         if not any(logs.folder.iterdir()):
             logs.folder.rmdir()
@@ -172,25 +178,6 @@ def unique_ids(items: Iterable[Any]) -> list[str]:
         if first == second:
             raise UserError(f"two questions have the id {first}; ids must be unique over the splits of a run")
     return ids
-
-
-def drop_rows(path: Path, fingerprint: str, unwanted: Callable[[Row], bool]) -> None:
-    """Remove rows from a file of `run_to_file` and from its logs, so that they are computed again.
-
-    Args:
-        path: The file, which may be missing.
-        fingerprint: Hash of everything that determines a row.
-        unwanted: Returns True for rows to remove.
-
-    Raises:
-        UserError: The file or a log is of other settings.
-    """
-    logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
-    for file in filter(Path.exists, (path, *logs.paths())):
-        rows = list(read_rows(file, fingerprint))
-        remaining = [row for row in rows if not unwanted(row)]
-        if len(remaining) < len(rows):
-            _write(file, fingerprint, remaining)
 
 
 def run_chunks(
@@ -221,11 +208,6 @@ def run_chunks(
     done = logs.places()
     run_batches(batches, work, logs, done, processes=processes, key=str, desc=desc, unit=f"×{size}")
     return logs.rows(map(str, starts))
-
-
-def _write(path: Path, fingerprint: str, rows: Iterable[Row]) -> None:
-    lines = ({"fingerprint": fingerprint}, *rows)
-    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _read(path: Path, fingerprint: str) -> dict[str, Row]:

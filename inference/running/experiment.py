@@ -291,7 +291,7 @@ def _run(
             batch_questions=running.batch_questions,
             on_error=running.on_error,
             form=running.traces,
-            reopen=functools.partial(outgrown, now=limits) if is_iterative else None,
+            reopen=functools.partial(outgrown, now=limits),
         )
 
 

@@ -55,7 +55,7 @@ def run_pipeline(
     batch_questions: int,
     on_error: OnError,
     form: TraceForm = "jsonl",
-    reopen: Reopen | None = None,
+    reopen: Reopen = lambda limit: False,
 ) -> Mapping[str, Trace]:
     """Answer all unanswered questions; return all traces, by question id.
 

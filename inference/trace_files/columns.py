@@ -1,27 +1,22 @@
-"""A pipeline's traces for scoring: all but passages' text, in columns, a few bytes for each passage."""
+"""A pipeline's traces for scoring: all but passages' text, in Arrow's columns."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from reflectune.core.rows import from_row
 from reflectune.core.types import Passage
-from reflectune.formats.hits import Hit
-from reflectune.inference.reading.document_choice import MctTrace
-from reflectune.inference.trace import PassageTrace, Step, Trace
+from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.inference.trace_files.layout import frugal
 from reflectune.inference.trace_files.reading import TraceFile, without_none
 
 NO_TEXT: Final = Passage("", -1, -1, "", "", "", "")
 """Placeholder of each passage."""
-
-_FEW: Final = 4
-"""A column whose values repeat this often, on average, is stored as indices into a list of values."""
 
 
 class TraceColumns(Mapping[str, Trace]):
@@ -75,66 +70,25 @@ class _RowGroup:
         passages = batch.column("passages")
         self._columns = {name: batch.column(name) for name in batch.schema.names if name != "passages"}
         self._ends = passages.offsets.to_numpy()
-        fields = zip(passages.type.value_type, passages.values.flatten(), strict=True)
-        self._passages = [_PassageColumn(column, getattr(_PASSAGE, field.name)) for field, column in fields]
+        names = (field.name for field in passages.type.value_type)
+        self._passages = dict(zip(names, passages.values.flatten(), strict=True))
 
     def value(self, name: str, row: int) -> Any:
-        """Return a field of a trace; its default if missing."""
+        """Return a field of a trace."""
         if name == "passages":
             start, end = self._ends[row], self._ends[row + 1]
-            columns = [column.values(start, end) for column in self._passages]
-            return tuple(PassageTrace(NO_TEXT, *values) for values in zip(*columns, strict=True))
+            values = zip(*(column[start:end].to_pylist() for column in self._passages.values()), strict=True)
+            return tuple(PassageTrace(NO_TEXT, **dict(zip(self._passages, each, strict=True))) for each in values)
 
         value = self._columns[name][row].as_py(maps_as_pydicts="strict")
         if isinstance(value, (list, dict)):
             fields = {"question_id": "", "pipeline": "", name: without_none(value)}
             return getattr(from_row(Trace, fields), name)
-        return getattr(_TRACE, name) if value is None else value
-
-
-class _PassageColumn:
-    """A field of many passages: numbers, in single precision if that is lossless, or indices into a list of values.
-
-    Args:
-        column: The field.
-        default: Default of missing values.
-    """
-
-    def __init__(self, column: pa.Array, default: Any) -> None:
-        self._values: list[Any] | None = None
-        self._missing: np.ndarray | None = None
-        encoded = column.dictionary_encode(null_encoding="encode")
-        if not pa.types.is_floating(column.type) or len(encoded.dictionary) * _FEW <= len(column):
-            self._values = [default if value is None else value for value in encoded.dictionary.to_pylist()]
-            indices = encoded.indices.to_numpy() if len(self._values) > 1 else np.empty(0)
-            self._numbers = indices.astype(np.min_scalar_type(len(self._values)))
-            return
-        numbers = column.to_numpy(zero_copy_only=False)
-        single = numbers.astype(np.float32)
-        self._numbers = single if np.array_equal(single, numbers, equal_nan=True) else numbers.copy()
-        if column.null_count:
-            self._missing = column.is_null().to_numpy(zero_copy_only=False)
-
-    def values(self, start: int, end: int) -> list[Any]:
-        """Return the values of a range."""
-        if self._values is not None and len(self._values) == 1:
-            return self._values * (end - start)
-        numbers = self._numbers[start:end].tolist()
-        if self._values is not None:
-            return [self._values[index] for index in numbers]
-        if self._missing is not None:
-            missing = self._missing[start:end].tolist()
-            return [None if is_missing else number for number, is_missing in zip(numbers, missing, strict=True)]
-        return numbers
-
-
-def _field(name: str) -> Any:
-    """Return a property that reads a field of a trace from its columns."""
-    return property(lambda trace: trace.columns.value(name, trace.row))
+        return value
 
 
 class _TraceRow(Trace):
-    """A trace that is a row of columns."""
+    """A trace that is a row of columns: each of its fields is read on access."""
 
     columns: _RowGroup
     row: int
@@ -143,27 +97,10 @@ class _TraceRow(Trace):
         object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "row", row)
 
-    question_id: str = _field("question_id")
-    pipeline: str = _field("pipeline")
-    answer: str = _field("answer")
-    confidence: float | None = _field("confidence")
-    gate: float | None = _field("gate")
-    retrieved: bool = _field("retrieved")
-    hits: tuple[Hit, ...] = _field("hits")
-    passages: tuple[PassageTrace, ...] = _field("passages")
-    chosen: int | None = _field("chosen")
-    kept: tuple[int, ...] = _field("kept")
-    used: tuple[int, ...] = _field("used")
-    mct: MctTrace | None = _field("mct")
-    fallback: str = _field("fallback")
-    steps: tuple[Step, ...] = _field("steps")
-    ended: str = _field("ended")
-    limit: Mapping[str, float] = _field("limit")
-    seconds: Mapping[str, float] = _field("seconds")
-    tokens: Mapping[str, int] = _field("tokens")
-    error: str = _field("error")
+
+def _read(name: str, trace: _TraceRow) -> Any:
+    return trace.columns.value(name, trace.row)
 
 
-_TRACE: Final = Trace("", "")
-_PASSAGE: Final = PassageTrace(NO_TEXT)
-"""Sources of the defaults of missing fields."""
+for _field in dataclasses.fields(Trace):
+    setattr(_TraceRow, _field.name, property(functools.partial(_read, _field.name)))

@@ -11,7 +11,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,8 +23,6 @@ from reflectune.inference.trace import PassageTrace, Trace
 
 QUESTIONS_AT_ONCE: Final = 256
 """Questions of a row group, the unit in memory: with 150 passages each, 3 MB of columns."""
-PASSAGES_AT_ONCE: Final = 8192
-"""Passages of a row group of texts: with 100 words each, 5 MB."""
 KEY: Final = "key"
 
 _FINGERPRINT: Final = b"fingerprint"
@@ -63,32 +60,34 @@ def passage_key(passage: Mapping[str, Any]) -> int:
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]], known: np.ndarray) -> np.ndarray:
-    """Write a pair of files, a row group at a time, atomically.
+def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a pair of files, a row group at a time; passages that an earlier pair at this path has stay.
+
+    A run that is killed between the two files leaves passages of both the earlier and the later questions.
 
     Args:
         path: The questions' file.
         fingerprint: Hash of everything that determines a trace.
         rows: Traces, as returned by `to_row`.
-        known: Sorted keys of passages that are stored in another file, and not written.
-
-    Returns:
-        The sorted union of `known` and the keys of all passages of these traces.
     """
+    remaining, texts_file, written = iter(rows), passages_path(path), set[int]()
     with (
         parquet_file(path, QUESTIONS, fingerprint) as questions,
-        parquet_file(passages_path(path), PASSAGES, fingerprint) as passages,  # takes its place first
+        parquet_file(texts_file, PASSAGES, fingerprint) as passages,  # takes its place first
     ):
-        remaining = iter(rows)
-        while group := list(itertools.islice(remaining, QUESTIONS_AT_ONCE)):
+        if path.exists():
+            with open_table(texts_file, fingerprint) as earlier, reading(texts_file):
+                for number in range(earlier.num_row_groups):
+                    group = earlier.read_row_group(number)
+                    passages.write_table(group)
+                    written.update(group.column(KEY).to_pylist())
+        while group_rows := list(itertools.islice(remaining, QUESTIONS_AT_ONCE)):
             texts: dict[int, dict[str, Any]] = {}
-            questions.write_table(pa.Table.from_pylist([_with_keys(row, texts) for row in group], QUESTIONS))
-            keys = np.fromiter(texts, np.int64, len(texts))
-            new = keys[~np.isin(keys, known)].tolist()
+            questions.write_table(pa.Table.from_pylist([_with_keys(row, texts) for row in group_rows], QUESTIONS))
+            new = [{KEY: key, **text} for key, text in texts.items() if key not in written]
             if new:
-                passages.write_table(pa.Table.from_pylist([{KEY: key, **texts[key]} for key in new], PASSAGES))
-                known = np.union1d(known, new)
-    return known
+                passages.write_table(pa.Table.from_pylist(new, PASSAGES))
+                written.update(texts)
 
 
 @contextmanager

@@ -34,25 +34,24 @@ class TraceFile:
     Args:
         path: The questions' file, whose passages are in a second file.
         fingerprint: Hash of everything that determines a trace; not compared if None.
-        texts: The passages' files, if they differ from the default.
 
     Raises:
         UserError: A file is damaged, or of other settings.
     """
 
-    def __init__(self, path: Path, fingerprint: str | None = None, texts: Sequence[Path] = ()) -> None:
-        self.path = path
-        self._texts = [_PassageFile(text) for text in texts or [passages_path(path)]]
+    def __init__(self, path: Path, fingerprint: str | None = None) -> None:
+        self.path, self._texts = path, passages_path(path)
         self._file = open_table(path, fingerprint)
         self._places: dict[str, tuple[int, int]] = {}
         for number in self._numbers:
             ids = self.group(number, ["question_id"]).column(0).to_pylist()
             self._places.update((question_id, (number, row)) for row, question_id in enumerate(ids))
 
-    @property
-    def ids(self) -> list[str]:
-        """The questions, in the order of the file: that of their ids."""
-        return list(self._places)
+    def limits(self) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yield each question with the budget that ended its trace (`Trace.limit`)."""
+        for number in self._numbers:
+            for row in self.group(number, ["question_id", "limit"]).to_pylist(maps_as_pydicts="strict"):
+                yield row["question_id"], row["limit"]
 
     def place(self, question_id: str) -> tuple[int, int]:
         """Return the row group and row of a question's trace."""
@@ -106,16 +105,29 @@ class TraceFile:
             yield trace
 
     def _passages(self, keys: set[int]) -> dict[int, Passage]:
-        """Read passages by key; UserError if a passage is in no file."""
+        """Read passages by key, from the row groups that have one; UserError if a passage is missing."""
+        positions = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
         passages: dict[int, Passage] = {}
-        for texts in self._texts:
-            passages |= texts.read(keys - passages.keys())
+        with open_table(self._texts) as file, reading(self._texts):
+            start = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                rows = positions[(positions >= start) & (positions < start + size)] - start
+                if len(rows):
+                    for row in file.read_row_group(group).take(rows).to_pylist():
+                        key = row.pop(KEY)
+                        passages[key] = Passage(**row)
+                start += size
         if len(passages) < len(keys):
             raise UserError(
-                f"{self.path}: {len(keys) - len(passages)} passages are not in {self._texts[0].path}; restore that "
-                "file as it was written with this one"
+                f"{self.path}: {len(keys) - len(passages)} passages are not in {self._texts}; restore that file as it "
+                "was written with this one"
             )
         return passages
+
+    @functools.cached_property
+    def _keys(self) -> np.ndarray:
+        return read_column(self._texts, KEY).to_numpy()
 
 
 def _keys_of(table: pa.Table) -> list[int]:
@@ -129,31 +141,6 @@ def without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_none(item) for name, item in value.items() if item is not None}
     return [without_none(item) for item in value] if isinstance(value, list) else value
-
-
-class _PassageFile:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self, keys: set[int]) -> dict[int, Passage]:
-        """Return those of these passages that the file has, reading only row groups that have one."""
-        positions = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
-        passages: dict[int, Passage] = {}
-        with open_table(self.path) as file, reading(self.path):
-            start = 0
-            for group in range(file.num_row_groups):
-                size = file.metadata.row_group(group).num_rows
-                rows = positions[(positions >= start) & (positions < start + size)] - start
-                if len(rows):
-                    for row in file.read_row_group(group).take(rows).to_pylist():
-                        key = row.pop(KEY)
-                        passages[key] = Passage(**row)
-                start += size
-        return passages
-
-    @functools.cached_property
-    def _keys(self) -> np.ndarray:
-        return read_column(self.path, KEY).to_numpy()
 
 
 def trace_files(folder: Path) -> dict[str, Path]:

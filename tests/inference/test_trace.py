@@ -3,7 +3,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +78,7 @@ def test_a_trace_comes_back_from_json_as_it_was(trace: Trace) -> None:
 def test_a_trace_comes_back_from_parquet_as_it_was(trace: Trace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t.parquet")
-        write_traces(path, "f", [json.loads(json.dumps(to_row(trace)))], np.empty(0, np.int64))
+        write_traces(path, "f", [json.loads(json.dumps(to_row(trace)))])
         file = TraceFile(path)
         (whole,) = file
         seen = TraceColumns(file, [trace.question_id])[trace.question_id]
