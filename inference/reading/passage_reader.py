@@ -51,7 +51,7 @@ class PassageReader(Reader):
         both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, 0)
-        return [share(*calibrated(self._engine, self.scheme.gates[0].name, yes, no)) for yes, no in both]
+        return [calibrated(self._engine, self.scheme.gates[0].name, share(yes, no)) for yes, no in both]
 
     def answer_directly(self, opened: OpenedQuestions, rows: Sequence[int]) -> list[ReaderAnswer]:
         """Answer these questions after [No Retrieval], equation 2, with the instruction for a short answer."""
@@ -90,7 +90,10 @@ class PassageReader(Reader):
             for branch in question_branches:
                 opened.usage.branch(row, length, len(branch))
         gate = self.scheme.gates[1].name
-        relevance = [[calibrated(self._engine, gate, *pair) for pair in pairs.tolist()] for pairs in probabilities]
+        relevance = [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
+        if gate in self._engine.calibration:
+            scaled = [[calibrated(self._engine, gate, yes) for yes, _ in pairs] for pairs in relevance]
+            relevance = [[(yes, 1.0 - yes) for yes in question_scaled] for question_scaled in scaled]
         return JudgedPassages(state, read, relevance, opened.usage)
 
     def answer_from(self, judged: JudgedPassages, rows: Sequence[tuple[int, int]]) -> list[ReaderAnswer]:

@@ -63,7 +63,7 @@ class PromptedReader:
             opened.usage.branch(row, length, len(prompt))
         probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
         gate = self.scheme.gates[0].name
-        return [share(*calibrated(self._engine, gate, *question[0].tolist())) for question in probabilities]
+        return [calibrated(self._engine, gate, share(*question[0].tolist())) for question in probabilities]
 
     def judge(
         self, opened: OpenedQuestions, documents: Sequence[Sequence[Passage]], found: Sequence[Mapping[str, str]] = ()
@@ -96,7 +96,7 @@ class PromptedReader:
         scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
         for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
             for k, (yes, no) in zip(fitting[i], probabilities.tolist(), strict=True):
-                scores[i][k] = share(*calibrated(self._engine, self.scheme.gates[1].name, yes, no))
+                scores[i][k] = calibrated(self._engine, self.scheme.gates[1].name, share(yes, no))
         return scores
 
     def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, PromptedReply]:

@@ -154,12 +154,10 @@ class Reader:
         return [ReaderAnswer.of(generation, self._renderer) for generation in generations]
 
 
-def calibrated(engine: PrefixEngine, gate: str, yes: float, no: float) -> tuple[float, float]:
-    """Return the probabilities of a gate's two tokens; with a scaling of the gate, scaled ones that add up to 1."""
-    if (scaling := engine.calibration.get(gate)) is None:
-        return yes, no
-    probability = float(scaling.apply(share(yes, no)))
-    return probability, 1.0 - probability
+def calibrated(engine: PrefixEngine, gate: str, probability: float) -> float:
+    """Return a gate's probability, scaled if the engine's model is read by a calibration of the gate."""
+    scaling = engine.calibration.get(gate)
+    return probability if scaling is None else float(scaling.apply(probability))
 
 
 def share(yes: float, no: float) -> float:

@@ -60,11 +60,9 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, Datas
 
     @cross_check
     def calibration_problems(self) -> Iterator[str]:
-        """Yield the problems of fitting a calibration."""
-        if self.fit_calibration and self.calibrated:
-            yield "`fit_calibration` fits gates as they speak; leave out `calibrated`"
-        if self.fit_calibration and not Path(self.model).is_dir():
-            yield f"`fit_calibration` writes into the folder of `model`, which must be a folder; found `{self.model}`"
+        """Yield the problem of fitting a calibration."""
+        if self.fit_calibration and (self.calibrated or not Path(self.model).is_dir()):
+            yield "`fit_calibration` writes into the folder of `model`, and fits its gates without `calibrated`"
 
     @cross_check
     def form_problems(self) -> Iterator[str]:

@@ -134,24 +134,20 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _open_calibration(config: EvaluateConfig, dataset: Dataset) -> Calibration:
-    """Return the calibration that gates are read with, which must not be fitted on the questions to answer."""
+    """Return the calibration that gates are read by, if any; it may not be fitted on the splits to answer."""
     saved = open_calibration(ModelSettings.of(config)) or Calibration()
-    if saved.dataset == dataset.fingerprint and (shared := set(saved.splits) & set(config.splits)):
-        raise UserError(
-            f"`calibrated`: {config.model} was calibrated on {', '.join(sorted(shared))} of {dataset.root}; evaluate "
-            "other splits, or fit it on others"
-        )
+    if saved.dataset == dataset.fingerprint and (both := sorted({*saved.splits} & {*config.splits})):
+        raise UserError(f"`calibrated`: {config.model} was calibrated on {', '.join(both)}; evaluate other splits")
     return saved
 
 
 def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the scalings that were fitted to this run's gates into the checkpoint's folder."""
     if not measured:
-        raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; ask more questions, of both kinds")
-    folder = Path(config.model)
-    fitted = Calibration(fitted_scalings(measured), saved_weights(folder), dataset.fingerprint, config.splits)
-    fitted.save(folder, load_scheme(folder))
-    print(f"calibration of {', '.join(fitted.gates)}: {folder / CALIBRATION_FILE}")
+        raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; ask more questions")
+    folder, scalings = Path(config.model), fitted_scalings(measured)
+    Calibration(scalings, saved_weights(folder), dataset.fingerprint, config.splits).save(folder, load_scheme(folder))
+    print(f"calibration of {', '.join(scalings)}: {folder / CALIBRATION_FILE}")
 
 
 def select(

@@ -56,15 +56,10 @@ def open_tuned(models: ModelSettings) -> Loaded:
 
 
 def open_calibration(models: ModelSettings) -> Calibration | None:
-    """Read the fine-tuned checkpoint's calibration; None if its gates are read without.
-
-    Raises:
-        UserError: It has none, or one of other weights.
-    """
+    """Read the fine-tuned checkpoint's calibration; None if its gates are read without."""
     if not models.calibrated:
         return None
-    if not isinstance(folder := resolve(models.model), Path):
-        raise UserError(f"`calibrated` needs a checkpoint's folder, found the name {models.model}; download it first")
+    folder = Path(resolve(models.model))
     return load_calibration(folder, saved_weights(folder))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
-from reflectune.inference.reading.reader import share
 from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
@@ -55,11 +54,9 @@ def calibration(
 
         Intervals resample entities with all passages, at fixed scalings. A gate whose half has one outcome is out.
     """
-    asked = list(questions)
-    predictions = gate_predictions(asked, traces, measure)
-    pairs = gate_predictions(asked, traces, measure, two_way=True)
+    predictions = gate_predictions(questions, traces, measure)
     measured = {
-        name: _calibrated(by_question, pairs[name], seed, scalings.get(GATE_NAMES[name]))
+        name: _calibrated(by_question, seed, scalings.get(GATE_NAMES[name]))
         for name, by_question in predictions.items()
     }
     return {name: numbers for name, numbers in measured.items() if numbers is not None}
@@ -74,11 +71,9 @@ def fitted_scalings(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Gate
 
 
 def gate_predictions(
-    questions: Iterable[Question], traces: Traces, measure: TraceScorer, *, two_way: bool = False
+    questions: Iterable[Question], traces: Traces, measure: TraceScorer
 ) -> dict[str, list[tuple[Question, Rows]]]:
     """Return each gate's predictions of each question and its passages. Gates without predictions are left out.
-
-    With `two_way`, S_rel is p([Relevant]) / (p([Relevant]) + p([Irrelevant])), whose log-odds are those of two logits.
 
     - `gate`: the retrieval gate of a pipeline that reflects turn by turn, against "knowledge-based";
     - `relevance`: S_rel of the stage `relevance`, against "a gold passage";
@@ -90,7 +85,7 @@ def gate_predictions(
     rows_of: Mapping[str, Callable[[Question], Rows]] = {
         "gate": lambda question: gate_rows([question], tuned),
         "relevance": lambda question: [
-            (share(p.s_rel, p.s_irr) if two_way and p.s_irr is not None else p.s_rel, float(p.source == GOLD))
+            (p.s_rel, float(p.source == GOLD))
             for t in _trace(probed, question)
             for p in t.passages
             if p.s_rel is not None
@@ -114,17 +109,11 @@ def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:
 
 
 def _calibrated(
-    by_question: Sequence[tuple[Question, Rows]],
-    pairs: Sequence[tuple[Question, Rows]],
-    seed: int,
-    scaling: GateScaling | None,
+    by_question: Sequence[tuple[Question, Rows]], seed: int, scaling: GateScaling | None
 ) -> dict[str, Any] | None:
     """Return a gate's entry; None if all outcomes of a half are equal."""
-    rows, two_way = (
-        np.array([row for _, question_rows in each for row in question_rows], dtype=float)
-        for each in (by_question, pairs)
-    )
-    probabilities, labels = two_way.T
+    rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
+    probabilities, labels = rows.T
     counts = np.array([len(question_rows) for _, question_rows in by_question])
     questions = [question for question, _ in by_question]
     groups = entities(questions)

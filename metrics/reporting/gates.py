@@ -87,38 +87,26 @@ def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:
     _both(truth)
     order = np.lexsort((truth, values))  # sums in one order, so that the order of the input changes no bit
     features, truth = beta_features(values[order]), truth[order]
-    fits = []
-    for fixed in ([], [0], [1], [0, 1]):  # scales that stay at the bound
-        free = [k for k in range(3) if k not in fixed]
-        offset, weights = LEAST_SCALE * features[:, fixed].sum(axis=1), np.full(3, LEAST_SCALE)
-        weights[free], loss = _most_likely(features[:, free], truth, np.array([1.0, 1.0, 0.0])[free], offset)
-        if (weights[:2] >= LEAST_SCALE).all():
-            fits.append((loss + (1 - LEAST_SCALE) ** 2 / 2 * len(fixed), weights))
-        if fits and not fixed:
-            break
-    return GateScaling(*min(fits, key=lambda fit: fit[0])[1].tolist())
-
-
-def _most_likely(
-    features: np.ndarray, truth: np.ndarray, prior: np.ndarray, offset: np.ndarray
-) -> tuple[np.ndarray, float]:
-    """Return a logistic regression's weights (k,) of features (n, k), with an offset (n,) to its log-odds; its loss."""
+    prior, least = np.array([1.0, 1.0, 0.0]), np.array([LEAST_SCALE, LEAST_SCALE, -np.inf])
 
     def loss(weights: np.ndarray) -> float:
-        values = features @ weights + offset
-        return float(np.sum(np.logaddexp(0, values) - truth * values) + np.sum((weights - prior) ** 2) / 2)
+        odds = features @ weights
+        return float(np.sum(np.logaddexp(0, odds) - truth * odds) + np.sum((weights - prior) ** 2) / 2)
 
     weights = prior
     for _ in range(100):
-        p = sigmoid(features @ weights + offset)
+        p = sigmoid(features @ weights)
         slope = features.T @ (p - truth) + weights - prior
-        step = np.linalg.solve(features.T @ (features * (p * (1 - p))[:, None]) + np.eye(len(prior)), slope)
-        while loss(weights - step) > loss(weights) and np.abs(step).max() > 1e-12:
+        curvature = features.T @ (features * (p * (1 - p))[:, None]) + np.eye(3)
+        free = (weights > least) | (slope < 0)  # projected Newton: a scale at its bound stays there
+        step = np.zeros(3)
+        step[free] = np.linalg.solve(curvature[np.ix_(free, free)], slope[free])
+        while loss(moved := np.maximum(weights - step, least)) > loss(weights) and np.abs(step).max() > 1e-12:
             step = step / 2
-        weights = weights - step
-        if np.abs(step).max() < 1e-10:
+        if np.abs(moved - weights).max() < 1e-10:
             break
-    return weights, loss(weights)
+        weights = moved
+    return GateScaling(*weights.tolist())
 
 
 def halves(groups: Sequence[str]) -> np.ndarray:

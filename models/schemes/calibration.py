@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,35 +37,26 @@ class GateScaling:
     bias: float = 0.0
 
     def apply(self, probabilities: ArrayLike) -> np.ndarray:
-        """Return the calibrated probabilities, same shape; their order stays.
-
-        Args:
-            probabilities: Softmax of the gate's two logits, in [0, 1].
-
-        Raises:
-            ValueError: A probability is not in [0, 1].
-        """
+        """Return the calibrated probabilities, same shape; their order stays."""
         return sigmoid(beta_features(probabilities) @ np.array([self.scale_no, self.scale_yes, self.bias]))
 
     def undo(self, probabilities: ArrayLike) -> np.ndarray:
         """Return the probabilities that `apply` made these of, by bisection, as far as they were not clamped."""
-        values = np.asarray(probabilities, dtype=float)
-        low, high = np.zeros_like(values), np.ones_like(values)
+        low, high = np.zeros(np.shape(probabilities)), np.ones(np.shape(probabilities))
         for _ in range(60):
-            middle = (low + high) / 2
-            below = self.apply(middle) < values
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        return (low + high) / 2
+            below = self.apply((low + high) / 2) < probabilities
+            low, high = np.where(below, (low + high) / 2, low), np.where(below, high, (low + high) / 2)
+        return low
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Scalings of a checkpoint's gates, and the questions that they were fitted on.
+    """Content of a checkpoint's `calibration.json`.
 
     Attributes:
-        gates: By the gate's name in the scheme. A gate without a scaling is not calibrated.
+        gates: Scalings by the gate's name in the scheme.
         weights: Hash of the checkpoint's weights.
-        dataset: Fingerprint of the data set.
+        dataset: Fingerprint of the data set that they were fitted on.
         splits: Its splits.
     """
 
@@ -74,53 +65,41 @@ class Calibration:
     dataset: str = ""
     splits: Sequence[str] = ()
 
-    def save(self, folder: str | Path, scheme: Scheme) -> None:
+    def save(self, folder: Path, scheme: Scheme) -> None:
         """Write `calibration.json` into a checkpoint's folder, with each gate's tokens."""
-        gates = {
-            gate.name: {
-                "positive": scheme.tokens[gate.positive],
-                "negative": scheme.tokens[gate.negative],
-                **asdict(self.gates[gate.name]),
-            }
-            for gate in scheme.gates
-            if gate.name in self.gates
-        }
-        facts = {"weights": self.weights, "dataset": self.dataset, "splits": list(self.splits)}
-        write_json(Path(folder) / CALIBRATION_FILE, {"gates": gates, **facts})
+        tokens = {g.name: {"yes": scheme.tokens[g.positive], "no": scheme.tokens[g.negative]} for g in scheme.gates}
+        record = asdict(self)
+        gates = {name: tokens[name] | scaling for name, scaling in record["gates"].items()}
+        write_json(folder / CALIBRATION_FILE, record | {"gates": gates})
 
 
-def load_calibration(folder: str | Path, weights: str) -> Calibration:
-    """Read a checkpoint's calibration.
-
-    Args:
-        folder: The checkpoint's folder.
-        weights: Hash of its weights.
+def load_calibration(folder: Path, weights: str) -> Calibration:
+    """Read the calibration of a checkpoint whose weights have this hash.
 
     Raises:
         UserError: There is none, it is damaged, or it was fitted for other weights.
     """
-    path = Path(folder) / CALIBRATION_FILE
+    path = folder / CALIBRATION_FILE
     if not path.is_file():
         raise UserError(
             f"{folder} has no {CALIBRATION_FILE}; fit one with `reflectune evaluate --fit_calibration true`"
         )
-    record = read_record(path, "the checkpoint's calibration", gates=dict, weights=str, dataset=str, splits=list)
+    saved = read_record(path, "the checkpoint's calibration", gates=dict, weights=str, dataset=str, splits=list)
     try:
-        keys = [key.name for key in fields(GateScaling)]
-        gates = {name: GateScaling(*(float(row[key]) for key in keys)) for name, row in record["gates"].items()}
+        gates = {
+            name: GateScaling(float(row["scale_no"]), float(row["scale_yes"]), float(row["bias"]))
+            for name, row in saved["gates"].items()
+        }
+        calibration = Calibration(gates, saved["weights"], saved["dataset"], saved["splits"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: expected {', '.join(keys)} of each gate: {error!r}; fit it again") from error
-    if record.get("weights", "") != weights:
+        raise UserError(f"{path} is damaged: {error!r}; fit it again") from error
+    if calibration.weights != weights:
         raise UserError(f"{path} was fitted for other weights than the checkpoint's; fit it again")
-    return Calibration(gates, weights, record.get("dataset", ""), record.get("splits", ()))
+    return calibration
 
 
 def beta_features(probabilities: ArrayLike) -> np.ndarray:
-    """Return log p, -log(1 - p) and 1 for each of some clamped probabilities, shape (…, 3).
-
-    Raises:
-        ValueError: A probability is not in [0, 1].
-    """
+    """Return log p, -log(1 - p) and 1 for each of some clamped probabilities, shape (…, 3)."""
     clamped = np.clip(checked_probabilities(probabilities), SMALLEST, 1 - SMALLEST)
     return np.stack([np.log(clamped), -np.log1p(-clamped), np.ones_like(clamped)], axis=-1)
 

@@ -1,4 +1,3 @@
-import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,15 +42,10 @@ def test_questions_of_training_are_left_out_before_the_draw(dataset, tmp_path) -
     assert sorted(q.id for q in chosen) == [f"q{i:03}" for i in range(5)]
 
 
-@pytest.mark.parametrize(
-    ("keys", "problem"),
-    [
-        ({"calibrated": True, "model": "."}, "`fit_calibration` fits gates as they speak; leave out `calibrated`"),
-        ({"model": "owner/name"}, "`fit_calibration` writes into the folder of `model`, .* found `owner/name`"),
-    ],
-)
-def test_a_calibration_is_fitted_to_a_folders_gates_as_they_speak(keys: dict[str, Any], problem: str) -> None:
-    assert any(re.match(problem, found) for found in find_problems(EvaluateConfig, {"fit_calibration": True, **keys}))
+@pytest.mark.parametrize(("keys", "count"), [({"calibrated": True}, 1), ({"model": "owner/name"}, 1), ({}, 0)])
+def test_a_calibration_is_fitted_to_a_folders_gates_as_they_speak(keys: dict[str, Any], count: int) -> None:
+    problems = find_problems(EvaluateConfig, {"fit_calibration": True, "model": ".", **keys})
+    assert sum("`fit_calibration` writes into the folder of `model`" in problem for problem in problems) == count
 
 
 def test_no_question_is_a_users_mistake(dataset) -> None:

@@ -92,7 +92,7 @@ def test_what_is_undefined_is_refused() -> None:
 
 
 def drawn(scaling: GateScaling, seed: int = 0, rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of which a scaling makes those that their labels were drawn by, and the labels."""
+    """Return probabilities, which a scaling turns into those that labels were drawn by, and the labels."""
     generator = np.random.default_rng(seed)
     log_odds = generator.normal(scale=2, size=rows)
     probabilities = 1 / (1 + np.exp(-log_odds))
