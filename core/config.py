@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from reflectune.core.errors import UserError
-from reflectune.core.flags import Problem, kind_of, options_of, read_flags, split_config, unknown_key
+from reflectune.core.flags import Problem, options_of, read_flags, split_config, unknown_key
 from reflectune.core.parsing import read_yaml
 from reflectune.core.secrets import conceal_url
 from reflectune.core.values import LARGEST_NUMBER, one_line, short
@@ -193,23 +193,6 @@ def parse_config(kind: type[Config], argv: Sequence[str] | None = None) -> Confi
     ] + problems
     known = {key: value for key, value in values.items() if key in kind.model_fields}
     return _checked(kind, {**known, **given}, problems)
-
-
-def read_config(kind: type[Config], path: str | Path, **changes: str) -> Config:
-    """Read a YAML file into a config, with some keys changed.
-
-    Args:
-        kind: The config class.
-        path: The file.
-        **changes: Values as flags have them; items of a list are separated by commas.
-
-    Raises:
-        UserError: As `parse_config`.
-    """
-    lists = {name for name, field in kind.model_fields.items() if kind_of(field) == "list"}
-    values = {name: value.split(",") if name in lists else [value] for name, value in changes.items()}
-    flags = [text for name, texts in values.items() for text in (f"--{name}", *texts)]
-    return parse_config(kind, ["--config", str(path), *flags])
 
 
 def make_config(kind: type[Config], **values: Any) -> Config:

@@ -67,7 +67,8 @@ def grpo(config: GrpoConfig) -> None:
     from reflectune.inference.running.loading import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.gate_rewards.run import train_gates
+    from reflectune.train.gate_rewards.run import GateTraining
+    from reflectune.train.runs.skeleton import run
 
     recipe = find_recipe(config.scheme)
     require_models([config.model, config.base_model if recipe.models(config).base_answers else ""])
@@ -88,7 +89,7 @@ def grpo(config: GrpoConfig) -> None:
         "index_fingerprint": RetrieverConfig.of(config).finder_fingerprint(),
         **({"bem_fingerprint": bem.fingerprint} if bem else {}),
     }
-    train_gates(config, Dataset(Path(config.dataset)), hashes, measuring)
+    run(config, GateTraining(config, Dataset(Path(config.dataset)), hashes, measuring))
 
 
 if __name__ == "__main__":

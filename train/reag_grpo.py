@@ -19,12 +19,14 @@ def reag_grpo(config: AnswerGrpoConfig) -> None:
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.operators import parsing
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.train.answer_rewards.run import train_answers
+    from reflectune.train.answer_rewards.run import AnswerTraining
+    from reflectune.train.runs.skeleton import run
 
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)
     hashes = {"bem_fingerprint": bem.fingerprint} if bem else {}
-    train_answers(config, Dataset(Path(config.dataset)), hashes, find_metric(config.metric, bem), parsing.answer)
+    dataset, correctness = Dataset(Path(config.dataset)), find_metric(config.metric, bem)
+    run(config, AnswerTraining(config, dataset, hashes, correctness, parsing.answer))
 
 
 if __name__ == "__main__":

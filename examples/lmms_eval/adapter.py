@@ -6,6 +6,7 @@ Its registry finds `manifest` by the entry point of `pyproject.toml`. No other m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
 
-from reflectune.core.config import read_config
+from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
+from reflectune.core.flags import kind_of
 from reflectune.core.progress import progress_bar
 from reflectune.examples.lmms_eval.answering import BenchmarkAnswerer, BenchmarkReply, BenchmarkRequest, read_request
 from reflectune.examples.lmms_eval.config import BenchmarkConfig, BenchmarkSettings
@@ -73,7 +75,7 @@ class Reflectune(lmms):
             given.setdefault("batch_questions", str(batch_size))
         if device:
             given.setdefault("device", device)
-        settings = read_config(BenchmarkConfig, config, **given)
+        settings = _read_config(config, given)
         self._answerer = BenchmarkAnswerer(
             BenchmarkSettings.of(settings),
             ModelSettings.of(settings),
@@ -110,3 +112,11 @@ class Reflectune(lmms):
         text, generation, doc_to_visual, doc_id, task, split = instance.args
         visuals = doc_to_visual(self.task_dict[task][split][doc_id])
         return read_request(task, doc_id, text, visuals or [], generation)
+
+
+def _read_config(path: str, given: Mapping[str, str]) -> BenchmarkConfig:
+    """Read a YAML file with some keys changed; items of a list are separated by commas."""
+    lists = {name for name, field in BenchmarkConfig.model_fields.items() if kind_of(field) == "list"}
+    values = {name: value.split(",") if name in lists else [value] for name, value in given.items()}
+    flags = [text for name, texts in values.items() for text in (f"--{name}", *texts)]
+    return parse_config(BenchmarkConfig, ["--config", path, *flags])

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -29,11 +28,10 @@ class FeatureCache:
     Args:
         folder: Root folder; several caches may share it.
         fingerprint: Hash of the tower and of its settings.
-        dtype: Precision of the stored features; None for the tower's own.
     """
 
-    def __init__(self, folder: str | Path, fingerprint: str, dtype: torch.dtype | None = None) -> None:
-        self.folder, self.dtype = Path(folder, fingerprint), dtype
+    def __init__(self, folder: str | Path, fingerprint: str) -> None:
+        self.folder = Path(folder, fingerprint)
 
     def __contains__(self, key: str) -> bool:
         return self._path(key).is_file()
@@ -64,7 +62,7 @@ class FeatureCache:
         Raises:
             UserError: The disk is full.
         """
-        kept = features.detach().to("cpu", self.dtype or features.dtype).contiguous()
+        kept = features.detach().cpu().contiguous()
         try:
             write_atomically(self._path(key), safetensors.torch.save({_NAME: kept}))
         except OSError as error:
@@ -72,7 +70,7 @@ class FeatureCache:
                 raise
             raise UserError(
                 f"the disk is full: features of a picture take {kept.nbytes / 2**20:.2f} MiB in {self.folder}. Free "
-                "some and give the same command again: it goes on; or set `cache_dtype: bfloat16`, or another folder"
+                "some and give the same command again: it goes on; or name a different folder"
             ) from error
         return kept.nbytes
 

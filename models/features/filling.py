@@ -15,11 +15,9 @@ from reflectune.core.launching import Processes
 from reflectune.core.paths import Roots
 from reflectune.core.progress import progress_bar
 from reflectune.models.features.cache import FeatureCache, picture_key
-from reflectune.models.features.config import CacheDtype
 from reflectune.models.features.tower import move_tower, read_features, read_picture, tower_fingerprint
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.image_fitting import images_fingerprint
-from reflectune.models.weights.pretrained import as_dtype
 
 
 @dataclass(frozen=True)
@@ -37,18 +35,17 @@ class Picture:
     needed_by: str
 
 
-def open_cache(folder: str, loaded: Loaded, *, autocast: str, dtype: CacheDtype = "auto") -> FeatureCache:
+def open_cache(folder: str, loaded: Loaded, *, autocast: str) -> FeatureCache:
     """Open the cache of a model's tower.
 
     Args:
         folder: Folder of the features.
         loaded: The model.
         autocast: Precision of forward passes: `float32` or `bfloat16`.
-        dtype: Precision of the stored features.
     """
-    parts = [tower_fingerprint(loaded.model), images_fingerprint(loaded.processor), autocast, dtype]
+    parts = [tower_fingerprint(loaded.model), images_fingerprint(loaded.processor), autocast]
     parts.append(torch.get_float32_matmul_precision())
-    return FeatureCache(folder, fingerprint(parts), None if dtype == "auto" else as_dtype(dtype))
+    return FeatureCache(folder, fingerprint(parts))
 
 
 def fill(

@@ -90,17 +90,6 @@ class RemoteModel(Closing):
         """The file of replies."""
         return self._replies.path
 
-    def complete(self, messages: Messages) -> str:
-        """Return the reply to one conversation.
-
-        Raises:
-            UserError: The server refuses it, or can't be used.
-        """
-        (reply,) = self.complete_all([messages], desc="")
-        if reply.refused:
-            raise UserError(f"{self.endpoint.shown_url} refuses a request: {reply.refused}; shorten or change it")
-        return reply.text
-
     def complete_all(
         self, conversations: Sequence[Messages], *, desc: str = "requests", **fields: Any
     ) -> list[RemoteReply]:

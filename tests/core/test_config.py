@@ -11,7 +11,6 @@ from reflectune.core.config import (
     find_problems,
     make_config,
     parse_config,
-    read_config,
     setting,
     union,
 )
@@ -343,12 +342,6 @@ def test_a_config_of_python_values_is_checked_whole() -> None:
     assert make_config(Checked, output="o").output == "o"
     with pytest.raises(UserError, match="`share` must be between 0 and 1, found 2\n  `output` is needed: a folder"):
         make_config(Checked, share=2)
-
-
-def test_a_file_is_read_with_changes(tmp_path: Path) -> None:
-    _, path = write(tmp_path, "steps: 3\nnames: [a]\n")
-    settings = read_config(Plain, path, names="b,c", learning_rate="2e-3")
-    assert (settings.steps, settings.names, settings.learning_rate) == (3, ["b", "c"], 2e-3)
 
 
 def test_instances_share_no_list() -> None:

@@ -30,9 +30,10 @@ from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.train.gate_rewards.run import chosen_questions, train_gates
+from reflectune.train.gate_rewards.run import GateTraining, chosen_questions
 from reflectune.train.gate_rewards.trees import Costs, rewards_of
 from reflectune.train.grpo import GrpoConfig, grpo
+from reflectune.train.runs.skeleton import run
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
@@ -159,7 +160,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
         )
         return lambda number, *, kept=False: [change(outcome) for outcome in both(number, kept=kept)]
 
-    train_gates(config, Dataset(Path(config.dataset)), {}, measuring)
+    run(config, GateTraining(config, Dataset(Path(config.dataset)), {}, measuring))
 
 
 def worth(direct: float, retrieved: float) -> Callable[[GateOutcome], GateOutcome]:

@@ -27,30 +27,20 @@ from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.checkpointed_trainer import Run
-from reflectune.train.runs.skeleton import Method, run, say
+from reflectune.train.runs.skeleton import Method, say
 from reflectune.train.weights.parameters import parameter_table
 
 
-def train_answers(
-    config: AnswerGrpoConfig,
-    dataset: Dataset,
-    hashes: Mapping[str, str],
-    correctness: Worth,
-    read_answer: Callable[[str], str],
-) -> None:
-    """Train answers, and write the checkpoint into `output_dir`; resume from the last checkpoint there.
+class AnswerTraining(Method):
+    """Training of answers by GRPO.
 
     Args:
+        config: The settings.
         dataset: The data set with the prompts' questions.
         hashes: Hashes of the inputs of rewards, next to the settings.
         correctness: Scores an answer by the data set's metric.
         read_answer: Reads the answer from a reply, as the pipeline does.
     """
-    run(config, AnswerTraining(config, dataset, hashes, correctness, read_answer))
-
-
-class AnswerTraining(Method):
-    """Training of answers by GRPO; see `train_answers`."""
 
     needs_tuned = True
     whole_model_for = "replies are sampled"

@@ -62,11 +62,10 @@ def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes:
         model: Config of the model.
         frozen_bytes: Bytes of a number that a frozen tower puts out.
     """
-    size = {"auto": frozen_bytes, "float32": 4}.get(config.cache_dtype, 2)
     layers = getattr(model, "vision_feature_layer", -1)
     width = model.get_text_config().hidden_size if is_qwen(model) else Architecture.of(model).vision_width
     count = len(layers) if isinstance(layers, (list, tuple)) else 1
-    return (config.image_tokens or image_tokens(model, config.max_pixels)) * width * count * size
+    return (config.image_tokens or image_tokens(model, config.max_pixels)) * width * count * frozen_bytes
 
 
 def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> BatchSize:

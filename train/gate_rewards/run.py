@@ -22,26 +22,22 @@ from reflectune.train.gate_rewards.config import GateConfig
 from reflectune.train.gate_rewards.trainer import GateTrainer, Objective
 from reflectune.train.gate_rewards.trees import Costs, GateExample, GateExamples, rewards_of
 from reflectune.train.runs.checkpointed_trainer import Run
-from reflectune.train.runs.skeleton import Method, run, say
+from reflectune.train.runs.skeleton import Method, say
 from reflectune.train.weights.parameters import parameter_table
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes the function that answers the questions with a model."""
 
 
-def train_gates(config: GateConfig, dataset: Dataset, hashes: Mapping[str, str], measuring: Measuring) -> None:
-    """Train gates, and write the checkpoint into `output_dir`; resume from the last checkpoint there.
+class GateTraining(Method):
+    """Training of gates by reward.
 
     Args:
+        config: The settings.
         dataset: The data set with the questions.
         hashes: Hashes of the inputs of rewards, next to the settings and the checkpoint.
         measuring: Has the questions answered without and with retrieval.
     """
-    run(config, GateTraining(config, dataset, hashes, measuring))
-
-
-class GateTraining(Method):
-    """Training of gates by reward; see `train_gates`."""
 
     needs_tuned = True
     whole_model_for = "rewards are measured"

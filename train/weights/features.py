@@ -49,7 +49,7 @@ def cache_features(
         if is_first:
             print(f"features: those of {len(needed):,} pictures would be kept in {features.cache_features}", flush=True)
         return
-    cache = open_cache(features.cache_features, loaded, autocast=autocast, dtype=features.cache_dtype)
+    cache = open_cache(features.cache_features, loaded, autocast=autocast)
     fill(
         cache,
         loaded,

@@ -67,7 +67,7 @@ def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub
 def test_a_failure_that_passes_is_tried_again_and_paid_for_once(stub_server, remote, fault: dict[str, Any]) -> None:
     server = stub_server(echo, lambda text, number: fault if number < 1 else {})
     with remote(server.url, timeout=2.0) as model:
-        assert model.complete(ask("hello")) == "you said hello"
+        assert model.texts([ask("hello")]) == ["you said hello"]
 
     assert len(server.requests) == 2
 
@@ -76,7 +76,7 @@ def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, rem
     server = stub_server(echo, lambda text, number: {"status": 503, "body": "down for\nmaintenance"})
     failed = "failed 3 times in a row, the last time: status 503: `down for maint"
     with remote(server.url, retries=2) as model, pytest.raises(UserError, match=failed):
-        model.complete(ask("hello"))
+        model.texts([ask("hello")])
 
     assert len(server.requests) == 3
 
@@ -93,7 +93,7 @@ def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, rem
 def test_a_failure_that_stays_shows_no_key(stub_server, remote, path, fault: dict[str, Any], message: str) -> None:
     server = stub_server(echo, lambda text, number: fault)
     with remote(server.url, key="sk-secret", retries=1) as model, pytest.raises(UserError, match=message) as caught:
-        model.complete(ask("hello"))
+        model.texts([ask("hello")])
 
     assert len(server.requests) == (1 if fault["status"] != 429 else 2)
     assert server.requests[0][0]["Authorization"] == "Bearer sk-secret"
@@ -116,7 +116,7 @@ def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
 ) -> None:
     server = stub_server(echo, lambda text, number: {"status": status, "body": body})
     with remote(server.url, key="sk-secret/x", retries=1) as model, pytest.raises(UserError) as caught:
-        model.complete(ask("hello"))
+        model.texts([ask("hello")])
 
     shown = "".join(traceback.format_exception(caught.value)) + repr(model.endpoint)
     assert "sk-secret" not in shown
@@ -169,7 +169,7 @@ def test_secrets_in_the_address_are_sent_and_never_shown(
 def test_a_server_that_is_not_there_does_not_bring_the_address_s_secrets_into_a_traceback(remote: Open) -> None:
     url, message = with_secrets("http://127.0.0.1:1/v1"), "is the server running"
     with remote(url, retries=0) as model, pytest.raises(UserError, match=message) as caught:
-        model.complete(ask("hello"))
+        model.texts([ask("hello")])
 
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
@@ -177,7 +177,7 @@ def test_a_server_that_is_not_there_does_not_bring_the_address_s_secrets_into_a_
 def test_a_key_is_sent_in_addition_to_one_in_the_query(stub_server: Start, remote: Open) -> None:
     server = stub_server(echo)
     with remote(f"{server.url}/?token=hidden", key="sk-1") as model:
-        model.complete(ask("hello"))
+        model.texts([ask("hello")])
 
     assert server.targets == ["/v1/chat/completions?token=hidden"]
     assert server.requests[0][0]["Authorization"] == "Bearer sk-1"
@@ -187,7 +187,7 @@ def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, rem
     server = stub_server(echo)
     for secret in ("old", "new"):
         with remote(with_secrets(server.url, secret)) as model:
-            assert model.complete(ask("hello")) == "you said hello"
+            assert model.texts([ask("hello")]) == ["you said hello"]
 
     assert len(server.requests) == 1
 
@@ -254,7 +254,7 @@ def test_requests_that_differ_have_different_replies(stub_server: Start, remote:
     server = stub_server(echo)
     for settings in ({}, changes):
         with remote(server.url, **settings) as model:
-            model.complete(ask("hello"))
+            model.texts([ask("hello")])
 
     assert len(server.requests) == 2
 
@@ -271,8 +271,8 @@ def test_the_first_tokens_log_probabilities_are_read_without_decoding(stub_serve
 def test_half_a_surrogate_pair_in_a_reply_does_no_harm(stub_server: Start, remote: Open) -> None:
     server = stub_server(lambda text: "a \ud83d b")
     with remote(server.url) as model:
-        first = model.complete(ask("hello"))
-        assert first == model.complete(ask("hello")) == "a ? b"
+        first = model.texts([ask("hello")])
+        assert first == model.texts([ask("hello")]) == ["a ? b"]
 
 
 def test_a_second_run_does_not_write_into_the_same_file(stub_server: Start, remote: Open) -> None:
