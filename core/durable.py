@@ -136,12 +136,14 @@ class RowLog(Closing):
     Example:
         >>> with RowLog("traces.jsonl", fingerprint="8f3a…") as log:
         ...     for question in questions:
-        ...         log.append(question.id, answer(question))
+        ...         if question.id not in log.done:
+        ...             log.append(question.id, answer(question))
     """
 
     def __init__(self, path: str | Path, fingerprint: str) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.done: set[str] = set()
         lock = take(self.path)
         if lock is None:
             raise InUse(
@@ -151,7 +153,8 @@ class RowLog(Closing):
         self._file = self.path.open("ab")
         end_of_rows = 0
         try:
-            for _, end, _ in scan_rows(self.path, fingerprint):
+            for _, end, row in scan_rows(self.path, fingerprint):
+                self.done.add(row["id"])
                 end_of_rows = end
         except BaseException:
             self.close()
@@ -163,6 +166,7 @@ class RowLog(Closing):
     def append(self, row_id: str, row: dict[str, Any]) -> None:
         """Append a finished row; it is on the disk when this returns."""
         self._write({"id": row_id, **row})
+        self.done.add(row_id)
 
     def _write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
