@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerStyle
 from reflectune.models.rendering.turns import ANSWER, Gap, Slot, Turn, Turns, passage_text, question_turns
 from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.base import Scheme
@@ -102,68 +101,47 @@ def conversations(example: Any, scheme: Scheme, form: ConversationForm) -> Itera
     """Yield the conversations of a training example.
 
     Args:
-        example: The example, of the scheme's type.
+        example: The example, of the scheme's type and accepted by `Scheme.problem`.
         scheme: Its scheme.
         form: Form of the conversations.
 
     Raises:
-        UserError: The example can't be trained on.
+        UserError: The example can't be written as conversations.
     """
-    if not form.clean(example.question):
-        raise UserError("the question is empty")
-    if not example.image.strip():
-        raise UserError("the question has no image")
-    if example.style not in get_args(AnswerStyle):
-        raise UserError(f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`")
     if isinstance(scheme, PromptScheme):
         per_turn = replace(form, masking="per_turn")
         yield from (_conversation(example, turns, texts, per_turn) for turns, texts in _prompted(example, scheme))
     elif not isinstance(scheme, PassageScheme):
         raise UserError(f"data of the scheme {scheme.name} can't be written as conversations")
-    elif not example.retrieve:
-        yield from _without_retrieval(example, scheme, form)
     else:
-        yield from _with_retrieval(example, scheme, form)
+        yield from (_with_retrieval if example.retrieve else _without_retrieval)(example, scheme, form)
 
 
 def _without_retrieval(
     example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
 ) -> Iterator[ImageConversation]:
-    """Yield a question's gate, where it needs a row of its own, and its answer."""
-    if not form.clean(example.answer):
-        raise UserError("a question without retrieval needs an answer")
-    direct_turns = scheme.direct_turns(example.style)
+    """Yield a question's gate, where it needs a row of its own, and its answer.
+
+    A free answer has its follow-up questions in the same row, or a row per round that ends with that round.
+    """
+    direct_turns, last = scheme.direct_turns(example.style), len(example.follow_ups)
     if direct_turns is None:
-        yield from _rounds(example, scheme, form)
+        for count in range(last + 1) if form.masking == "last_turn" else [last]:
+            texts = conversation_texts(example.answer, example.follow_ups[:count])
+            yield _conversation(example, scheme.conversation_turns(count), texts, form)
         return
-    if example.follow_ups:
-        raise UserError(f"only a free answer can have follow-up questions; this one is `{example.style}`")
     if form.masking == "last_turn":
         yield _conversation(example, (*question_turns(), scheme.reply("no_retrieve")), {}, form)
     yield _conversation(example, (*direct_turns, Turn("assistant", (ANSWER,))), {"answer": example.answer}, form)
-
-
-def _rounds(example: ReflectionExample, scheme: PassageScheme, form: ConversationForm) -> Iterator[ImageConversation]:
-    """Yield a free answer with its follow-up questions: one row, or one per round that ends with that round."""
-    if any(not (form.clean(later.question) and form.clean(later.answer)) for later in example.follow_ups):
-        raise UserError("a later round of the conversation lacks its question or its answer")
-    last = len(example.follow_ups)
-    for count in range(last + 1) if form.masking == "last_turn" else [last]:
-        texts = conversation_texts(example.answer, example.follow_ups[:count])
-        yield _conversation(example, scheme.conversation_turns(count), texts, form)
 
 
 def _with_retrieval(
     example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
 ) -> Iterator[ImageConversation]:
     """Yield a question's gate, where it needs a row of its own, and one row per passage."""
-    if not example.branches:
-        raise UserError("a question with retrieval needs a passage")
     if form.masking == "last_turn":
         yield _conversation(example, (*question_turns(), scheme.reply("retrieve")), {}, form)
     for number, branch in enumerate(example.branches):
-        if branch.relevant and not form.clean(branch.answer):
-            raise UserError(f"branch {number}: a relevant passage needs an answer")
         if not form.clean(passage_text(branch.passage)):
             raise UserError(f"branch {number}: the passage is empty")
         turns = scheme.verdict_turns(example.style, relevant=branch.relevant)
@@ -174,13 +152,9 @@ def _with_retrieval(
 
 def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[Turns, dict[str, str]]]:
     """Yield the turns of each branch, and the texts of their slots."""
-    if not example.branches:
-        raise UserError("the example has no branch")
     if example.system:
         raise UserError("it has a system prompt, which these layouts lack; train on it with train/sft.py")
     for number, branch in enumerate(example.branches):
-        if bool(branch.role) == bool(branch.reply.strip()):
-            raise UserError(f"branch {number}, `{branch.prompt}`: it needs either a token (`role`) or words (`reply`)")
         if branch.role and branch.role not in scheme.tokens:
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
         if example.template:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,6 @@ from reflectune.data_builders.exporting.layouts import ImageMode, companions, fi
 from reflectune.data_builders.exporting.source import BadRows, ImagePlacer, data_file, scheme_and_images
 from reflectune.formats.reflection_data import stream_examples
 from reflectune.models.schemes.base import Scheme
-from reflectune.models.schemes.examples import TrainingExample
 
 RECORD: Final = "export.json"
 
@@ -78,31 +78,29 @@ def export(config: ExportConfig) -> ExportSummary:
     form = ConversationForm(layout.masking, clean, " " if config.space else "")
     summary = ExportSummary()
 
-    def records(example: TrainingExample) -> list[dict[str, Any]]:
-        return [record(layout, row, placer(row.image)) for row in conversations(example, scheme, form)]
-
-    schema = parquet_schema(layout) if file.endswith(".parquet") else None
-    with open_writer(output / file, schema) if is_written else nullcontext() as writer:
+    def rows() -> Iterator[dict[str, Any]]:
         for example in stream_examples(path, scheme.example_type, scheme.problem, bad.add):
             changed = clean.changed
             summary.examples += 1
             try:
-                rows = records(example)
+                records = [record(layout, row, placer(row.image)) for row in conversations(example, scheme, form)]
             except UserError as error:
                 bad.add(example.id, str(error))
                 continue
-            summary.sample = summary.sample or rows[-1]
-            summary.rows += len(rows)
+            summary.sample = summary.sample or records[-1]
+            summary.rows += len(records)
             summary.altered += clean.changed > changed
-            if writer is not None:
-                for row in rows:
-                    writer.write(row)
+            yield from records
         bad.settle(output, write=is_written)
         if not summary.rows:
             raise UserError(f"{path} has no row to export; build it again, with questions of that split")
-    summary.images, summary.bad = placer.count, bad.count
+
     if is_written:
+        write_export(output / file, rows(), parquet_schema(layout) if file.endswith(".parquet") else None)
         _write_companions(output, scheme, contents, {split: file}, {split: summary.rows})
+    else:
+        deque(rows(), maxlen=0)
+    summary.images, summary.bad = placer.count, bad.count
     return summary
 
 
@@ -150,73 +148,29 @@ def _write_companions(
     write_json(output / RECORD, to_row(contents))
 
 
-ROW_GROUP = 1000
+ROW_GROUP: Final = 1000
 """Rows of a Parquet row group."""
 
 
-@contextmanager
-def open_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[_Lines | _Parquet]:
-    """Open a file for rows: `.jsonl`, `.json` (one array, one row per line), or `.parquet`.
-
-    The file is moved into place when the block ends. If the block fails, nothing is left.
+def write_export(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema | None) -> None:
+    """Write rows as `.jsonl`, `.json` (one array, one row per line) or `.parquet`, atomically.
 
     Args:
         path: The file.
+        rows: The rows, at least one; an error that they raise leaves the earlier file.
         schema: The columns, for Parquet.
     """
     with writing(path) as partial:
-        is_table = path.suffix == ".parquet"
-        with _Parquet(partial, schema) if is_table else _Lines(partial, is_array=path.suffix == ".json") as writer:
-            yield writer
-
-
-class _Lines:
-    """A JSON file with one row per line, with brackets and commas if it is an array."""
-
-    def __init__(self, path: Path, *, is_array: bool) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self._open, self._between, self._close = ("[\n", ",\n", "\n]\n") if is_array else ("", "\n", "\n")
-        self._is_empty = True
-
-    def write(self, row: dict[str, Any]) -> None:
-        self._file.write(self._open if self._is_empty else self._between)
-        self._file.write(json.dumps(row, ensure_ascii=False))
-        self._is_empty = False
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._file:
-            if kind is None:
-                if self._is_empty:
-                    self._file.write(self._open)
-                if self._open or not self._is_empty:
-                    self._file.write(self._close)
-                self._file.flush()
-                os.fsync(self._file.fileno())
-
-
-class _Parquet:
-    """A Parquet file, written one row group at a time."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._schema, self._rows = schema, list[dict[str, Any]]()
-        self._writer = pq.ParquetWriter(path, schema, **WRITING)
-
-    def write(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= ROW_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows.clear()
-
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._writer:
-            if kind is None and self._rows:
-                self._flush()
+        if schema is not None:
+            remaining = iter(rows)
+            with pq.ParquetWriter(partial, schema, **WRITING) as table:
+                while group := list(itertools.islice(remaining, ROW_GROUP)):
+                    table.write_table(pa.Table.from_pylist(group, schema=schema))
+            return
+        before, between, after = ("[\n", ",\n", "\n]\n") if path.suffix == ".json" else ("", "\n", "\n")
+        with partial.open("w", encoding="utf-8") as file:
+            for number, row in enumerate(rows):
+                file.write((between if number else before) + json.dumps(row, ensure_ascii=False))
+            file.write(after)
+            file.flush()
+            os.fsync(file.fileno())

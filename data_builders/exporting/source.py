@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
@@ -16,12 +16,9 @@ from reflectune.core.images import BadImage, read_header
 from reflectune.core.partials import writing
 from reflectune.core.paths import Roots, resolve_below
 from reflectune.core.rejected import REJECTED
-from reflectune.formats.reflection_data import MANIFEST, image_roots, read_manifest
+from reflectune.formats.reflection_data import MANIFEST, bad_rows, image_roots, read_manifest
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.registry import find_scheme
-
-_MOST_SHOWN = 10
-_MOST_LISTED = 10_000
 
 
 def data_file(data: Path, split: str) -> Path:
@@ -52,9 +49,8 @@ def scheme_and_images(folder: Path, scheme: str, image_root: str) -> tuple[Schem
     manifest = read_manifest(folder)
     if scheme and scheme != manifest.scheme:
         raise UserError(f"{folder} was built for the scheme `{manifest.scheme}`, and `scheme` is {scheme}")
-    if image_root:
-        return find_scheme(manifest.scheme), (Path(image_root), folder)
-    return find_scheme(manifest.scheme), image_roots(folder, manifest)
+    roots = (Path(image_root), folder) if image_root else image_roots(folder, manifest)
+    return find_scheme(manifest.scheme), roots
 
 
 class BadRows:
@@ -67,14 +63,16 @@ class BadRows:
 
     def __init__(self, path: Path, on_error: Literal["stop", "skip"]) -> None:
         self._path, self._on_error = path, on_error
-        self._rows: list[dict[str, Any]] = []
-        self.count = 0
+        self._rows: list[dict[str, str]] = []
+
+    @property
+    def count(self) -> int:
+        """Number of bad rows so far."""
+        return len(self._rows)
 
     def add(self, row: str, reason: str) -> None:
         """Add a bad row, by its id."""
-        self.count += 1
-        if len(self._rows) < _MOST_LISTED:
-            self._rows.append({"file": str(self._path), "row": row, "reason": reason})
+        self._rows.append({"file": str(self._path), "row": row, "reason": reason})
 
     def settle(self, output: Path, *, write: bool) -> None:
         """Raise an error for the bad rows, or list them in `rejected.jsonl` next to those of other files.
@@ -82,21 +80,15 @@ class BadRows:
         Raises:
             UserError: There are bad rows, and `on_error` is `stop`.
         """
-        if self.count and self._on_error == "stop":
-            shown = "\n  ".join(f"{bad['row']}: {bad['reason']}" for bad in self._rows[:_MOST_SHOWN])
-            more = f"\n  and {self.count - _MOST_SHOWN:,} more" if self.count > _MOST_SHOWN else ""
-            raise UserError(
-                f"{self._path} has {self.count:,} bad rows; fix them, or leave them out with --on_error skip:\n"
-                f"  {shown}{more}"
-            )
-        if write:
-            self._list(output / REJECTED)
-
-    def _list(self, rejected: Path) -> None:
-        """Replace the rows of this file in the list; delete a list that becomes empty."""
-        lines = rejected.read_text(encoding="utf-8").split("\n") if rejected.is_file() else []
-        lines = [line for line in lines if line and json.loads(line)["file"] != str(self._path)]
-        lines += [json.dumps(bad, ensure_ascii=False) for bad in self._rows]
+        if self._rows and self._on_error == "stop":
+            problems = bad_rows(self._path, [f"{bad['row']}: {bad['reason']}" for bad in self._rows])
+            raise UserError(f"{problems}\n`--on_error skip` leaves them out")
+        if not write:
+            return
+        rejected = output / REJECTED
+        lines = rejected.read_text(encoding="utf-8").splitlines() if rejected.is_file() else []
+        lines = [line for line in lines if json.loads(line)["file"] != str(self._path)]
+        lines += [json.dumps(bad) for bad in self._rows]
         if lines:
             write_atomically(rejected, "\n".join(lines) + "\n")
         else:
