@@ -186,7 +186,7 @@ def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_com
     traces = {name: list(read_traces(path)) for name, path in trace_files(tmp_path / "traces").items()}
     unjudged, mr2ag = traces["mr2ag_unjudged"], traces["mr2ag"]
     assert [decide_again(trace, Mr2agSettings()).answer for trace in unjudged] == [trace.answer for trace in mr2ag]
-    assert all(passage.answer is not None for trace in unjudged for passage in trace.passages)
+    assert all(len(t.passages) == 6 and all(p.answer is not None for p in t.passages) for t in unjudged)
     assert all(len(trace.passages) == 1 for trace in traces["mr2ag_first_passage"])
     assert all(sum(p.s_rel for p in t.passages) == pytest.approx(1.0) for t in traces["mr2ag_text_scored"])
     assert {f"mr2ag - {name}" for name in traces if name.startswith("mr2ag_")} <= metrics["comparisons"].keys()
