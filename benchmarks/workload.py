@@ -22,6 +22,8 @@ from transformers import (
 
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 
 IMAGE_TOKEN = 3
@@ -150,16 +152,28 @@ def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) 
     return torch.randint(10, high, (count, tokens), generator=generator).tolist()
 
 
-def engine_of(model: PreTrainedModel, token_budget: int | None = None) -> PrefixEngine:
-    """Build the toolkit's engine on a model that has no processor."""
+def engine_of(model: PreTrainedModel, token_budget: int | None = None, *, packed: bool = False) -> PrefixEngine:
+    """Build the toolkit's engine on a model that has no processor, on packed rows on a CPU too if `packed`."""
     renderer = SimpleNamespace(end_token_id=-1, decode=lambda ids: " ".join(map(str, ids)))
     loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark")
-    return PrefixEngine(loaded, token_budget)
+    engine = PrefixEngine(loaded, token_budget)
+    if packed and engine.packed is None:
+        engine.packed = PackedReader(Forward(model), engine.token_budget, engine.image_prefixes, compile_after=None)
+    return engine
 
 
-def engine_gates(engine: PrefixEngine, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]]) -> Tensor:
-    """Compute the gates of every branch with the engine; float32 of shape (questions, branches)."""
-    read = engine.branch(engine.read(prefixes), branches)
+def engine_gates(
+    engine: PrefixEngine, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]], *, first: bool = False
+) -> Tensor:
+    """Compute the gates of every branch with the engine; float32 of shape (questions, branches).
+
+    The gate of each question is read too: before its branches are known if `first`, else after.
+    """
+    opened = engine.read(prefixes)
+    if first:
+        opened.probabilities([GATE])
+    read = engine.branch(opened, branches)
+    opened.probabilities([GATE])
     return torch.stack([rows[:, 0] for rows in read.probabilities([GATE])])
 
 

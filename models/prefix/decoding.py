@@ -48,6 +48,7 @@ class StaticDecoder:
         step.load(spots, context)
         if not forced:
             step.choose(torch.stack([spot.states[-1] for spot in spots]))
+        self._forward.tokens_read += len(forced) * len(spots)
         for token in forced:
             step.tokens.fill_(token)
             step.ended.zero_()

@@ -27,7 +27,7 @@ from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of
 
-COMPILE_AFTER = 300_000
+COMPILE_AFTER = 1_000_000
 """Tokens after which layers are compiled: before that, compiling takes longer than it saves."""
 
 
@@ -274,14 +274,11 @@ class PackedReader:
         return self._read(group[:half], limit) + self._read(group[half:], limit)
 
     def _divided(self, part: TreePart, limit: int) -> Ends:
-        """Read the prefix first and the branches on it, or one half of the branches after the other."""
-        if part.prefix is not None:
-            [(prefix, _)] = self._read([TreePart(part.parent, part.prefix)], limit)
-            [(_, ends)] = self._read([TreePart(prefix, None, part.branches)], limit)
-            return prefix, ends
+        """Read the prefix and half of the branches first, and then the others."""
         half = len(part.branches) // 2
-        halves = [TreePart(part.parent, None, own) for own in (part.branches[:half], part.branches[half:])]
-        return None, [end for own in halves for end in self._read([own], limit)[0][1]]
+        [(prefix, ends)] = self._read([TreePart(part.parent, part.prefix, part.branches[:half])], limit)
+        [(_, others)] = self._read([TreePart(prefix or part.parent, None, part.branches[half:])], limit)
+        return prefix, [*ends, *others]
 
     def _pass(self, parts: Sequence[TreePart]) -> list[Ends]:
         """Read parts in one packed row, behind copies of their parents' keys and values."""
@@ -311,12 +308,12 @@ class PackedReader:
     def _run(self, row: PackedRow, pictures: Sequence[Rendered], past: KeysValues) -> None:
         """Compute a row's states, keys and values; `past` are the keys and values before it."""
         forward, device = self.forward, self.forward.device
+        mask = block_mask(row.segments, row.past, device)  # first, while the GPU computes the row before
         missing = padded(len(row.ids)) - len(row.ids)
         ids = F.pad(torch.tensor(row.ids), (0, missing))[None].to(device)
         positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None].to(device)
         inputs = {"input_ids": ids, "position_ids": positions if forward.positions.is_3d else positions[0]}
         inputs |= forward.vision_inputs(pictures, ids) if pictures else {}
-        mask = block_mask(row.segments, row.past, device)
         forward.tokens_read += len(row.ids)
         if self.compile_after is not None and forward.tokens_read > self.compile_after:
             self._compiled = self._compiled or [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]

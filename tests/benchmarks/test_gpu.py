@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+GATES = ("engine", "repeated cache", "batched rows", "one row at a time")
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
 
 
@@ -19,15 +20,17 @@ def run(folder: Path, *options: str) -> dict:
 
 @pytest.mark.slow
 def test_both_sides_of_a_comparison_compute_the_same(tmp_path: Path) -> None:
-    record = run(tmp_path, "--size", "tiny", "--sections", "exact", "llava", "training")
-
+    for packed in ([], ["--packed"]):
+        exact = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", "exact", *packed)["figures"]["exact"]
+        for found in (exact[family] for family in ("llava", "qwen2_vl")):
+            assert found["largest difference of a gate"] < 1e-4 * found["largest gate"]
+            assert found["equal answers"] == found["answers"] == 4
+    record = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", "llava", "again", "training")
     figures = record["figures"]
-    for family in ("llava", "qwen2_vl"):
-        found = figures["exact"][family]
-        assert found["largest difference of a gate"] < 1e-4 * found["largest gate"]
-        assert found["equal answers"] == found["answers"] == 4
     assert figures["llava"]["answers equal to the repeated cache's"]["engine"] == 4
-    assert set(figures["llava"]["gates"]) == {"engine", "repeated cache", "batched rows", "one row at a time"}
+    assert set(figures["llava"]["gates"]) == {*GATES, "engine, question's gate first"}
+    assert figures["llava"]["difference of log-odds, 99 %"]["engine"] < 1e-4
+    assert figures["llava"]["questions with another best passage"]["engine"] == 0
     assert figures["training"]["loss"]["trees"] == pytest.approx(figures["training"]["loss"]["flat rows"], rel=1e-4)
     assert not [section for section in figures.values() if isinstance(section, dict) and "errors" in section]
     claims = {row["claim"]: row for row in record["claims"]}

@@ -1,5 +1,6 @@
 """What pipelines count of each question, against what the engine has really read and what separate calls would read."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from reflectune.inference.reading.reader import USAGE, Reader
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.packed import PackedReader
 from reflectune.retrieval.contexts import ContextBuilder
 
 MAX_NEW = 4
@@ -61,7 +63,13 @@ NAMES = ("closed_book", "naive_rag", "mr2ag", "direct", "reflectiva", "mmkb_rag"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_computed_are_those_that_the_engine_has_read(name: str, build, make, pictures) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_computed_are_those_that_the_engine_has_read(
+    name: str, packed: bool, build, make, pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packed:  # as on a GPU
+        reader = functools.partial(PackedReader, compile_after=None)
+        monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: reader(*known))
     questions: list[Question] = [make.question(n, text=text) for n, text in enumerate(("What is it?", "Who?", "Oak?"))]
     pipeline, engine = build(name)
     traces = pipeline.run(questions, pictures)

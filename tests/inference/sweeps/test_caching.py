@@ -1,21 +1,28 @@
 """A remembering engine gives what its engine gives, and asks it for what is new alone."""
 
+import functools
+
 import pytest
 import torch
 
 from reflectune.inference.sweeps.caching import CachingEngine
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.schemes.passages import PassageScheme
 
 QUESTIONS = ("What is it made of?", "It is made of oak?")
 
 
-@pytest.fixture
-def engines(checkpoints):
-    """A plain engine, and a remembering one over the same model."""
+@pytest.fixture(params=[False, True], ids=["levels", "packed"])
+def engines(checkpoints, request, monkeypatch):
+    """A plain engine, and a remembering one over the same model, on packed rows as well."""
     loaded = load(checkpoints.tuned)
-    return PrefixEngine(loaded), CachingEngine(loaded)
+    plain = PrefixEngine(loaded)
+    if request.param:
+        reader = functools.partial(PackedReader, compile_after=None)
+        monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: reader(*known))
+    return plain, CachingEngine(loaded)
 
 
 @pytest.fixture
