@@ -1,6 +1,5 @@
 """Pitfalls of other trainers, and bad input in the middle of a training."""
 
-import ast
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import Family
@@ -20,30 +18,11 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.train.answer_rewards.config import AnswerGrpoConfig
 from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_of_trl_no_trainer_is_used_but_that_of_grpo() -> None:
-    """Nor `clone_chat_template`: new tokens never meet TRL's fused head, since GRPO trains plain replies alone."""
-    imported = set()
-    for path in ROOT.rglob("*.py"):
-        folder = path.relative_to(ROOT).parts[0]
-        if folder in ("core", "models", "train", "data_builders", "inference", "retrieval", "metrics"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl":
-                    imported |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.Import):
-                    imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "trl"}
-
-    assert imported == {"GRPOConfig", "GRPOTrainer"}
-    assert "`scheme` is plain: replies have no tokens of their own; found `mr2ag`" in find_problems(
-        AnswerGrpoConfig, {"scheme": "mr2ag"}
-    )
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -145,10 +124,3 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_befor
     fine_tune(run)
 
     assert_equal_weights(config("straight").output_dir, run.output_dir)
-
-
-def test_a_finished_run_keeps_how_pictures_are_fitted(config) -> None:
-    fine_tune(config(image_fit="pad", max_steps=1))
-
-    assert load(config().output_dir).processor.image_processor.do_pad
-    assert not load(config().model).processor.image_processor.to_dict().get("do_pad", False)
