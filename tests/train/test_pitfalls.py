@@ -22,8 +22,6 @@ from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_training_and_inference_see_the_same_pixels(family: Family, config, data_folder, examples) -> None:
