@@ -42,11 +42,6 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
         "auto", "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
     )
     threshold: float = setting(0.5, "MMKB-RAG: least [Rel] score of documents that `k: auto` keeps", ge=0, le=1)
-    srt_fusion: list[float] = setting(
-        [],
-        "MMKB-RAG: a, b and c: documents are chosen by sigmoid(a · logit SRT + b · log S_ret + c), with S_ret as the "
-        "share of `s_ret_temperature` among the documents' entries; none: by SRT",
-    )
     mct: Mct = setting(
         "filter",
         "MMKB-RAG: answer from the documents that MCT names, from its summary alone (merge), or from all, the named "
@@ -54,6 +49,11 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
     )
     answer_model: Literal["base", "tuned"] = setting("base", "MMKB-RAG: base_model answers, or the checkpoint itself")
     max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens", ge=1)
+    srt_fusion: list[float] = setting(
+        [],
+        "MMKB-RAG: a, b and c: documents are chosen by sigmoid(a · logit SRT + b · log S_ret + c), with S_ret as the "
+        "share of `s_ret_temperature` among the documents' entries; none: by SRT",
+    )
 
     @property
     def keep(self) -> int:
