@@ -27,6 +27,8 @@ RowSource = Callable[[Path, Reject], Iterator[tuple[int, SourceRow]]]
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
+_ESCAPED = re.compile(r"[\udc80-\udcff]")
+"""Bytes that are not UTF-8, as `surrogateescape` decodes them."""
 _HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet", re.IGNORECASE)
 
 
@@ -51,12 +53,12 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
         UserError: The file is missing or has no header row, or that is not UTF-8 or has a name twice.
     """
     with open_source(path) as file:
-        lines = _CsvLines(file)
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         previous_limit = csv.field_size_limit(_LONGEST_FIELD)
         try:
             reader = csv.reader(lines, strict=True)
             header = [name.strip() for name in next(reader, [])]
-            if problem := lines.problem_since(1):
+            if problem := _not_utf8(header):
                 raise UserError(f"{path}:1: the header {problem}; save the file as UTF-8")
             _check_header(path, header)
             while True:
@@ -68,11 +70,12 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
                 except csv.Error as error:
                     reject(BadRow(path, start, "", "", f"is not a CSV record ({error})", "fix the quotes of the line"))
                     continue
-                problem = lines.problem_since(start)
+                problem = _not_utf8(values)
                 if not problem and len(values) not in (0, len(header)):
                     problem = f"has {len(values)} values for {len(header)} columns"
                 if problem:
-                    row_id = SourceRow(dict(zip(header, values, strict=False)), path, start).id
+                    shown = (_ESCAPED.sub("\ufffd", value) for value in values)
+                    row_id = SourceRow(dict(zip(header, shown, strict=False)), path, start).id
                     reject(BadRow(path, start, row_id, "", problem, "fix the line"))
                 elif values:
                     yield start, SourceRow(dict(zip(header, values, strict=True)), path, start)
@@ -333,28 +336,10 @@ def _zip_member(path: Path, raw: Any) -> Iterator[BinaryIO]:
         raise UserError(f"{path} is not a readable zip file: {error}; download it again") from error
 
 
-class _CsvLines:
-    """The lines of a CSV file as text. Lines that are not UTF-8 are noted, so that their records can be refused."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._line = 0
-        self._bad: dict[int, str] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        for content in self._file:
-            self._line += 1
-            try:
-                yield content.decode("utf-8-sig" if self._line == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                self._bad[self._line] = f"is not UTF-8 ({error.reason} at byte {error.start})"
-                yield content.decode("utf-8", errors="replace")
-
-    def problem_since(self, line: int) -> str:
-        """Return the problem of the lines read so far from `line` on; "" if there is none."""
-        problem = next((problem for bad, problem in self._bad.items() if bad >= line), "")
-        self._bad.clear()
-        return problem
+def _not_utf8(values: Sequence[str]) -> str:
+    """Return the problem of texts that were decoded with `surrogateescape`; "" if they were UTF-8."""
+    found = next(filter(None, map(_ESCAPED.search, values)), None)
+    return f"is not UTF-8 (it has the byte 0x{ord(found[0]) - 0xDC00:02x})" if found else ""
 
 
 def _check_header(path: Path, header: list[str]) -> None:

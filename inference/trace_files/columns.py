@@ -12,7 +12,6 @@ import pyarrow as pa
 from reflectune.core.rows import from_row
 from reflectune.core.types import Passage
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.inference.trace_files.layout import frugal
 from reflectune.inference.trace_files.reading import TraceFile, without_none
 
 NO_TEXT: Final = Passage("", -1, -1, "", "", "", "")
@@ -54,8 +53,7 @@ class TraceColumns(Mapping[str, Trace]):
 
     @functools.cached_property
     def _groups(self) -> list[_RowGroup]:
-        with frugal():
-            return [_RowGroup(batch) for batch in self._file.groups()]
+        return [_RowGroup(batch) for batch in self._file.groups()]
 
 
 def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapping[str, Trace]:

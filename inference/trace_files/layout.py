@@ -107,7 +107,7 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
     Raises:
         UserError: It is damaged or missing, was written by another version, or has a different fingerprint.
     """
-    with reading(path), frugal():  # a file allocates from the pool that was set when it was opened
+    with reading(path):
         file = open_checked(path)
         if not file.schema_arrow.equals(QUESTIONS if is_questions(path) else PASSAGES):
             raise pa.ArrowInvalid("it was written by another version")
@@ -118,18 +118,6 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
             f"{fingerprint}); choose another output folder, or delete it to start again"
         )
     return file
-
-
-@contextmanager
-def frugal() -> Iterator[None]:
-    """Allocate Arrow buffers with the system allocator inside this block; return free memory to the OS at its end."""
-    pool = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.system_memory_pool().release_unused()
-        pa.set_memory_pool(pool)
 
 
 @contextmanager

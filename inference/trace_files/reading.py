@@ -19,7 +19,6 @@ from reflectune.core.types import Passage
 from reflectune.inference.trace import Trace, from_row
 from reflectune.inference.trace_files.layout import (
     KEY,
-    frugal,
     is_questions,
     open_table,
     passages_path,
@@ -68,9 +67,8 @@ class TraceFile:
         stored = [question_id for question_id in question_ids if question_id in self._places]
         for number, row in map(self._places.__getitem__, stored):
             rows_of.setdefault(number, []).append(row)
-        with frugal():
-            tables = [self.group(number).take(places) for number, places in rows_of.items()]
-            by_id = {trace.question_id: trace for trace in self._whole(tables)}
+        tables = [self.group(number).take(places) for number, places in rows_of.items()]
+        by_id = {trace.question_id: trace for trace in self._whole(tables)}
         return {question_id: by_id[question_id] for question_id in stored}
 
     def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:

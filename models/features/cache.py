@@ -1,10 +1,8 @@
-"""Features of pictures on disk: one file each, written atomically, and computed once across processes."""
+"""Features of pictures on disk: one file each, written atomically."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -13,8 +11,6 @@ from torch import Tensor
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.core.locking import lock_path, remove, take
-from reflectune.core.partials import remove_partials
 from reflectune.models.attention.pictures import FEATURES, content_key
 
 _NAME = "features"
@@ -58,46 +54,10 @@ class FeatureCache:
 
         Returns:
             Size in bytes.
-
-        Raises:
-            UserError: The disk is full.
         """
         kept = features.detach().cpu().contiguous()
-        try:
-            write_atomically(self._path(key), safetensors.torch.save({_NAME: kept}))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UserError(
-                f"the disk is full: features of a picture take {kept.nbytes / 2**20:.2f} MiB in {self.folder}. Free "
-                "some and give the same command again: it goes on; or name a different folder"
-            ) from error
+        write_atomically(self._path(key), safetensors.torch.save({_NAME: kept}))
         return kept.nbytes
-
-    @contextmanager
-    def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Keep other processes from computing the features of a picture inside this block.
-
-        Args:
-            key: The picture's key.
-            wait: Wait for a process that computes them now, or until it dies.
-
-        Yields:
-            True if this process holds the claim; False only without `wait`.
-        """
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        was_left = lock_path(path).exists()  # by a process that was killed, or that has it now
-        lock = take(lock_path(path), wait=wait)
-        if lock is None:
-            yield False
-            return
-        try:
-            if was_left:
-                remove_partials(path)
-            yield True
-        finally:
-            remove(lock)  # a process that waits looks again whether the features are there
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the processor's output for a picture, with features in place of pixels."""

@@ -60,8 +60,7 @@ def fill(
 ) -> None:
     """Compute the features that a cache lacks, in all processes.
 
-    Each picture is read by itself: its features depend neither on the others nor on the number of processes. A picture
-    that another run is computing into the same cache is left to it, and awaited at the end.
+    Each picture is read by itself: its features depend neither on the others nor on the number of processes.
 
     Args:
         loaded: The model; its tower is moved to the device.
@@ -74,22 +73,12 @@ def fill(
     move_tower(loaded.model, device)
     made: list[int] = []
 
-    def make(picture: Picture, *, wait: bool) -> bool:
-        """Return True once a picture is in the cache."""
-        image = load_image(picture.path, root=picture.roots, needed_by=picture.needed_by)
-        vision = loaded.renderer.vision(image)
-        if (key := picture_key(vision)) in cache:
-            return True
-        with cache.claim(key, wait=wait) as is_ours:
-            if is_ours and key not in cache:
-                made.append(cache.put(key, _read(loaded, vision, device, autocast)))
-            return is_ours
-
     mine = pictures[processes.index :: processes.count]
     with progress_bar(mine, desc="features", unit="picture", disable=processes.index > 0) as bar:
-        postponed = [picture for picture in bar if not make(picture, wait=False)]
-    for picture in postponed:
-        make(picture, wait=True)
+        for picture in bar:
+            vision = loaded.renderer.vision(load_image(picture.path, root=picture.roots, needed_by=picture.needed_by))
+            if (key := picture_key(vision)) not in cache:
+                made.append(cache.put(key, _read(loaded, vision, device, autocast)))
     processes.wait()
     size = f", {sum(made) / len(made) / 2**20:.2f} MiB each" if made else ""
     read = f"{len(made):,} read now{' by the first process' if processes.count > 1 else ''}{size}"

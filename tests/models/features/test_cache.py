@@ -1,16 +1,9 @@
-"""The cache of features on disk: whole files, one maker each, and errors that say what to do."""
+"""The cache of features on disk."""
 
-import errno
-import multiprocessing
-import os
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
-from reflectune.core.errors import UserError
-from reflectune.models.features import cache as module
 from reflectune.models.features.cache import FeatureCache, picture_key
 
 KEY = "ab" * 16
@@ -43,36 +36,3 @@ def test_the_key_is_of_what_the_processor_made() -> None:
     assert picture_key({"pixel_values": pixels}) == picture_key({"pixel_values": pixels.clone()})
     assert picture_key({"pixel_values": pixels}) != picture_key({"pixel_values": other})
     assert picture_key({"pixel_values": pixels}) != picture_key({"pixel_values": pixels.bfloat16()})
-
-
-def hold(folder: Path, held: Any, release: Any) -> None:
-    with FeatureCache(folder, "one").claim(KEY, wait=True):
-        held.set()
-        release.wait(30)
-        os._exit(9)  # as `kill -9` would: nothing is released by hand
-
-
-def test_one_process_makes_a_picture_and_its_death_lets_the_next_one(tmp_path: Path) -> None:
-    cache, context = FeatureCache(tmp_path, "one"), multiprocessing.get_context("spawn")
-    held, release = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(tmp_path, held, release))
-    other.start()
-    assert held.wait(60)
-
-    with cache.claim(KEY, wait=False) as is_ours:
-        assert not is_ours
-    release.set()
-    with cache.claim(KEY, wait=True) as is_ours:
-        assert is_ours
-    other.join()
-    assert not list(cache.folder.rglob("*.lock"))
-
-
-def test_a_full_disk_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "write_atomically", full)
-
-    with pytest.raises(UserError, match=r"the disk is full: .* it goes on; or name a different folder"):
-        FeatureCache(tmp_path, "one").put(KEY, torch.ones(4, 8))
