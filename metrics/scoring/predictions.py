@@ -14,8 +14,7 @@ Layouts are recognized by their fields, in JSONL, a JSON array, or a folder of `
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -117,19 +116,28 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read as a prediction file: {error}") from error
-    start = text.lstrip()[:1]
-    whole = _whole(path, text) if start == "[" else _one_object(path, text) if start == "{" else None
-    if whole is None:
-        for number, line in enumerate(text.split("\n"), start=1):
-            where = f"{path}:{number}"
-            if line.strip() and set(row := _mapping(where, _parsed(where, line))) != {"fingerprint"}:
-                yield where, row
-    elif isinstance(whole, list):
-        for number, row in enumerate(whole, start=1):
-            yield f"{path}:{number}", _mapping(f"{path}:{number}", row)
-    else:
-        for number, (key, row) in enumerate(whole.items(), start=1):
-            yield f"{path}:{number}", {"data_id": key, **_mapping(f"{path}:{number}", row)}
+    try:
+        rows: Iterable[tuple[int, Any]] = enumerate(_members(json.loads(text)), start=1)
+    except json.JSONDecodeError as error:
+        if text.lstrip().startswith("["):
+            raise UserError(
+                f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file cut off? Copy it again"
+            ) from error
+        lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+        rows = ((number, _parsed(f"{path}:{number}", line)) for number, line in lines)
+    for number, row in rows:
+        if set(_mapping(f"{path}:{number}", row)) != {"fingerprint"}:
+            yield f"{path}:{number}", row
+
+
+def _members(whole: Any) -> list[Any]:
+    """Return the rows of a whole file: an array, an object of objects by `data_id`, or one row."""
+    if not isinstance(whole, dict):
+        return whole if isinstance(whole, list) else [whole]
+    is_row = any(all(key in whole for key in fields) for fields, _ in _LAYOUTS.values())
+    if is_row or not all(isinstance(row, dict) for row in whole.values()):
+        return [whole]
+    return [{"data_id": key, **row} for key, row in whole.items()]
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -137,28 +145,6 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
     with open_parquet(path, "give the .parquet file of a pipeline's traces") as file:
         for number, row in enumerate(stream_rows(file, _TRACE_COLUMNS), start=1):
             yield f"{path}:{number}", row
-
-
-def _one_object(path: Path, text: str) -> Any:
-    """Return the object that is the whole text: of objects, or over lines, or one row. None for a row a line."""
-    first = text.lstrip().split("\n", 1)[0]
-    is_begun = len(first.strip()) < 2 or re.fullmatch(r'\{\s*"[^"]*"\s*:\s*\{\s*', first) is not None
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        return _whole(path, text) if is_begun else None
-    if any(all(key in whole for key in fields) for fields, _ in _LAYOUTS.values()):
-        return [whole]  # a file of one row
-    return whole if "\n" in text.strip() or (whole and all(isinstance(row, dict) for row in whole.values())) else None
-
-
-def _whole(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file cut off? Copy it again"
-        ) from error
 
 
 def _parsed(where: str, line: str) -> Any:

@@ -38,7 +38,6 @@ from reflectune.retrieval.indexes.entry_index import (
     MANIFEST,
     NEAR_DUPLICATES,
     Index,
-    check_origin,
     check_store,
     choice_of,
     has_summaries,
@@ -51,12 +50,11 @@ from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
-from reflectune.retrieval.indexes.writing import Block, clear_rows, write_array, write_index
+from reflectune.retrieval.indexes.writing import Block, claim_shards, write_array, write_index
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
 
 _UNFINISHED = "unfinished"
-_SETTINGS = "settings.json"
 _BESIDE = ("owner", "titled", "rejected")
 """Files of a shard next to the vectors of each field."""
 _ADVICE = "; `on_error: skip` leaves it out"
@@ -111,15 +109,14 @@ def build_index(
     check_shareable(store, processes)
     is_first = processes.index == 0
     if (folder / MANIFEST).is_file():
-        _check_omission(folder, read_manifest(folder), leave_out)
-        _check_summaries(folder, read_manifest(folder), summaries)
+        _check_built(folder, read_manifest(folder), leave_out, summaries)
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
         check_store(folder, manifest, store)
         processes.wait()  # all know it before the first one takes the index apart
         shards = folder / _UNFINISHED
         if is_first:
             settings = _shard_settings(choice_of(folder, manifest), batch_size, shard_rows, leave_out, summaries)
-            _claim(shards, origin_of(kb, encoder), settings)
+            claim_shards(shards, origin_of(kb, encoder), settings, reopened=True)
             fields = fields_of(encoder, summaries=summaries)
             reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), shard_rows)
         store = choice_of(folder, manifest).address or choice_of(folder, manifest).kind
@@ -175,11 +172,9 @@ class _Shards:
         goes on with it; `stop` refuses to go on with one that has.
         """
         if processes.index == 0:
-            if not (self.folder / _SETTINGS).is_file():
-                clear_rows(self.folder.parent)
             choice = self.plan.choice
             settings = _shard_settings(choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries)
-            _claim(self.folder, origin_of(self.kb, self.encoder), settings)
+            claim_shards(self.folder, origin_of(self.kb, self.encoder), settings)
         if self.on_error == "stop":
             for error in _rejected_rows(self.folder):
                 stop(error)
@@ -244,29 +239,21 @@ def _shard_settings(
         "batch_size": batch_size,
         "shard_rows": shard_rows,
         "store": choice.address or choice.kind,
-        "leave_out": leave_out.fingerprint or None,  # shards that are older than the key have none
-        "summaries": summaries or None,
+        "leave_out": leave_out.fingerprint,
+        "summaries": summaries,
     }
 
 
-def _check_omission(folder: Path, manifest: dict[str, Any], leave_out: Omission) -> None:
-    """Refuse a finished index that lacks other pictures than are to be left out."""
-    built = manifest.get(LEFT_OUT_LIST, "")
-    if built != leave_out.fingerprint:
-        raise UserError(
-            f"the index {folder} was built with the `leave_out` {built or '(none)'}, now it is "
-            f"{leave_out.fingerprint or '(none)'}; go on with that list, or build the index in another folder"
-        )
-
-
-def _check_summaries(folder: Path, manifest: dict[str, Any], summaries: bool) -> None:
-    """Refuse a finished index of other fields."""
-    if has_summaries(manifest) != summaries:
-        built, now = ("without", "with") if summaries else ("with", "without")
-        raise UserError(
-            f"the index {folder} was built {built} `summaries`, now it is {now}; go on as it was built, or build the "
-            "index in another folder"
-        )
+def _check_built(folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool) -> None:
+    """Refuse a finished index of other fields, or that lacks other pictures than are to be left out."""
+    built = {"leave_out": manifest.get(LEFT_OUT_LIST, "") or "(none)", "summaries": has_summaries(manifest)}
+    now = {"leave_out": leave_out.fingerprint or "(none)", "summaries": summaries}
+    for key, value in now.items():
+        if built[key] != value:
+            raise UserError(
+                f"the index {folder} was built with the `{key}` {built[key]}, now it is {value}; go on with that, or "
+                "build the index in another folder"
+            )
 
 
 def _shard_paths(folder: Path, number: int, fields: Iterable[str]) -> dict[str, Path]:
@@ -278,21 +265,6 @@ def _rejected_rows(folder: Path) -> list[BadRow]:
     """Return the rows that the finished shards of a folder left out, in the knowledge base's order."""
     files = sorted(folder.glob("rejected-*.json"))
     return [from_json(row) for path in files for row in read_json(path, "the unfinished index's rejected rows")]
-
-
-def _claim(shards: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Write the settings that shards are built with, or check that existing shards were built with the same."""
-    if not (shards / _SETTINGS).is_file():
-        write_json(shards / _SETTINGS, {**origin, **settings})
-        return
-    recorded = read_json(shards / _SETTINGS, "the unfinished index's settings")
-    check_origin(shards.parent, recorded, origin)
-    for key, value in settings.items():
-        if recorded.get(key) != value:
-            raise UserError(
-                f"the unfinished index {shards.parent} was begun with {key} {recorded.get(key)}, now it is {value}; "
-                f"go on with {recorded.get(key)}, or delete the folder to start again"
-            )
 
 
 def _reject_image(kb: KnowledgeBase, place: Place, error: BadImage, reject: Reject) -> None:

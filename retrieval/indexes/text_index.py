@@ -35,7 +35,7 @@ from reflectune.retrieval.indexes.entry_index import (
     collection_of,
     read_positions,
 )
-from reflectune.retrieval.indexes.writing import clear_rows, write_array
+from reflectune.retrieval.indexes.writing import claim_shards, clear_rows, write_array
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, FaissStore
@@ -135,7 +135,7 @@ def build_text_index(
         choice = choose(store, rows, {FIELD: encoder.dimensions})
         shards = folder / _UNFINISHED
         if processes.index == 0:
-            _claim(shards, {**origin, "shard_entries": shard_entries, "precision": choice.precision})
+            claim_shards(shards, origin, {"shard_entries": shard_entries, "precision": choice.precision})
         _encode(kb, encoder, cutting, shards, choice, shard_entries, progress, processes)
         if processes.index == 0:
             _assemble(folder, shards, origin, choice, rows, kb, encoder, questions)
@@ -223,21 +223,6 @@ def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[s
 
 def _files(choice: Choice) -> list[str]:
     return [COUNTS, f"{FIELD}.{SUFFIXES[choice.precision]}", *([CODES] if choice.kind == "faiss" else [])]
-
-
-def _claim(shards: Path, settings: dict[str, Any]) -> None:
-    """Write the settings that new shards are built with, or refuse shards of other settings."""
-    path = shards / "settings.json"
-    if not path.is_file():
-        clear_rows(shards.parent)
-        write_json(path, settings)
-    elif (recorded := read_json(path, "the unfinished index's settings")) != settings:
-        known = recorded if isinstance(recorded, dict) else {}
-        other = [name for name, value in settings.items() if known.get(name) != value]
-        raise UserError(
-            f"the unfinished index {shards.parent} was begun with another {', '.join(other)}; use the same "
-            "settings, or delete the folder to start again"
-        )
 
 
 def _shard(shards: Path, number: int) -> tuple[Path, Path, Path]:

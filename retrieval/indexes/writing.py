@@ -10,13 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reflectune.core.durable import write_atomically, write_json
+from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
-from reflectune.retrieval.indexes.entry_index import ENTRIES, MANIFEST, OWNERS, PICTURELESS, collection_of, files_of
+from reflectune.retrieval.indexes.entry_index import (
+    ENTRIES,
+    MANIFEST,
+    OWNERS,
+    PICTURELESS,
+    check_origin,
+    collection_of,
+    files_of,
+)
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
@@ -110,6 +118,34 @@ def write_index(
         manifest["search"] = store.calibrate(_queries(store, np.concatenate(pictured), encoder))
         manifest[CHECKSUMS] |= checksums([folder / CODES])
     write_json(folder / MANIFEST, manifest)
+
+
+def claim_shards(shards: Path, origin: dict[str, Any], settings: Mapping[str, Any], *, reopened: bool = False) -> None:
+    """Write the settings that new shards are built with, or refuse shards of other settings.
+
+    Args:
+        shards: Folder of the shards, in the index's folder.
+        origin: Record of everything that vectors depend on.
+        settings: Further settings of the shards.
+        reopened: Keep the index's rows, of which the shards are made; else rows that a killed build left are deleted.
+
+    Raises:
+        UserError: The folder's shards were built with other settings.
+    """
+    path = shards / "settings.json"
+    if not path.is_file():
+        if not reopened:
+            clear_rows(shards.parent)
+        write_json(path, {**origin, **settings})
+        return
+    recorded = read_record(path, "the unfinished index's settings")
+    check_origin(shards.parent, recorded, origin)
+    for key, value in settings.items():
+        if recorded.get(key) != value:
+            raise UserError(
+                f"the unfinished index {shards.parent} was begun with {key} {recorded.get(key)}, now it is {value}; "
+                f"go on with {recorded.get(key)}, or delete the folder to start again"
+            )
 
 
 def clear_rows(folder: Path) -> None:

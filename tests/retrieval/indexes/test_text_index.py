@@ -146,7 +146,7 @@ def test_what_is_of_something_else_is_refused(kb, encoder, tmp_path) -> None:
         load_text_index(tmp_path / "index", kb, plain, Cutting())
     with pytest.raises(KeyboardInterrupt):
         build_text_index(kb, Counting(encoder, 0), tmp_path / "begun", Cutting())
-    with pytest.raises(UserError, match="was begun with another kb_fingerprint, cutting"):
+    with pytest.raises(UserError, match="was built with the knowledge base `animals`"):
         build_text_index(kb, encoder, tmp_path / "begun", Cutting("sections"))
 
 
