@@ -127,7 +127,7 @@ def claim_shards(shards: Path, origin: dict[str, Any], settings: Mapping[str, An
         shards: Folder of the shards, in the index's folder.
         origin: Record of everything that vectors depend on.
         settings: Further settings of the shards.
-        reopened: Keep the index's rows, of which the shards are made; else rows that a killed build left are deleted.
+        reopened: Keep the index's rows, which the shards are made from; else rows that a killed build left are deleted.
 
     Raises:
         UserError: The folder's shards were built with other settings.

@@ -27,7 +27,7 @@ TAUGHT = (
     "nothing of the method."
 )
 
-NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages"}
+NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages", "naive_rag_passage": "best passage"}
 """Evidence of the baselines that read N entries."""
 RECORD = "trainer_state.json"
 """File of a training with its steps, epochs and tokens."""
@@ -91,8 +91,8 @@ def points(config: TablesConfig) -> list[Point]:
 def baselines(count: int) -> list[MeasuredCell]:
     """Return the baselines of mR²AG at `count` entries. None reads more entries, or is given the right one.
 
-    They are `evaluate`'s baselines: closed book, naive mRAG of one entry and of `count` entries whole, and the best
-    passages of these, each by the base and by the model that was tuned without reflection.
+    They are `evaluate`'s baselines: closed book, naive mRAG of one entry and of `count` entries whole, the best
+    passages of these and the best one, each by the base and by the model that was tuned without reflection.
     """
     names = [f"closed_book{ending}" for ending in TUNINGS]
     names += [f"naive_rag_articles{ending} top_n=1" for ending in TUNINGS]
@@ -116,6 +116,7 @@ def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) 
         *(_both("naive mRAG, 1 entry", "naive_rag_articles{} top_n=1") if count > 1 else []),
         *_both(f"naive mRAG, {several} whole", f"naive_rag_articles{{}} top_n={count}", None, paper["LLaVA-mRAG"]),
         *_both(f"best passages of {several}", f"naive_rag_passages{{}} top_n={count}", None, paper["LLaVA-SFR"]),
+        *_both(f"best passage of {several}", f"naive_rag_passage{{}} top_n={count}"),
         TableRow(f"mR²AG, {several}", mr2ag, paper["LLaVA-mR²AG"]),
         *_both("naive mRAG, oracle entry whole", "oracle_article{}", None, paper["LLaVA-mRAG, oracle"]),
         *_both("best passages of the oracle entry", "oracle_passages{}", None, paper["LLaVA-SFR, oracle"]),
