@@ -155,7 +155,7 @@ def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) 
 def engine_of(model: PreTrainedModel, token_budget: int | None = None, *, packed: bool = False) -> PrefixEngine:
     """Build the toolkit's engine on a model that has no processor, on packed rows on a CPU too if `packed`."""
     renderer = SimpleNamespace(end_token_id=-1, decode=lambda ids: " ".join(map(str, ids)))
-    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark")
+    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark", calibration={})
     engine = PrefixEngine(loaded, token_budget)
     if packed and engine.packed is None:
         engine.packed = PackedReader(Forward(model), engine.token_budget, engine.image_prefixes, compile_after=None)

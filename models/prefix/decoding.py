@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from reflectune.models.prefix.packed import Spot, say
 
 CHECKED = 4
 """Steps between two looks at the rows that have ended: each look waits for the device."""
-GRAPHS = 16
+GRAPHS = 64
 """Buckets that are kept, those used last."""
 Decoded = tuple[list[int], list[float], bool]
 """Token ids with the end token if it was reached, the log-probability of each, and True if it was reached."""
@@ -177,12 +179,18 @@ class DecodeStep:
                     self._run()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may allocate
+            with torch.cuda.graph(graph, _pool(), capture_error_mode="thread_local"):  # other threads may allocate
                 self._run()
         except RuntimeError as error:
             say(f"decoding goes without CUDA graphs, and is slower: {error}".splitlines()[0][:300])
             return None
         return graph
+
+
+@functools.cache
+def _pool() -> Any:
+    """Return the memory of all graphs: they run one at a time, and nothing in it is read after a step."""
+    return torch.cuda.graph_pool_handle()
 
 
 def rows_of_bucket(count: int) -> int:

@@ -316,7 +316,9 @@ class PackedReader:
         inputs |= forward.vision_inputs(pictures, ids) if pictures else {}
         forward.tokens_read += len(row.ids)
         if self.compile_after is not None and forward.tokens_read > self.compile_after:
-            self._compiled = self._compiled or [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]
+            if not self._compiled:
+                say("the layers are compiled now, which takes up to a minute")
+                self._compiled = [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]
             try:
                 return self.compute(self._compiled, row, inputs, mask, past)
             except Exception as error:  # a compiler has many types of errors

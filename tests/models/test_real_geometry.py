@@ -60,7 +60,7 @@ def qwen() -> tuple[PreTrainedModel, Rendered]:
 def test_caches_positions_and_segments_at_true_width(made, key_heads, after_image):
     model, prefix = made()
     renderer = SimpleNamespace(end_token_id=2, decode=str)
-    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="true width")
+    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="true width", calibration={})
     engine = PrefixEngine(loaded)
     branches = [[30 + k, *range(50, 50 + BRANCH - 1)] for k in range(3)]
     opened = engine.read([prefix])
