@@ -142,7 +142,8 @@ def engine_of(model: PreTrainedModel, budget: int = 16_384, packed: bool = False
         if packed:
             reader = functools.partial(PackedReader, compile_after=None)
             stack.enter_context(mock.patch.object(engine_module, "packed_for", lambda *known, **_: reader(*known)))
-        return PrefixEngine(SimpleNamespace(model=model, renderer=renderer, name="test", calibration={}), budget, **settings)
+        loaded = SimpleNamespace(model=model, renderer=renderer, name="test", calibration={})
+        return PrefixEngine(loaded, budget, **settings)
 
 
 def questions(model: PreTrainedModel, images: int) -> list[Rendered]:
