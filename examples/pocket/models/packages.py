@@ -69,7 +69,12 @@ Download = Callable[[Package, Path], None]
 
 
 def unpack(
-    package: Package, wanted: Callable[[str], bool], folder: Path, download: Download | None = None
+    package: Package,
+    wanted: Callable[[str], bool],
+    folder: Path,
+    download: Download | None = None,
+    *,
+    skip_links: bool = False,
 ) -> list[Path]:
     """Download a package, check its hash, and unpack the wanted members.
 
@@ -80,6 +85,7 @@ def unpack(
         wanted: Function that returns True for the name of a wanted member (`usr/share/…`, `package/…`).
         folder: Output folder; members keep their names. Members of an earlier call are replaced.
         download: Function that fetches the archive; by default the registry's own client.
+        skip_links: Leave out wanted members that are links or devices, which otherwise are an error.
 
     Returns:
         The files, in the archive's order.
@@ -95,7 +101,7 @@ def unpack(
             raise UserError(f"{folder} is there already and was not unpacked from a package; choose another folder")
         if (names := _unpacked(package, wanted, folder)) is None:
             with replacing(folder) as partial:
-                names = _fetch(package, wanted, partial, download or _download)
+                names = _fetch(package, wanted, partial, download or _download, skip_links)
         return [folder / name for name in names]
 
 
@@ -109,7 +115,9 @@ def _unpacked(package: Package, wanted: Callable[[str], bool], folder: Path) -> 
     return names if is_there else None
 
 
-def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, download: Download) -> list[str]:
+def _fetch(
+    package: Package, wanted: Callable[[str], bool], folder: Path, download: Download, skip_links: bool
+) -> list[str]:
     """Download the archive, check it, and unpack it into an empty folder. Return the names of the wanted members."""
     cache = folder / ".download"
     cache.mkdir()
@@ -122,6 +130,8 @@ def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, downlo
     every: list[str] = []
     with _members(package, archives[0]) as members:
         for name, is_plain, read in members:
+            if skip_links and not is_plain:
+                continue
             clean = str(PurePosixPath(name))
             every.append(clean)
             if wanted(clean):

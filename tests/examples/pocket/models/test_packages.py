@@ -166,6 +166,10 @@ def test_a_link_is_refused_if_it_is_wanted(registry: str, tmp_path: Path) -> Non
         unpack(package, lambda name: True, tmp_path / "out", copying(archive))
     (path,) = unpack(package, lambda name: name.endswith(".bin"), tmp_path / "out", copying(archive))
     assert path.name == "weights.bin"
+    for download in (copying(archive), refuse):  # a second call needs no download
+        files = unpack(package, lambda name: True, tmp_path / "plain", download, skip_links=True)
+        assert {path.name for path in files} >= {"weights.bin"}
+        assert not (tmp_path / "plain/pkg/link").exists()
 
 
 def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
