@@ -110,8 +110,7 @@ class DecodeStep:
         self.values = torch.zeros(rows, device=ends.device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
         self._mask = cache.new_zeros(rows, 1, 1, keys)
-        is_capturable = ends.device.type == "cuda" and not torch.is_autocast_enabled("cuda")  # it caches cast weights
-        self._graph = self._captured() if is_capturable else None
+        self._graph = self._captured() if can_capture(ends.device) else None
 
     def __call__(self) -> None:
         """Append `tokens` to the rows, and choose the next ones."""
@@ -185,6 +184,11 @@ class DecodeStep:
             say(f"decoding goes without CUDA graphs, and is slower: {error}".splitlines()[0][:300])
             return None
         return graph
+
+
+def can_capture(device: torch.device) -> bool:
+    """Return True on a GPU without autocast, which caches cast weights outside a graph."""
+    return device.type == "cuda" and not torch.is_autocast_enabled("cuda")
 
 
 @functools.cache

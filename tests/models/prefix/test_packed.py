@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
+from reflectune.models.prefix import decoding, packed
 from reflectune.models.prefix import engine as engine_module
-from reflectune.models.prefix import packed
 from reflectune.models.prefix.decoding import rows_of_bucket
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader, packed_for
@@ -197,6 +197,25 @@ def test_buckets_share_their_memory_and_rows_end_by_themselves(loaded, make, mon
     assert len(set(sizes)) == 1
     assert engine.generate(states[0], rows[:1], max_new_tokens=0)[0].token_ids == []
     assert [rows_of_bucket(count) for count in (1, 2, 3, 5, 8, 9, 32, 33)] == [1, 2, 4, 8, 8, 16, 32, 40]
+
+
+def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monkeypatch, printed):
+    @contextlib.contextmanager
+    def graph(*_, **__):
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing\nsee above")
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"Stream": lambda: stream, "current_stream": lambda: stream, "stream": contextlib.nullcontext}
+    for name, fake in {**fakes, "graph": graph, "CUDAGraph": object, "graph_pool_handle": tuple}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(decoding, "can_capture", lambda device: True)
+    monkeypatch.setattr(decoding, "say", printed.append)
+    prefixes, branches = asked(loaded, make)
+    assert_same(said(engine_of(loaded), prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
+    assert set(printed) == {
+        "decoding goes without CUDA graphs, and is slower: operation not permitted when stream is capturing"
+    }
 
 
 @pytest.mark.parametrize(
