@@ -1,4 +1,4 @@
-"""Requests of a trajectory's steps, and their replies: plain values that a journal stores and a trace shows."""
+"""Requests of a trajectory's steps, and their replies: plain values that a trace shows."""
 
 from __future__ import annotations
 

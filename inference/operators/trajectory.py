@@ -6,18 +6,15 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit, Spent
-from reflectune.inference.operators.journal import Journal
+from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
-    JudgeEachRequest,
     JudgeReply,
     JudgeRequest,
     LikenReply,
@@ -64,22 +61,26 @@ class Model(Protocol):
         ...
 
 
+def _missing(*_: object) -> Any:
+    raise ValueError("this pipeline needs a tool that it was not given")
+
+
 @dataclass(frozen=True)
 class Tools:
     """Models and functions that execute steps.
 
     Attributes:
         models: Models by the name that a step uses.
-        search: Searches; None for pipelines that don't search.
-        embed: Encodes texts for comparison; None for pipelines that don't compare.
-        rerank: Scores passages; None for pipelines that don't rerank.
+        search: Searches.
+        embed: Encodes texts for comparison.
+        rerank: Scores passages.
         budget: Limits of a question and of the run.
     """
 
     models: Mapping[ModelName, Model]
-    search: SearchFunction | None = None
-    embed: Embed | None = None
-    rerank: RerankFunction | None = None
+    search: SearchFunction = _missing
+    embed: Embed = _missing
+    rerank: RerankFunction = _missing
     budget: Budget = dataclasses.field(default_factory=Budget)
 
 
@@ -164,7 +165,6 @@ class TrajectoryPipeline:
     Args:
         start: Starts a question's trajectory.
         tools: Models and functions that execute steps.
-        journal: Stores replies; None for no journal.
         takes_texts: True if it also answers questions without a picture.
     """
 
@@ -173,17 +173,16 @@ class TrajectoryPipeline:
         name: str,
         start: Callable[[Question], Steps[TrajectoryResult]],
         tools: Tools,
-        journal: Journal | None = None,
         *,
         takes_texts: bool = False,
     ) -> None:
         self.name, self.takes_texts = name, takes_texts
-        self._start, self._tools, self._journal = start, tools, journal
+        self._start, self._tools = start, tools
 
     def guided(
         self, guide: Callable[[Question, Steps[TrajectoryResult]], Steps[TrajectoryResult]]
     ) -> TrajectoryPipeline:
-        """Return a copy that wraps each trajectory in `guide` and keeps no journal."""
+        """Return a copy that wraps each trajectory in `guide`."""
         begin = self._start
         return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
 
@@ -199,48 +198,30 @@ class TrajectoryPipeline:
         ]
         for course in courses:
             course.advance(None)
-        batch, number = fingerprint([question.id for question in questions]), 0
         while any(course.waiting for course in courses):
-            key = f"{batch} {number}"
-            spent = self._end_spent(key, courses)
+            self._end_spent(courses)
             waiting = [course for course in courses if course.waiting is not None]
             if not waiting:
                 break
             chosen = _largest_group(waiting)
             requests = [course.waiting for course in chosen if course.waiting is not None]
-            replies, seconds = self._replies(key, chosen, requests, spent)
+            start = time.perf_counter()
+            replies = self._execute([course.image for course in chosen], requests)
+            seconds = time.perf_counter() - start
             for course, request, raw in zip(chosen, requests, replies, strict=True):
                 reply = _without_thoughts(request, raw)
                 course.log.add(request, reply, seconds / len(chosen))
                 self._count_computed(course, request, reply)
                 course.advance(reply)
-            number += 1
         return [_trace(self.name, course) for course in courses]
 
-    def _end_spent(self, key: str, courses: Sequence[_Course]) -> Spent:
-        """End trajectories that exceed their budget before a round. Return the run's budget spent so far.
-
-        A journalled round uses the amount in the journal: later replies don't count.
-        """
-        budget, logged = self._tools.budget, self._journal.spent(key) if self._journal is not None else None
-        spent = budget.spent() if logged is None else logged
+    def _end_spent(self, courses: Sequence[_Course]) -> None:
+        """End trajectories that exceed their budget before a round."""
+        budget = self._tools.budget
+        spent = budget.spent()
         for course in courses:
             if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
                 course.end(limit)
-        return spent
-
-    def _replies(
-        self, key: str, courses: Sequence[_Course], requests: Sequence[StepRequest], spent: Spent
-    ) -> tuple[Sequence[StepReply], float]:
-        """Return the replies of a round and its seconds, from the journal if it has them."""
-        if self._journal is not None and (logged := self._journal.get(key, requests)) is not None:
-            return logged
-        start = time.perf_counter()
-        replies = self._execute([course.image for course in courses], requests)
-        seconds = time.perf_counter() - start
-        if self._journal is not None:
-            self._journal.put(key, requests, replies, seconds, spent)
-        return replies, seconds
 
     def _count_computed(self, course: _Course, request: StepRequest, reply: StepReply) -> None:
         """Count computed tokens, shared prefixes once; drop the count if a shared prefix is unknown."""
@@ -255,32 +236,21 @@ class TrajectoryPipeline:
             course.log.tokens["computed"] += reply.read - (reply.shared if prefix in course.prefixes else 0)
             course.prefixes.add(prefix)
 
-    def _execute(self, images: Sequence[Picture], requests: Sequence[StepRequest]) -> Sequence[StepReply]:
-        first = requests[0]
-        if isinstance(first, WriteRequest | JudgeRequest | JudgeEachRequest):
-            prompts = [
-                request.prompt
-                for request in requests
-                if isinstance(request, WriteRequest | JudgeRequest | JudgeEachRequest)
-            ]
-            illustrated, model = list(zip(images, prompts, strict=True)), self._tools.models[first.model]
+    def _execute(self, images: Sequence[Picture], requests: Sequence[Any]) -> Sequence[StepReply]:
+        """Execute requests of one kind."""
+        first, tools = requests[0], self._tools
+        if isinstance(first, WriteRequest | YesNoRequest):
+            model = tools.models[first.model]
+            prompts = [(image, request.prompt) for image, request in zip(images, requests, strict=True)]
             if isinstance(first, WriteRequest):
-                return model.write(illustrated, first.max_tokens)
+                return model.write(prompts, first.max_tokens)
             judge = model.judge if isinstance(first, JudgeRequest) else model.judge_each
-            return judge(illustrated, first.yes, first.no)
+            return judge(prompts, first.yes, first.no)
         if isinstance(first, RerankRequest):
-            if self._tools.rerank is None:
-                raise ValueError(f"{self.name} reranks passages, but was given nothing to rerank them with")
-            return self._tools.rerank([request for request in requests if isinstance(request, RerankRequest)])
+            return tools.rerank(requests)
         if isinstance(first, SearchRequest):
-            if self._tools.search is None:
-                raise ValueError(f"{self.name} searches, but was given nothing to search with")
-            searches = [request for request in requests if isinstance(request, SearchRequest)]
-            return self._tools.search(list(zip(images, searches, strict=True)))
-        if self._tools.embed is None:
-            raise ValueError(f"{self.name} compares texts, but was given nothing to compare them with")
-        compared = [request for request in requests if isinstance(request, LikenRequest)]
-        return likenesses(compared, self._tools.embed)
+            return tools.search(list(zip(images, requests, strict=True)))
+        return likenesses(requests, tools.embed)
 
 
 def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -232,11 +233,11 @@ def iterative_recipe(
             lead=settings.lead,
             tool=search_tool(parts) if recipe.needs("pages") else None,
         )
-        rank = functools.partial(reranked, reranker=needed(parts.reranker)) if recipe.needs("reranker") else None
-        tools = Tools(reading_models(parts), bases.search, bases.embed, rank, parts.budget)
-        return TrajectoryPipeline(
-            name, _trajectory(settings, parts, make), tools, parts.journal, takes_texts=takes_texts
-        )
+        tools = Tools(reading_models(parts), bases.search, bases.embed, budget=parts.budget)
+        if recipe.needs("reranker"):
+            rank = functools.partial(reranked, reranker=needed(parts.reranker))
+            tools = dataclasses.replace(tools, rerank=rank)
+        return TrajectoryPipeline(name, _trajectory(settings, parts, make), tools, takes_texts=takes_texts)
 
     recipe = Recipe(
         build,

@@ -142,7 +142,7 @@ def mrag_recipe(name: str, settings: type[Stages], make: Callable[[Stages], Traj
         retriever.check(weights)
         entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, settings.lead, settings.base_failure)
         tools = Tools(reading_models(parts), entries.search, budget=parts.budget)
-        return TrajectoryPipeline(name, make(settings), tools, parts.journal)
+        return TrajectoryPipeline(name, make(settings), tools)
 
     recipe = Recipe(
         build,

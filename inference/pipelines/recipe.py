@@ -13,7 +13,6 @@ from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ModelRole, ModelSettings
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.journal import Journal
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
@@ -86,7 +85,6 @@ class PipelineParts:
         text_knowledge: That knowledge base; None: it is `knowledge`.
         pages: A search server; None: pages are the text knowledge base's articles.
         answerer: Reads with a second model of this machine, which answers; None for none.
-        journal: Stores the replies to an iterative pipeline's steps; None for no journal.
         remote: A model behind a server, for iterative pipelines; None for none.
         use: The roles of these models.
         budget: Limits of a question and of the run.
@@ -103,7 +101,6 @@ class PipelineParts:
     text_knowledge: KnowledgeBase | None = None
     pages: SearchTool | None = None
     answerer: PrefixEngine | None = None
-    journal: Journal | None = None
     remote: RemoteModel | None = None
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)
@@ -131,7 +128,7 @@ class Recipe(Generic[PipelineSettings]):
         measured_by: The stage that measures its decisions; "" for none.
         may_use_base: True if the base model answers after the tuned model's reflection under some settings.
         choices: Choices of a sweep's grid points in addition to its settings; empty if it can't be swept.
-        is_iterative: True if it is a trajectory of steps, whose replies a journal stores.
+        is_iterative: True if it is a trajectory of steps.
         takes_texts: True if it also answers questions without a picture; with an index of passages it needs no entries.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
         reads: The contexts that it reads, which select its reader of several plain models: `none`, or a form of

@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import gc
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_device, launch_processes, launch_state
+from reflectune.core.launching import launch_device, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
-from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
@@ -273,45 +271,19 @@ def _run(
     key: str,
     traces: dict[str, Mapping[str, Trace]],
 ) -> None:
-    name, folder, limits = pipeline.name, Path(running.output, "traces"), parts.budget.limits
-    is_iterative = pipeline.recipe.is_iterative
-    with open_journal(folder / "journal", name, key, limits, traces) if is_iterative else nullcontext() as journal:
-        ready = dataclasses.replace(parts, journal=journal, use=pipeline.use)
-        traces[name] = run_pipeline(
-            name,
-            functools.partial(build_pipeline, name, pipeline.settings, ready),
-            pipeline.questions,
-            image_root=dataset.root,
-            folder=folder,
-            fingerprint=key,
-            batch_questions=running.batch_questions,
-            on_error=running.on_error,
-            form=running.traces,
-            reopen=functools.partial(outgrown, now=limits),
-        )
-
-
-@contextmanager
-def open_journal(
-    folder: Path, name: str, key: str, limits: Mapping[str, float], traces: Mapping[str, Mapping[str, Trace]]
-) -> Iterator[Journal]:
-    """Open the journal of an iterative pipeline, and delete it when all its questions have been answered.
-
-    It stays if a budget has ended trajectories, which a higher one resumes.
-
-    Args:
-        folder: Folder of journals.
-        key: Hash of everything that determines its replies.
-        limits: Budgets of its trajectories.
-        traces: Has the pipeline's traces when the block ends.
-    """
-    launch = launch_processes()
-    with Journal(folder, name, key, launch.index, limits) as journal:
-        yield journal
-    launch.wait()
-    if launch.index == 0 and not any(trace.limit for trace in traces[name].values()):
-        remove_journal(folder, name)
-    launch.wait()  # no process may open the next journal in the folder while it is removed
+    ready = dataclasses.replace(parts, use=pipeline.use)
+    traces[pipeline.name] = run_pipeline(
+        pipeline.name,
+        functools.partial(build_pipeline, pipeline.name, pipeline.settings, ready),
+        pipeline.questions,
+        image_root=dataset.root,
+        folder=Path(running.output, "traces"),
+        fingerprint=key,
+        batch_questions=running.batch_questions,
+        on_error=running.on_error,
+        form=running.traces,
+        reopen=functools.partial(outgrown, now=parts.budget.limits),
+    )
 
 
 def _fingerprint(

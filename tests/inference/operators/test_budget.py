@@ -12,7 +12,6 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import Budget, Limit, outgrown
-from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import write
@@ -44,9 +43,9 @@ def say(text: str) -> str:
     return f"I read {len(text)} letters."
 
 
-def run(name: str, script: Any, budget: Budget, count: int = 1, journal: Journal | None = None) -> list[Trace]:
+def run(name: str, script: Any, budget: Budget, count: int = 1) -> list[Trace]:
     tools = dataclasses.replace(script.tools, budget=budget)
-    pipeline = TrajectoryPipeline(name, PIPELINES[name], tools, journal)
+    pipeline = TrajectoryPipeline(name, PIPELINES[name], tools)
     return pipeline.run([question(n) for n in range(count)], [Image.new("RGB", (8, 8))] * count)
 
 
@@ -124,22 +123,6 @@ def test_a_pipeline_that_knows_nothing_of_budgets_ends_with_its_last_answer(scri
     assert (trace.answer, trace.fallback) == ("I read 5 letters.", "budget")
 
 
-@pytest.mark.parametrize("low", [30, 90, 150, 220])
-def test_a_higher_budget_goes_on_where_the_lower_one_ended(low: int, script: Callable[[], Any], tmp_path: Path) -> None:
-    high = Budget(question_tokens=260)
-    expected = [said(trace) for trace in run("pmsr", script(), high, 3)]
-    lower = Budget(question_tokens=low)
-    with Journal(tmp_path, "pmsr", "f", limits=lower.limits) as journal:
-        run("pmsr", script(), lower, 3, journal)
-    again, straight = script(), script()
-    with Journal(tmp_path, "pmsr", "f", limits=high.limits) as journal:
-        assert [said(trace) for trace in run("pmsr", again, high, 3, journal)] == expected
-    run("pmsr", straight, high, 3)
-    assert len(again.batches) < len(straight.batches)  # what was journaled is not asked for again
-    with Journal(tmp_path, "pmsr", "f", limits=high.limits) as journal:
-        assert [said(trace) for trace in run("pmsr", script(), high, 3, journal)] == expected
-
-
 @pytest.mark.parametrize(
     ("limit", "now", "expected"),
     [
@@ -164,10 +147,7 @@ def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(stub_s
     def evaluate(most: int, folder: Path) -> dict[str, Trace]:
         script = scripting(find=lambda query, base: [f"{base} {len(query)}"])
         limits = {"run_tokens": most} if most else {}
-        with (
-            RemoteModel(Endpoint(server.url, "stub", concurrency=1), folder / "replies.jsonl") as remote,
-            Journal(folder / "journal", "pmsr", "f", limits=limits) as journal,
-        ):
+        with RemoteModel(Endpoint(server.url, "stub", concurrency=1), folder / "replies.jsonl") as remote:
 
             def spent() -> tuple[int, float]:
                 usage = remote.usage()
@@ -178,7 +158,7 @@ def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(stub_s
             tools = Tools({"reader": model, "answerer": model}, script.search, script.embed, budget=budget)
             return run_pipeline(
                 "pmsr",
-                lambda: TrajectoryPipeline("pmsr", PIPELINES["pmsr"], tools, journal),
+                lambda: TrajectoryPipeline("pmsr", PIPELINES["pmsr"], tools),
                 questions,
                 image_root=tmp_path,
                 folder=folder,

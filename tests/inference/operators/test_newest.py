@@ -1,6 +1,5 @@
 """ReAG, WikiSeeker and IBA: every prompt, search and record of a question, written out by hand."""
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.iba import Iba, IbaSettings, scaled
 from reflectune.inference.pipelines.iterative import part_of_picture
@@ -241,34 +239,6 @@ def test_iba_with_a_model_that_names_nothing_takes_the_entries_that_look_most_al
     trace = run(iba(1.0, 1.0, 1.0, passages=3), script)
     assert trace.ended == "identified kite, kestrel, merlin"
     assert [read.passage.entry_id for read in trace.passages] == ["kite", "kestrel", "merlin"]
-
-
-class Crash(Exception):
-    pass
-
-
-@pytest.mark.parametrize("until", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("steps", [REAG, iba(0.5, 0.5, 1.0, passages=2)], ids=["reag", "iba"])
-def test_a_run_that_was_cut_off_is_not_judged_or_reranked_again(scripting, steps: Any, until: int, tmp_path) -> None:
-    def journaled(script: Any) -> Trace:
-        with Journal(tmp_path, "p", "f") as journal:
-            pipeline = TrajectoryPipeline("p", steps, script.tools, journal)
-            return pipeline.run([Question("q", "bird.png", QUESTION)], [Image.new("RGB", (8, 8))])[0]
-
-    def crashing(text: str) -> float:
-        if len(script.batches) > until:
-            raise Crash
-        return 0.5
-
-    whole = scripting(say=identify, find=lambda query, base: NAMES, probability=lambda text: 0.5)
-    expected = run(steps, whole)
-    script = scripting(say=identify, find=lambda query, base: NAMES, probability=crashing, score=crashing)
-    with contextlib.suppress(Crash):
-        journaled(script)
-    again = scripting(say=identify, find=lambda query, base: NAMES, probability=lambda text: 0.5)
-    found = journaled(again)
-    assert (found.answer, found.passages, found.ended) == (expected.answer, expected.passages, expected.ended)
-    assert not {kind for kind, _ in again.batches} & {kind for kind, _ in script.batches[:-1]} - {"write"}
 
 
 def test_scores_are_scaled_to_what_any_reranker_has() -> None:

@@ -1,8 +1,7 @@
-"""Trajectories of many questions: equal steps are one batch, and neither company nor a crash changes one."""
+"""Trajectories of many questions: equal steps are one batch, and company changes none."""
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge, liken, merge, search, write
 from reflectune.inference.trace import Trace, from_row, to_row
@@ -45,8 +42,8 @@ def question(name: str, text: str) -> Question:
     return Question(name, "image.png", text)
 
 
-def run(questions: Sequence[Question], script: Any, journal: Journal | None = None) -> list[Trace]:
-    pipeline = TrajectoryPipeline("test", steps, script.tools, journal)
+def run(questions: Sequence[Question], script: Any) -> list[Trace]:
+    pipeline = TrajectoryPipeline("test", steps, script.tools)
     return pipeline.run(questions, [Image.new("RGB", (8, 8))] * len(questions))
 
 
@@ -78,10 +75,6 @@ def test_neither_company_nor_order_changes_a_trajectory(shouting, texts, data) -
     assert {trace.question_id: said(trace) for trace in run(shuffled, shouting())} == alone
 
 
-class Crash(Exception):
-    pass
-
-
 @pytest.fixture(scope="session")
 def shouting(scripting: type[Any]) -> Callable[..., Any]:
     """A model that repeats its prompt in capitals, and a knowledge base that has two passages for every query."""
@@ -90,56 +83,6 @@ def shouting(scripting: type[Any]) -> Callable[..., Any]:
         return scripting(say=say, find=lambda query, base: [f"{query}!", f"{query}?"])
 
     return make
-
-
-@pytest.mark.parametrize("until", [0, 1, 4, 9])
-def test_a_run_that_was_cut_off_goes_on_inside_its_trajectories(shouting, until: int, tmp_path) -> None:
-    folder, questions = tmp_path / "journal", [question("one", "abc"), question("two", "ab")]
-    whole = shouting()
-    expected = [said(trace) for trace in run(questions, whole)]
-
-    def say(prompt: str) -> str:
-        if len(crashing.batches) > until:
-            raise Crash
-        return prompt.upper()
-
-    crashing = shouting(say)
-    with pytest.raises(Crash), Journal(folder, "test", "f") as journal:
-        run(questions, crashing, journal)
-    again = shouting()
-    with Journal(folder, "test", "f") as journal:
-        assert [said(trace) for trace in run(questions, again, journal)] == expected
-    assert len(crashing.batches) + len(again.batches) == len(whole.batches) + 1  # the round that was cut off
-    silent = shouting(lambda prompt: pytest.fail("everything has been asked"))
-    with Journal(folder, "test", "f", process=1) as journal:  # another process of a launch finds it, too
-        assert [said(trace) for trace in run(questions, silent, journal)] == expected
-    remove_journal(folder, "test")
-    assert not folder.exists()
-
-
-def test_half_a_line_of_a_journal_is_a_round_that_was_not_carried_out(shouting, tmp_path) -> None:
-    expected = [said(trace) for trace in run([question("one", "ab")], shouting())]
-    with Journal(tmp_path, "test", "f") as journal:
-        run([question("one", "ab")], shouting(), journal)
-    path = tmp_path / "test.0.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
-    again = shouting()
-    with Journal(tmp_path, "test", "f") as journal:
-        assert [said(trace) for trace in run([question("one", "ab")], again, journal)] == expected
-    assert again.batches == [("write", 1)]
-
-
-def test_a_journal_of_other_settings_or_of_other_steps_is_refused(shouting: Callable[..., Any], tmp_path: Path) -> None:
-    with Journal(tmp_path, "test", "f") as journal:
-        run([question("one", "ab")], shouting(), journal)
-    with pytest.raises(UserError, match="other settings"):
-        Journal(tmp_path, "test", "g")
-    path = tmp_path / "test.0.jsonl"
-    header, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[0]["requests"] = "other"
-    path.write_text("".join(json.dumps(row) + "\n" for row in (header, *rows)))
-    with Journal(tmp_path, "test", "f") as journal, pytest.raises(UserError, match="another version"):
-        run([question("one", "ab")], shouting(), journal)
 
 
 def test_a_trace_shows_every_step_and_what_it_cost(shouting: Callable[..., Any]) -> None:

@@ -59,7 +59,7 @@ STEPS = MmR2(MmR2Settings(candidates=9, passages=2, max_new_tokens=8, max_record
 
 
 def run(script: Any, budget: Budget | None = None, steps: MmR2 = STEPS) -> Trace:
-    tools = Tools({"reader": script, "answerer": script}, searched, None, script.rerank, budget or Budget())
+    tools = Tools({"reader": script, "answerer": script}, searched, rerank=script.rerank, budget=budget or Budget())
     question = Question("q", "bird.png", QUESTION)
     (trace,) = TrajectoryPipeline("mm_r2", steps, tools).run([question], [Image.new("RGB", (8, 8))])
     assert from_row(to_row(trace)) == trace

@@ -90,7 +90,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[EvaluateConfig], tuple[lis
 
     def start(config: EvaluateConfig) -> tuple[list[str], Ran]:
         loaded.clear()
-        config.output += f"/{next(number)}"  # one that was stopped has left its journal
+        config.output += f"/{next(number)}"
         with pytest.raises(Ran) as stopped:
             experiment.run(config)
         return list(loaded), stopped.value

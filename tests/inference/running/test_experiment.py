@@ -1,6 +1,3 @@
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +6,6 @@ import pytest
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
-from reflectune.core.launching import Processes
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
@@ -86,30 +82,6 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
     timed = {f"q00{i}": make.trace(i, seconds=seconds) for i, seconds in enumerate(gated)}
     traces = {"mr2ag": timed, "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})}}
     assert minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
-
-
-def test_no_process_goes_on_while_the_first_one_removes_a_journal(tmp_path, monkeypatch) -> None:
-    """The next pipeline's journal would be opened in a folder that is about to go."""
-    together = threading.Barrier(2, timeout=30)
-    removing = experiment.remove_journal
-
-    def slowly(folder: Path, name: str) -> None:
-        time.sleep(0.2)
-        removing(folder, name)
-
-    def run(index: int) -> bool:
-        state.index = index
-        with experiment.open_journal(tmp_path / "journal", "pmsr", "f", {}, {"pmsr": {}}) as journal:
-            journal.put("1", [], [], 0.5)
-        return Path(tmp_path, "journal").exists()
-
-    state = threading.local()
-    monkeypatch.setattr(experiment, "remove_journal", slowly)
-    monkeypatch.setattr(
-        experiment, "launch_processes", lambda: Processes(state.index, 2, lambda: (together.wait(), None)[1])
-    )
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(run, range(2))) == [False, False]
 
 
 @pytest.mark.parametrize("way", [experiment.run, experiment.describe])
