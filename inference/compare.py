@@ -35,8 +35,6 @@ class CompareConfig(Settings):
             for file in needed
             if not Path(name, file).is_file()
         ]
-        if self.seeds and len(self.evaluations) < 2:
-            problems.append("`seeds`: an interval over seeds needs at least two evaluations")
         return problems + (["`against` needs `seeds`"] if self.against and not self.seeds else [])
 
 
@@ -47,14 +45,15 @@ def compare(config: CompareConfig) -> None:
     from reflectune.inference.report.comparison import compared, read_metrics
     from reflectune.inference.report.comparison_page import page, plot
     from reflectune.inference.report.drawing import can_draw
-    from reflectune.inference.scoring.seeds import RECORD, over_seeds
+    from reflectune.inference.scoring.evaluation import baselines
+    from reflectune.inference.scoring.seeds import RECORD, parts_over_seeds
 
     if config.dry_run:
         print(f"compare {', '.join(config.evaluations)} in {config.output}: compare.md, compare.svg, compare.json")
         return
     record = compared(read_metrics(config.evaluations))
     if config.seeds:
-        record["over_seeds"] = over_seeds(read_metrics(config.evaluations, RECORD), config.against)
+        record["over_seeds"] = parts_over_seeds(read_metrics(config.evaluations, RECORD), config.against, baselines())
     write_json(Path(config.output, "compare.json"), record)
     if can_draw():
         write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))

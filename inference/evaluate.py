@@ -26,7 +26,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 def summary(metrics: dict[str, Any]) -> str:
     """The scores of the data set's metric as a small table, in %, with calls and tokens a question."""
-    from reflectune.inference.report.tables import BEST_OF, COMPUTE, COST_HEADS, number  # slow to import
+    from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number  # slow to import
 
     metric = metrics["metric"]
     heads = [*metric["columns"].values(), *(COST_HEADS[cost] for cost in COMPUTE)]
@@ -39,12 +39,10 @@ def summary(metrics: dict[str, Any]) -> str:
         cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]
         cells += [number(metrics["costs"][name][cost]) for cost in COMPUTE]
         lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
-    for group, by_label in metrics["groups"].items():
-        for label, part in by_label.items():
-            lines.append(f"{group}: {label}, with 95 % intervals")
-            lines += [f"  {name:<{names}}{shown(score)}" for name, score in part["scores"].items()]
-            leads = {name: lead for name, lead in part["comparisons"].items() if name.endswith(tuple(BEST_OF))}
-            lines += [f"  {name:<{names}}{shown(lead)}" for name, lead in leads.items()]
+    for part, table in metrics["groups"].items():
+        lines.append(f"{part}, with 95 % intervals; lead over {metrics['best_baseline']}")
+        for name, row in table.items():
+            lines.append("".join([f"  {name}".ljust(names), *(shown(row[key]).rjust(34) for key in ("score", "lead"))]))
     return "\n".join(lines)
 
 

@@ -53,7 +53,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
         f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals over "
         f"{metrics['resampled']}. Calls and tokens are those of a question, on average."
     )
-    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics), *_groups(metrics))
+    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics), _groups(metrics))
 
 
 def _reader(metrics: Mapping[str, Any], name: str) -> str:
@@ -195,16 +195,22 @@ def _gains(metrics: Mapping[str, Any]) -> Table | None:
     return Table(["difference", "points", "score"], rows, caption) if rows else None
 
 
-def _groups(metrics: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each break-down: scores of pipelines and their differences, a column for each group."""
-    for name, by_label in metrics["groups"].items():
-        parts = list(by_label.values())
-        scored, leads = parts[0]["scores"], parts[0]["comparisons"]
-        rows = [[it, *(score_cell(part["scores"][it]) for part in parts)] for it in scored]
-        rows += [[it, *(score_cell(part["comparisons"].get(it), sign=True) for part in parts)] for it in leads]
-        counts = (max((score["n"] for score in part["scores"].values() if score), default=0) for part in parts)
-        heads = [f"{label}, {count}" for label, count in zip(by_label, counts, strict=True)]
-        yield Table(["", *heads], rows, f"By {name}, with the number of questions. Differences are in points.")
+def _groups(metrics: Mapping[str, Any]) -> Table | None:
+    """Return scores and leads over the best baseline by group of questions, if groups are configured."""
+    if not (parts := metrics["groups"]):
+        return None
+    rows = [
+        [
+            name,
+            *(score_cell(part[name][key], sign=key == "lead") for part in parts.values() for key in ("score", "lead")),
+        ]
+        for name in parts["overall"]
+    ]
+    counts = {part: max((row["score"] or {"n": 0})["n"] for row in table.values()) for part, table in parts.items()}
+    head = ["pipeline", *(title for part, count in counts.items() for title in (f"{part}, {count}", "lead"))]
+    return Table(
+        head, rows, f"By group, with the number of questions; leads over {metrics['best_baseline']} in points."
+    )
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:

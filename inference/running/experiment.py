@@ -41,7 +41,6 @@ from reflectune.inference.running.parts import hash_parts, open_parts, open_serv
 from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.calibration import fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
-from reflectune.inference.scoring.groups import check_groups
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
@@ -88,8 +87,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
     metric, device = config.scored_by(config.dataset), launch_device(config.device)
     check_scorable(questions, metric)
-    check_groups(questions, config.groups, metric)
     measure = TraceScorer(metric, config.open_bem(device) if state.is_main_process else None)
+    record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
     models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
     calibration = _open_calibration(config, dataset)
     planned = plan(config, questions)
@@ -195,7 +194,8 @@ def describe(config: EvaluateConfig) -> str:
     """Describe a run, for `--dry_run`: read the questions, and load no model."""
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
-    check_groups(questions, config.groups, config.scored_by(config.dataset))
+    measure = TraceScorer(config.scored_by(config.dataset))
+    record_of(measure.official(questions), {}, config.groups, measure)
     planned = plan(config, questions)
     require_models(model_names(planned, models))
     find_device(config.device)

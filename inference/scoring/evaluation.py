@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from reflectune.inference.pipelines.recipe import CONTROLS, TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, iterative, reflecting
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.scoring.calibration import calibration, gate_rows
-from reflectune.inference.scoring.groups import by_group
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
+from reflectune.inference.scoring.seeds import parts_over_seeds, record_of
 from reflectune.inference.scoring.trajectories import costs, replies, trajectories
 from reflectune.inference.scoring.variants import noise, stop_rule
 from reflectune.inference.trace import PassageTrace, Trace
@@ -68,10 +67,11 @@ def evaluate(
     controls, headline = [name for name in all_forms()[CONTROLS] if name in tables], measure.headline(official)
     best = {BEST_BASELINE: _strongest(tables, baselines(), headline)}
     best[BEST_OF_ALL] = _strongest(tables, (*baselines(), *controls), headline) if controls else None
+    record = record_of(official, pipelines, groups, measure)
+    by_group = parts_over_seeds({"": record}, best[BEST_BASELINE] or "", seed=seed)["parts"] if groups else {}
     for title, name in best.items():
         if name:
             tables[title], pipelines[title] = tables[name], pipelines[name]
-    compare = partial(_comparisons, pipelines=pipelines, measure=measure, seed=seed)
     probed = traces.get("relevance", {})
     return {
         "metric": measure.facts(official),
@@ -85,8 +85,8 @@ def evaluate(
         "rankings": _rankings(official, traces.get("mr2ag", {}), measure, seed),
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
         "calibration": calibration(questions, traces, measure=measure, seed=seed, scalings=scalings),
-        "comparisons": compare(official),
-        "groups": by_group(official, pipelines, groups, measure, compare, seed),
+        "comparisons": _comparisons(official, pipelines, measure, seed),
+        "groups": by_group,
         "two_hop": {name: measure.mean(measure.two_hop(questions), made, seed) for name, made in pipelines.items()},
         "by_split": {name: _by_split(questions, made, measure, seed) for name, made in pipelines.items()},
         "costs": {name: costs(pipeline_traces) for name, pipeline_traces in pipelines.items()},

@@ -104,13 +104,6 @@ class TraceScorer:
         answered = [question for question in questions if question.id in traces]
         return tables.mean(answered, self.correct(answered, traces), seed)
 
-    def score(self, questions: Iterable[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any] | None:
-        """Return the headline score of the questions that have a trace, with its interval; `of` names it."""
-        answered = [question for question in questions if question.id in traces]
-        number = tables.headline(self.metric, answered)
-        score = number.estimate(answered, [self.correct(answered, traces)], seed)
-        return score and {**score, "of": number.name}
-
     def has_truth(self, question: Question) -> bool:
         """Return True if the data set has the truth that the metric compares with."""
         return has_truth(question, self.metric)

@@ -1,22 +1,41 @@
-"""Correctness of every question, as an evaluation records it, and scores over training seeds computed from it."""
+"""Correctness of every question, as an evaluation records it; scores and leads by group of questions and over seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
-from reflectune.inference.scoring.evaluation import baselines
-from reflectune.inference.scoring.groups import labels_of
+from reflectune.core.types import Metric, Question
+from reflectune.core.values import short
 from reflectune.inference.scoring.scores import Traces, TraceScorer
-from reflectune.metrics.reporting.breakdown import OVERALL, headline
+from reflectune.metrics.reporting.breakdown import OVERALL, headline, kind
 from reflectune.metrics.reporting.intervals import units
 
 RECORD = "scored.json"
 """File of an evaluation that holds `record_of`."""
+
+
+def labels_of(questions: Sequence[Question], group: str, metric: Metric) -> list[str]:
+    """Return each question's group.
+
+    Args:
+        questions: The questions.
+        group: `type`, the metric's question or answer type; a field of `meta`; or `FIELD=VALUE`, which parts the
+            questions into those of this value, `VALUE`, and the others, `not VALUE`.
+        metric: Decides the types.
+
+    Raises:
+        UserError: No question has the field or the value.
+    """
+    field, _, chosen = group.partition("=")
+    values = [kind(q, metric) if field == "type" else q.meta.get(field, "") for q in questions]
+    if not any(values) or (chosen and chosen not in values):
+        known = {*values} if any(values) else {"type"}.union(*(question.meta for question in questions))
+        raise UserError(f"`groups`: no question has `{group}`; one of {short(', '.join(sorted(known)))}")
+    return [(v if v == chosen else f"not {chosen}") if chosen else v or "none" for v in values]
 
 
 def record_of(
@@ -37,12 +56,16 @@ def record_of(
     }
 
 
-def over_seeds(records: Mapping[str, Mapping[str, Any]], against: str) -> dict[str, Any]:
+def parts_over_seeds(
+    records: Mapping[str, Mapping[str, Any]], against: str, baselines: Collection[str] = (), seed: int = 0
+) -> dict[str, Any]:
     """Return scores and leads over evaluations that differ by the seed of training alone.
 
     Args:
         records: `record_of` of each evaluation, by name.
         against: Pipeline that the others' leads are over; the baseline with the highest mean score if "".
+        baselines: Names of baselines.
+        seed: Seed of the intervals.
 
     Returns:
         `seeds` (count), `resampled`, `against`, and under `parts`, for all questions (`overall`) and each label of each
@@ -66,14 +89,15 @@ def over_seeds(records: Mapping[str, Mapping[str, Any]], against: str) -> dict[s
         asked = members & ~np.isnan(pair).any(axis=(0, 1))
         chosen = [questions[place] for place in np.flatnonzero(asked)]
         ours, theirs = pair[0][:, asked], pair[1][:, asked] if other else ()
-        return headline(record["metric"], chosen).estimate(chosen, list(ours), 0, list(theirs))
+        return headline(record["metric"], chosen).estimate(chosen, list(ours), seed, list(theirs))
 
-    everything = np.ones(len(questions), dtype=bool)
-    means = {name: score["value"] for name in names if name in baselines() and (score := estimate(everything, name))}
-    against = against or (max(means, key=lambda name: means[name]) if means else "")
+    parts = {OVERALL: np.ones(len(rows), dtype=bool)}
+    means = {
+        name: score["value"] for name in {*names}.intersection(baselines) if (score := estimate(parts[OVERALL], name))
+    }
+    against = against or max(sorted(means), key=lambda name: means[name], default="")
     if against and against not in names:
         raise UserError(f"`against`: {against} was not run in all evaluations; one of {', '.join(names)}")
-    parts = {OVERALL: everything}
     for group in rows[0]["groups"] if rows else ():
         labels = np.array([row["groups"][group] for row in rows])
         parts |= {label if "=" in group else f"{group} {label}": labels == label for label in np.unique(labels)}

@@ -126,7 +126,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     assert sum("has no metrics.json" in problem for problem in problems) == 2
     assert any("`output` is needed" in problem for problem in problems)
     seeds = CompareConfig(evaluations=[str(tmp_path / "empty")], seeds=True, output="o").problems()
-    assert sum("has no scored.json" in problem or "at least two" in problem for problem in seeds) == 2
+    assert any("has no scored.json" in problem for problem in seeds)
     assert (
         CompareConfig(evaluations=[str(tmp_path)], against="naive", output="o").problems()[-1]
         == "`against` needs `seeds`"
