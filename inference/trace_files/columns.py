@@ -62,21 +62,22 @@ def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapp
 
 
 class _RowGroup:
-    """Columns of a row group; those of its passages are concatenated."""
+    """Columns of a row group; those of its passages are concatenated, with NaN for missing numbers."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         passages = batch.column("passages")
         self._columns = {name: batch.column(name) for name in batch.schema.names if name != "passages"}
         self._ends = passages.offsets.to_numpy()
-        names = (field.name for field in passages.type.value_type)
-        self._passages = dict(zip(names, passages.values.flatten(), strict=True))
+        self._passages = [column.to_pandas().to_numpy() for column in passages.values.flatten()]
 
     def value(self, name: str, row: int) -> Any:
         """Return a field of a trace."""
         if name == "passages":
-            start, end = self._ends[row], self._ends[row + 1]
-            values = zip(*(column[start:end].to_pylist() for column in self._passages.values()), strict=True)
-            return tuple(PassageTrace(NO_TEXT, **dict(zip(self._passages, each, strict=True))) for each in values)
+            of_row = slice(self._ends[row], self._ends[row + 1])
+            columns = (
+                [None if each != each else each for each in column[of_row].tolist()] for column in self._passages
+            )
+            return tuple(PassageTrace(NO_TEXT, *values) for values in zip(*columns, strict=True))
 
         value = self._columns[name][row].as_py(maps_as_pydicts="strict")
         if isinstance(value, (list, dict)):
