@@ -70,6 +70,7 @@ def test_a_file_is_scored_officially_and_coverage_is_printed(tmp_path: Path, dat
     assert done.returncode == 0, done.stderr
     assert "coverage 75.00 %: 8 questions, 2 missing" in done.stdout
     assert "final 66.67, unseen question 66.67, unseen entity 66.67" in done.stdout
+    assert "in brackets 95 % intervals over 6 questions" in done.stdout  # none names an entity
     report = json.loads(output.read_text())
     assert report["splits"] == sorted(SPLITS)
     assert report["dataset"]["fingerprint"] == "f00d"

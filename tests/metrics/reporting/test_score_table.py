@@ -90,6 +90,15 @@ def test_a_better_run_is_found_and_the_sides_are_opposite() -> None:
     assert forth["better"] == back["worse"] > forth["worse"]
 
 
+def test_questions_of_one_entity_are_one_piece_of_evidence() -> None:
+    alone = [replace(question, entity_ids=(f"e{place:03d}",)) for place, question in enumerate(QUESTIONS)]
+    again = tuple(replace(q, id=f"{q.id} {n}") for q in alone for n in range(3))
+    once = [replace(scored(share), questions=tuple(alone)) for share in (0.4, 0.34)]
+    thrice = [replace(one, questions=again, values=one.values.repeat(3)) for one in once]
+    single, triple = compare(*once, seed=0), compare(*thrice, seed=0)
+    assert {**triple, "n": 400, "better": single["better"], "worse": single["worse"]} == pytest.approx(single)
+
+
 def test_only_questions_of_both_are_compared_by_their_first_answers() -> None:
     first = Scored("infoseek", "official", (QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]), np.array([1.0, 0.0, 1.0]))
     second = Scored("infoseek", "official", (QUESTIONS[2], QUESTIONS[0]), np.array([1.0, 0.0]))
