@@ -4,6 +4,7 @@ The language model is cut to its first six layers, the picture is drawn, and the
 What transformers computes is taken before its attention is replaced.
 """
 
+import functools
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.shared import attention_of
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
@@ -134,7 +136,16 @@ def exact(loaded: Loaded, plain: SimpleNamespace) -> Asked:
     return ask(loaded, plain, NEW_TOKENS)
 
 
+@pytest.fixture(params=[False, True], ids=["levels", "packed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On levels of keys and values, or on packed rows, as a GPU reads them."""
+    if request.param:
+        reader = functools.partial(PackedReader, compile_after=None)
+        monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: reader(*known))
+
+
 @pytest.mark.parametrize("keep_images", [0, 1])
+@pytest.mark.usefixtures("way")
 def test_gates_scores_and_answers_are_those_of_plain_calls(loaded: Loaded, exact: Asked, keep_images: int) -> None:
     """With each question's prefix read whole, and with the picture of both read once.
 
@@ -146,6 +157,7 @@ def test_gates_scores_and_answers_are_those_of_plain_calls(loaded: Loaded, exact
     assert max(map(len, answers)) > 2
 
 
+@pytest.mark.usefixtures("way")
 def test_in_half_precision_the_engine_rounds_about_as_plain_calls_do(pocket, exact, plain) -> None:
     """In bfloat16 both are far from float32, of log-probabilities of -55 … -11 nats, and not by the same roundings.
 
