@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     figures.put("model", "language parameters", w.language_parameters(model))
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
-    found = rivals(model, prefixes, branches, figures)
+    lengths = (PASSAGES // 2, PASSAGES) if arguments.device != "cpu" or arguments.size == "tiny" else ()
+    found = rivals(model, prefixes, branches, figures, lengths)
     engine = w.engine_of(model, packed=arguments.packed)  # from here on the model's attention is the engine's
     figures.put("model", "token budget", engine.token_budget)
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
@@ -138,7 +139,7 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), 1, QUESTIONS)
     decode_steps(figures)
     figures.time("gates", "engine, question's gate first", lambda: w.engine_gates(engine, *first, first=True), 3)
-    for count in (PASSAGES // 2, PASSAGES):
+    for count in lengths:
         given = prefixes[:1], [w.passages(model, count, LONG)]
         figures.time(f"gates of {count} x {LONG}", "engine", functools.partial(w.engine_gates, engine, *given), 2)
     figures.time("probe", "engine", lambda: answer(*first, PASSAGES, PROBED))
@@ -152,8 +153,10 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
         profile(lambda: answer(*first, ANSWERS, LONGER), figures)
 
 
-def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figures) -> dict[str, Any]:
-    """Time what an engineer would write first, and return gates and answers."""
+def rivals(
+    model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, lengths: Sequence[int]
+) -> dict[str, Any]:
+    """Time what an engineer would write first, and return gates and answers; `lengths` are numbers of long passages."""
     import torch
     import workload as w
 
@@ -185,10 +188,10 @@ def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figure
     figures.time("generate", "batched rows, longer", lambda: single([chosen], LONGER), 1)
     figures.time("probe", "repeated cache", lambda: ours(*first, PASSAGES, PROBED))
     figures.time("probe", "batched rows", lambda: single(branches[:1], PROBED))
-    long = w.passages(model, PASSAGES, LONG)
-    name = f"gates of {PASSAGES} x {LONG}"
-    figures.time(name, "batched rows", lambda: w.batched_rows(model, prefixes[0], long, rows=4), 1)
-    figures.time(name, "repeated cache", lambda: ours(prefixes[:1], [long]), 1)
+    for count in lengths:
+        name, long = f"gates of {count} x {LONG}", w.passages(model, count, LONG)
+        figures.time(name, "batched rows", functools.partial(w.batched_rows, model, prefixes[0], long, rows=4), 1)
+        figures.time(name, "repeated cache", functools.partial(ours, prefixes[:1], [long]), 1)
     return {"answers": answers, "rows of 8": rows_of_8, "cache of 8": cache_of_8}
 
 
@@ -219,6 +222,7 @@ def again(arguments: argparse.Namespace, figures: Figures) -> None:
 
 def agreement(figures: Figures, name: str, gates: Any, rows: Any) -> None:
     """Compare the log-odds of gates with those of batched rows, and the passages with the highest gates."""
+    figures.put("largest difference of a gate from batched rows", name, float((gates - rows).abs().max()))
     differences = (gates.logit() - rows.logit()).abs().flatten()
     figures.put("difference of log-odds, median", name, float(differences.median()))
     figures.put("difference of log-odds, 99 %", name, float(differences.quantile(0.99)))
@@ -369,7 +373,13 @@ SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
 
 def tables(figures: dict[str, Any]) -> list[str]:
     """Return the page's tables."""
-    lines = [*inference_tables(figures)]
+    found = figures | {"llava": figures.get("again", {}) | figures.get("llava", {})}  # the section compiles llava
+    marks = [
+        (text, before, wanted, *(_times(at(found, family, figure, "engine"), factor) for family in FAMILIES))
+        for text, figure, factor, before, wanted in MARKS
+    ]
+    head = ("mark", "before", "at most", "llava", "qwen2_vl")
+    lines = [*inference_tables(figures), *table(head, marks), ""]
     trained = figures.get("training", {})
     columns = ("tokens", "step", "tokens/s", "TFLOP/s", "step, GiB")
     rows = [(name, *(at(trained, column, name) for column in columns)) for name in trained.get("step", {})]
@@ -389,7 +399,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
 
 
 def inference_tables(figures: dict[str, Any]) -> list[str]:
-    """Return a table of gates, answers, probes and decode steps for each family, and one of the marks."""
+    """Return a table of gates, answers, probes and decode steps for each family."""
     lines: list[str] = []
     steps = f"decode step of {ANSWERS} rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms"
     long = f"gates of {PASSAGES} x {LONG}"
@@ -408,11 +418,7 @@ def inference_tables(figures: dict[str, Any]) -> list[str]:
             ratios.append(min(others) / ours if ours and others else None)
         rows.append(("best rival / engine", *ratios, None))
         lines += [*table((family, *heads), rows), "", *notes(figures, found, long)]
-    rows = [
-        (text, before, wanted, *(_times(at(figures, family, figure, "engine"), factor) for family in FAMILIES))
-        for text, figure, factor, before, wanted in MARKS
-    ]
-    return [*lines, *table(("mark", "before", "at most", "llava", "qwen2_vl"), rows), ""]
+    return lines
 
 
 def _times(value: float | None, factor: float) -> float | None:

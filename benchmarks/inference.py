@@ -86,7 +86,7 @@ def main() -> None:
     if arguments.page:
         return BENCHMARK.write_page(arguments)
     torch.set_num_threads(arguments.threads)
-    arguments.device, arguments.dtype = "cpu", "float32"
+    arguments.device, arguments.dtype, arguments.packed = "cpu", "float32", False
     figures: dict[str, Any] = {"shared pictures": {}}
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:
