@@ -57,8 +57,7 @@ def evaluate(
 
     Returns:
         The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
-        "n"}`, with its 95 % interval, a fraction of 1; None if the data have no such questions. Intervals are over
-        entities (`resampled`: over how many).
+        "n"}`, a fraction of 1 with its 95 % interval over entities (`resampled`); None without such questions.
     """
     official = measure.official(questions)
     measure.read(questions, traces.values())
