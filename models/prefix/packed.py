@@ -137,10 +137,7 @@ def packed_for(
     """Return a reader of packed rows on a GPU, and None on a CPU or with a printed reason.
 
     Args:
-        forward: The model.
-        budget: Most tokens in one pass.
-        images: Cached image prefixes.
-        compiling: Allow a compiler, without which FlexAttention is slow.
+        compiling: Allow a compiler, without which FlexAttention is slow. For others see `PackedReader`.
     """
     if forward.device.type != "cuda" or not compiling:
         return None
@@ -180,12 +177,13 @@ class PackedReader:
     ) -> None:
         self.forward, self._budget, self._images, self.compile_after = forward, budget, images, compile_after
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
+        self._plain: list[Any] = [layer._call_impl for layer in self._layers]
         self._compiled: list[Any] = []
 
     def open(self, prefixes: Sequence[Rendered]) -> OpenedTrees:
         """Return questions; nothing is read yet."""
-        image_token_id = self.forward.positions.image_token_id
-        return OpenedTrees(prefixes, shared_image_prefixes(prefixes, image_token_id, self._images.most > 0))
+        image, keep = self.forward.positions.image_token_id, self._images.most > 0
+        return OpenedTrees(prefixes, shared_image_prefixes(prefixes, image, keep))
 
     def prefixes(self, trees: OpenedTrees, questions: Sequence[int], *, continued: bool = False) -> list[Spot]:
         """Return the ends of some prefixes, with keys and values if they are to be continued."""
@@ -205,7 +203,7 @@ class PackedReader:
         """
         known = {q: spot for q in branches if (spot := trees.spots.get(q)) is not None and spot.row.cache}
         bases = self._image_prefixes(
-            {trees.shared[q][0]: trees.shared[q][1] for q in trees.shared if q in branches and q not in known}
+            dict(trees.shared[q][:2] for q in branches if q in trees.shared and q not in known)
         )
         parts = []
         for q, own in branches.items():
@@ -265,8 +263,7 @@ class PackedReader:
             if not is_out_of_memory(error) or (len(group) == 1 and not group[0].is_divisible):
                 raise
         gc.collect()  # only here, outside the except block, the memory held by the traceback is free
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         say("a packed row is out of memory: it is split by questions, or by branches")
         if len(group) == 1:
             return [self._divided(group[0], limit)]
@@ -314,19 +311,36 @@ class PackedReader:
         positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None].to(device)
         inputs = {"input_ids": ids, "position_ids": positions if forward.positions.is_3d else positions[0]}
         inputs |= forward.vision_inputs(pictures, ids) if pictures else {}
-        forward.tokens_read += len(row.ids)
-        if self.compile_after is not None and forward.tokens_read > self.compile_after:
-            if not self._compiled:
-                say("the layers are compiled now, which takes up to a minute")
-                self._compiled = [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]
-            try:
-                return self.compute(self._compiled, row, inputs, mask, past)
-            except Exception as error:  # a compiler has many types of errors
-                if is_out_of_memory(error):
-                    raise
-                say(f"layers are not compiled: {type(error).__name__}: {error}".splitlines()[0][:300])
+        if self.compile_after is None or forward.tokens_read < self.compile_after:
+            self.compute(self._plain, row, inputs, mask, past)
+        elif not self._compute_compiled(row, inputs, mask, past):
             self.compile_after = None
-        return self.compute([layer._call_impl for layer in self._layers], row, inputs, mask, past)
+            self.compute(self._plain, row, inputs, mask, past)
+        forward.tokens_read += len(row.ids)
+
+    def _compute_compiled(self, row: PackedRow, inputs: dict[str, Tensor], mask: BlockMask, past: KeysValues) -> bool:
+        """Compute a row by compiled layers; returns False, with a printed line, if they fail or differ at first."""
+        is_first = not self._compiled
+        if is_first:
+            say("the layers are compiled now, which takes up to a minute")
+            self._compiled = [torch.compile(call, dynamic=True) for call in self._plain]
+        try:
+            self.compute(self._compiled, row, inputs, mask, past)
+        except Exception as error:  # a compiler has many types of errors
+            if is_out_of_memory(error):
+                raise
+            problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        else:
+            found = row.states[: len(row.ids)].float()
+            if not is_first:
+                return True
+            self.compute(self._plain, row, inputs, mask, past)
+            expected = row.states[: len(row.ids)].float()
+            if not bool((found - expected).norm() > 0.1 * expected.norm()):  # NaN is refused elsewhere
+                return True
+            problem = "they give other numbers"
+        say(f"layers are not compiled: {problem}")
+        return False
 
     def compute(
         self, calls: Sequence[Any], row: PackedRow, inputs: dict[str, Tensor], mask: BlockMask, past: KeysValues

@@ -130,19 +130,30 @@ def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes
     assert max(passes) <= max(115, *(len(prefix.ids) for prefix in prefixes))
 
 
+def raises(*_, **__):
+    raise RuntimeError("no C compiler\nin the path")
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        (lambda call: raises, "RuntimeError: no C compiler"),
+        (lambda call: lambda *given, **more: 2 * call(*given, **more), "they give other numbers"),
+    ],
+)
 @pytest.mark.parametrize("gate_first", [False, True])
-def test_a_compiler_that_fails_is_named_and_done_without(loaded, make, monkeypatch, printed, gate_first):
+def test_a_compiler_that_fails_is_named_and_done_without(
+    loaded, make, monkeypatch, printed, broken, problem, gate_first
+):
     prefixes, branches = asked(loaded, make)
-
-    def broken(*_, **__):
-        raise RuntimeError("no C compiler\nin the path")
-
     compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call, **how: broken if "dynamic" in how else compiled(call, **how))
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **how: broken(call) if "dynamic" in how else compiled(call, **how)
+    )
     engine = engine_of(loaded, compile_after=0)
     actual = said(engine, prefixes, branches, gate_first=gate_first)
     assert_same(actual, said(PrefixEngine(loaded), prefixes, branches))
-    assert printed[1:] == ["layers are not compiled: RuntimeError: no C compiler"]
+    assert printed[1:] == [f"layers are not compiled: {problem}"]
     assert engine.packed.compile_after is None
 
 
