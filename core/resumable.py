@@ -61,9 +61,11 @@ class Logs:
         return (row_at(*places[row_id]) for row_id in (sorted(places) if ids is None else ids))
 
     def remove(self) -> None:
-        """Delete the logs, once their rows are stored elsewhere."""
+        """Delete the logs, once their rows are stored elsewhere, and their folder if it is empty."""
         for path in self.paths():
             path.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
 
 def row_at(path: Path, begin: int) -> Row:
@@ -159,8 +161,6 @@ def run_to_file(
             raise RuntimeError(f"{path}: no row of {len(missing)} items, the first being {missing[0]}")
         write_rows(path, fingerprint, [rows[row_id] for row_id in sorted(rows)])
         logs.remove()
-        if not any(logs.folder.iterdir()):
-            logs.folder.rmdir()
 
     batches = [items[start : start + batch_size] for start in range(0, len(items), batch_size)]
     run_batches(batches, work, logs, done, merge=merge, processes=processes, desc=path.stem)

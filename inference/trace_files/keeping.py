@@ -139,8 +139,6 @@ class TraceStore:
         for path in outdated:
             path.unlink(missing_ok=True)
         logs.remove()
-        if not any(logs.folder.iterdir()):
-            logs.folder.rmdir()
 
     def _merged_rows(self, ids: Sequence[str], places: Mapping[str, Place]) -> Iterator[Row]:
         """Yield the rows of questions: those of JSONL files at their places, the others from Parquet."""

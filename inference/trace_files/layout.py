@@ -133,16 +133,6 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path} can't be read as traces ({error}); move it away to start again") from error
 
 
-def read_column(path: Path, name: str, fingerprint: str | None = None) -> pa.ChunkedArray:
-    """Read a column of a file.
-
-    Raises:
-        UserError: As `open_table`.
-    """
-    with open_table(path, fingerprint) as file, reading(path):
-        return file.read([name]).column(0)
-
-
 def _with_keys(row: Mapping[str, Any], texts: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Replace the passages of a trace's row by keys, and add them to `texts`."""
     passages = []

@@ -22,7 +22,6 @@ from reflectune.inference.trace_files.layout import (
     is_questions,
     open_table,
     passages_path,
-    read_column,
     reading,
 )
 
@@ -125,7 +124,8 @@ class TraceFile:
 
     @functools.cached_property
     def _keys(self) -> np.ndarray:
-        return read_column(self._texts, KEY).to_numpy()
+        with open_table(self._texts) as file, reading(self._texts):
+            return file.read([KEY]).column(0).to_numpy()
 
 
 def _keys_of(table: pa.Table) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
@@ -23,7 +23,6 @@ from reflectune.metrics.scoring.registry import evqa_candidate, evqa_type
 from reflectune.metrics.scoring.scoring import join
 
 Layout = Literal["infoseek", "evqa", "vqa"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 LAYOUT_OF: Mapping[Metric, Layout] = {"infoseek": "infoseek", "evqa": "evqa", "evqa_exact": "evqa", "vqa": "vqa"}
 """Layout of a data set's metric; other metrics have no official program that reads files."""
 
