@@ -75,7 +75,7 @@ class StaticDecoder:
         """Return the step of a bucket. All steps are made again where the memory has to grow."""
         like, _ = spot.row.cache[0]
         shape = (len(spot.row.cache), 2, rows, like.shape[1], keys, like.shape[3])
-        if self.memory.numel() < math.prod(shape):
+        if self.memory.numel() < math.prod(shape) or self.memory.dtype != like.dtype:
             self.steps.clear()
             self.memory = torch.empty(0)
             self.memory = like.new_zeros(math.prod(shape))

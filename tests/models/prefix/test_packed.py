@@ -210,6 +210,17 @@ def test_buckets_share_their_memory_and_rows_end_by_themselves(loaded, make, mon
     assert [rows_of_bucket(count) for count in (1, 2, 3, 5, 8, 9, 32, 33)] == [1, 2, 4, 8, 8, 16, 32, 40]
 
 
+def test_keys_of_another_precision_get_memory_of_their_own(loaded, make):
+    prefixes, branches = asked(loaded, make)
+    engine = engine_of(loaded)
+    expected = engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3)
+    assert engine.decoder.memory.dtype == torch.bfloat16
+    assert rounded[0].score == pytest.approx(expected[0].score, rel=0.1)
+    assert engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3) == expected
+
+
 def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monkeypatch, printed):
     @contextlib.contextmanager
     def graph(*_, **__):
