@@ -113,7 +113,7 @@ class TraceStore:
             row["id"]: (path, begin)
             for path in paths
             for begin, _, row in scan_rows(path, self.fingerprint)
-            if not reopen(row["limit"])
+            if not reopen(row.get("limit", {}))
         }
 
     def _tabled(self, reopen: Reopen) -> list[str]:
