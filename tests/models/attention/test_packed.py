@@ -82,13 +82,12 @@ def test_a_tree_is_that_of_training():
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_flex_attention_is_attention_under_the_dense_mask(compiled, key_heads):
-    attend = packed_attention
-    if compiled:
-        attend = torch.compile(packed_attention, dynamic=True)
     generator = torch.Generator().manual_seed(0)
     for trees, past in (([(130, [40, 90]), (60, [])], 0), ([(5, [3, 200]), (300, [7])], BLOCK)):
         segments, before = packed_trees(trees, past), past * len(trees)
         bounds = bounds_of(segments, before)
+        # torch 2.13's code for CPUs doesn't always compile with dynamic lengths
+        attend = torch.compile(packed_attention, dynamic=False) if compiled else packed_attention
         new = bounds.shape[1]
         query, key, value = (torch.randn(1, heads, new, 16, generator=generator) for heads in (4, key_heads, key_heads))
         earlier = [torch.randn(1, key_heads, before, 16, generator=generator) for _ in range(2)] if before else []
