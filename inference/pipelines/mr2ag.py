@@ -38,6 +38,8 @@ class ChoiceSettings(EntryShareSettings):
     relevant_shift: float = setting(
         0.0,
         "mR²AG: added to the log-odds of [Relevant]; corrects its prior: -3.5 from 1 : 3 in training to 1 : 100",
+        ge=-100,
+        le=100,
     )
 
 

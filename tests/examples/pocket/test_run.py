@@ -68,6 +68,7 @@ def test_the_shipped_models_answer_from_real_pictures_and_articles(
         fetch_sources(sources, user_cache("gallery"))
     stages = run.quick_stages(limit=LIMIT)
     stages["gallery"] += ["--limit", "4", "--captions", "", "--sources", *sources]
+    stages["quick"] += ["--groups", "style=drawing"]  # these sources have no flags
     for name, command in stages.items():
         subprocess.run(command, cwd=tmp_path, check=True)
         if name == "gallery":

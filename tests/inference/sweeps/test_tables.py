@@ -41,7 +41,7 @@ def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -
     )
     assert config.problems() == []
     record = tables_run.run(config)
-    assert [len(table["rows"]) for table in record["tables"]] == [14, 8, 20, 4]
+    assert [len(table["rows"]) for table in record["tables"]] == [16, 8, 28, 4]
     assert all(claim["verdict"] for table in record["tables"] for claim in table["claims"])
     text = Path(config.output, "tables.md").read_text()
     assert text == markdown(json.loads(Path(config.output, "tables.json").read_text()))
