@@ -79,8 +79,9 @@ def test_a_tree_is_that_of_training():
     assert torch.equal(dense_mask(bounds_of(segments), 256)[:161, :161], tree_mask(codes)[0, 0])
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize(
+    ("compiled", "key_heads"), [(False, 4), (False, 2), pytest.param(True, 2, marks=pytest.mark.slow)]
+)
 def test_flex_attention_is_attention_under_the_dense_mask(compiled, key_heads):
     generator = torch.Generator().manual_seed(0)
     for trees, past in (([(130, [40, 90]), (60, [])], 0), ([(5, [3, 200]), (300, [7])], BLOCK)):
