@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psutil
 import pytest
 from PIL import Image
@@ -31,6 +32,9 @@ from reflectune.core.types import Entry, Section
 
 if TYPE_CHECKING:
     from reflectune.formats.knowledge_base import KnowledgeBase
+
+hypothesis.settings.register_profile("busy", deadline=None)  # an example may wait for a core
+hypothesis.settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
