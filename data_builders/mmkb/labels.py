@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from reflectune.core.config import cross_check, setting
+from reflectune.core.odds import sigmoid
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.mct import MctLabel, MixingSettings, RelScores, mct_label, rel_score
@@ -229,7 +230,7 @@ def _branches(labels: Labels, scale: float | None) -> Iterator[tuple[str, Prompt
     for ret in labels.ret:
         yield ret.question_id, PromptedBranch("ret", role="retrieve" if ret.retrieve else "no_retrieve")
     for srt in labels.srt:
-        share = float(srt.relevant) if scale is None else _sigmoid((srt.change or 0.0) / scale)
+        share = float(srt.relevant) if scale is None else float(sigmoid((srt.change or 0.0) / scale))
         for role, weight in (("relevant", share), ("irrelevant", 1 - share)):
             if weight:
                 read, found = (srt.document.passage,), srt.document.found
@@ -245,7 +246,3 @@ def _answers(labels: Labels, questions: Mapping[str, Question]) -> Iterator[tupl
         documents = labels.contexts.get(ret.question_id, ()) if ret.retrieve else ()
         if answer and (documents or not ret.retrieve):
             yield ret.question_id, PromptedBranch("vqa", documents, reply=answer)
-
-
-def _sigmoid(value: float) -> float:
-    return 1 / (1 + math.exp(-value)) if value > -700 else 0.0

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from reflectune.core.errors import UserError
-from reflectune.inference.reading.document_choice import fuse, keep_relevant, log_odds
+from reflectune.inference.reading.document_choice import fuse, fusion_features, keep_relevant
 from reflectune.inference.reading.ranking import document_shares
+from reflectune.metrics.reporting.gates import fit_logistic, logistic_loss
 
 TEMPERATURES: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
 """Values of `s_ret_temperature` to try."""
@@ -61,8 +62,9 @@ def fit_choice(questions: Sequence[Sequence[JudgedDocument]]) -> DocumentChoice:
     for temperature in TEMPERATURES:
         shares = [document_shares([d.entry for d in q], [d.s_ret for d in q], temperature) for q in questions]
         pairs = [(d, s) for q, row in zip(questions, shares, strict=True) for d, s in zip(q, row, strict=True)]
-        rows = np.array([(log_odds(d.score), np.log(max(share, 1e-6)), 1.0) for d, share in pairs])
-        fits.append((*_logistic(rows, right), temperature, shares))
+        rows = np.array([fusion_features(d.score, share) for d, share in pairs])
+        weights = fit_logistic(rows, right, np.zeros(3), _RIDGE)
+        fits.append((logistic_loss(rows @ weights, right), weights.tolist(), temperature, shares))
     _, weights, temperature, shares = min(fits, key=lambda fit: fit[0])
     chances = [
         [fuse(d.score, share, weights) for d, share in zip(q, row, strict=True)]
@@ -71,20 +73,7 @@ def fit_choice(questions: Sequence[Sequence[JudgedDocument]]) -> DocumentChoice:
     most = max(map(len, questions))
     options = [(k, 0.5) for k in range(1, most + 1)] + [(0, step / 20) for step in range(1, 20)]
     f1, k, threshold = max(((_f1(questions, chances, *option), *option) for option in options), key=lambda o: o[0])
-    return DocumentChoice(temperature, weights, k, threshold, f1)
-
-
-def _logistic(rows: np.ndarray, outcomes: np.ndarray) -> tuple[float, tuple[float, ...]]:
-    """Return the loss and the weights of a logistic regression with a small ridge, by Newton's method."""
-    weights = np.zeros(rows.shape[1])
-    for _ in range(100):
-        chance = 1 / (1 + np.exp(-np.clip(rows @ weights, -30, 30)))
-        slope = rows.T @ (chance - outcomes) + _RIDGE * weights
-        curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + _RIDGE * np.eye(rows.shape[1])
-        step = np.linalg.solve(curvature, slope)
-        weights -= step / max(1.0, float(np.abs(step).max()))
-    loss = np.logaddexp(0, rows @ weights) - outcomes * (rows @ weights)
-    return float(loss.sum()), tuple(map(float, weights))
+    return DocumentChoice(temperature, tuple(weights), k, threshold, f1)
 
 
 def _f1(

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from reflectune.core.odds import log_odds, sigmoid
 from reflectune.models.schemes.mct import read_reply
 
 Mct = Literal["none", "filter", "merge", "rerank"]
@@ -49,12 +52,6 @@ def by_relevance(scores: Sequence[float | None]) -> list[int]:
     return [position for _, position in sorted(judged, key=lambda pair: (-pair[0], pair[1]))]
 
 
-def log_odds(probability: float) -> float:
-    """Return the log-odds of a probability, within ±log(10⁶ - 1)."""
-    clipped = min(max(probability, 1e-6), 1 - 1e-6)
-    return math.log(clipped / (1 - clipped))
-
-
 def fuse(score: float, share: float, weights: Sequence[float]) -> float:
     """Return sigmoid(a · logit Score_SRT + b · log share + c), a probability that the document helps.
 
@@ -63,8 +60,12 @@ def fuse(score: float, share: float, weights: Sequence[float]) -> float:
         share: The share of the document's entry (`document_shares`).
         weights: a, b and c.
     """
-    a, b, c = weights
-    return 1 / (1 + math.exp(-min(max(a * log_odds(score) + b * math.log(max(share, 1e-6)) + c, -700.0), 700.0)))
+    return float(sigmoid(np.dot(weights, fusion_features(score, share))))
+
+
+def fusion_features(score: float, share: float) -> tuple[float, float, float]:
+    """Return logit Score_SRT, log share and 1. Probabilities below 10⁻⁶ count as 10⁻⁶, and above 1 - 10⁻⁶ likewise."""
+    return log_odds(score, most=math.log(1e6 - 1)), math.log(max(share, 1e-6)), 1.0
 
 
 def keep_relevant(

@@ -12,6 +12,7 @@ from typing import Any
 from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.core.odds import log_odds
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings
@@ -36,9 +37,6 @@ DIRECT, RETRIEVED, PASSAGES = "direct", "retrieved", "passages"
 
 _GAMMA = {DIRECT: math.inf, RETRIEVED: -1.0}
 """Thresholds that no gate reaches, and that every gate reaches."""
-
-_MAX_LOG_ODDS = 30.0
-"""Bound of log-odds in either direction: a probability in half precision may be 0 or 1."""
 
 
 class GateRewardRollout:
@@ -210,14 +208,6 @@ def _drawn_passage(retrieved: Trace) -> list[PassageTrace]:
     )
     drawn = random.Random(retrieved.question_id)
     return [drawn.choice(judged[1:] if judged[1:] and drawn.random() < 0.5 else judged[:1])] if judged else []
-
-
-def log_odds(yes: float, no: float | None = None) -> float:
-    """Compute log(yes / no), with `no` = 1 - `yes` by default."""
-    no = 1.0 - yes if no is None else no
-    if min(yes, no) <= 0.0:
-        return _MAX_LOG_ODDS if yes > no else -_MAX_LOG_ODDS
-    return min(max(math.log(yes) - math.log(no), -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
 
 
 def _passages(

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from reflectune.core.hashing import fingerprint
-from reflectune.models.schemes.calibration import GateScaling, beta_features, checked_probabilities, sigmoid
+from reflectune.core.odds import sigmoid
+from reflectune.models.schemes.calibration import GateScaling, beta_features, checked_probabilities
 
 LEAST_SCALE = 0.01
 """The lowest scale of a fit, above 0 so that the order of probabilities stays."""
@@ -86,27 +87,50 @@ def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:
     values, truth = _pair(probabilities, outcomes, float)
     _both(truth)
     order = np.lexsort((truth, values))  # sums in one order, so that the order of the input changes no bit
-    features, truth = beta_features(values[order]), truth[order]
-    prior, least = np.array([1.0, 1.0, 0.0]), np.array([LEAST_SCALE, LEAST_SCALE, -np.inf])
+    least = np.array([LEAST_SCALE, LEAST_SCALE, -np.inf])
+    weights = fit_logistic(beta_features(values[order]), truth[order], np.array([1.0, 1.0, 0.0]), least=least)
+    return GateScaling(*weights.tolist())
+
+
+def fit_logistic(
+    features: np.ndarray,
+    truth: np.ndarray,
+    prior: np.ndarray,
+    precision: float = 1.0,
+    least: float | np.ndarray = -np.inf,
+) -> np.ndarray:
+    """Return the weights of a logistic regression by projected Newton steps, shape (features,).
+
+    Args:
+        features: Shape (rows, features).
+        truth: Outcomes in [0, 1], shape (rows,).
+        prior: Mean of the weights' Gaussian prior, and the start.
+        precision: Inverse variance of the prior, above 0.
+        least: Lower bounds of the weights.
+    """
 
     def loss(weights: np.ndarray) -> float:
-        odds = features @ weights
-        return float(np.sum(np.logaddexp(0, odds) - truth * odds) + np.sum((weights - prior) ** 2) / 2)
+        return logistic_loss(features @ weights, truth) + float(precision * np.sum((weights - prior) ** 2) / 2)
 
     weights = prior
     for _ in range(100):
         p = sigmoid(features @ weights)
-        slope = features.T @ (p - truth) + weights - prior
-        curvature = features.T @ (features * (p * (1 - p))[:, None]) + np.eye(3)
-        free = (weights > least) | (slope < 0)  # projected Newton: a scale at its bound stays there
-        step = np.zeros(3)
+        slope = features.T @ (p - truth) + precision * (weights - prior)
+        curvature = features.T @ (features * (p * (1 - p))[:, None]) + precision * np.eye(len(prior))
+        free = (weights > least) | (slope < 0)  # a weight at its bound stays there
+        step = np.zeros(len(prior))
         step[free] = np.linalg.solve(curvature[np.ix_(free, free)], slope[free])
         while loss(moved := np.maximum(weights - step, least)) > loss(weights) and np.abs(step).max() > 1e-12:
             step = step / 2
         if np.abs(moved - weights).max() < 1e-10:
             break
         weights = moved
-    return GateScaling(*weights.tolist())
+    return weights
+
+
+def logistic_loss(odds: np.ndarray, truth: np.ndarray) -> float:
+    """Return the negative log-likelihood of outcomes under log-odds, summed."""
+    return float(np.sum(np.logaddexp(0, odds) - truth * odds))
 
 
 def halves(groups: Sequence[str]) -> np.ndarray:

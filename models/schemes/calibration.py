@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.odds import sigmoid
 from reflectune.models.schemes.base import Scheme
 
 CALIBRATION_FILE = "calibration.json"
@@ -38,7 +39,10 @@ class GateScaling:
 
     def apply(self, probabilities: ArrayLike) -> np.ndarray:
         """Return the calibrated probabilities, same shape; their order stays."""
-        return sigmoid(beta_features(probabilities) @ np.array([self.scale_no, self.scale_yes, self.bias]))
+        scaled: np.ndarray = sigmoid(
+            beta_features(probabilities) @ np.array([self.scale_no, self.scale_yes, self.bias])
+        )
+        return scaled
 
     def undo(self, probabilities: ArrayLike) -> np.ndarray:
         """Return the probabilities that `apply` made these of, by bisection, as far as they were not clamped."""
@@ -110,8 +114,3 @@ def checked_probabilities(values: ArrayLike) -> np.ndarray:
     if not ((checked >= 0) & (checked <= 1)).all():
         raise ValueError(f"expected probabilities in [0, 1], found {checked.min()} to {checked.max()}")
     return checked
-
-
-def sigmoid(values: np.ndarray) -> np.ndarray:
-    """Return 1 / (1 + exp(-x)), same shape."""
-    return (1 + np.tanh(values / 2)) / 2  # no exponential overflows

@@ -18,11 +18,12 @@ from PIL import Image
 from reflectune.core.config import Settings, parse_config
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
+from reflectune.core.odds import log_odds
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.config import ModelSettings
-from reflectune.inference.running.rollout import GateRewardRollout, log_odds
+from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded, load, read_info
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
