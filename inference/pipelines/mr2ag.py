@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from PIL import Image
 from pydantic import Field
@@ -22,10 +22,6 @@ from reflectune.inference.reading.ranking import PLAIN, best, entry_scores, shif
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.official.infoseek import normalize_answer
-
-if TYPE_CHECKING:  # slow to import
-    pass
-
 
 Exponents = Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)]
 

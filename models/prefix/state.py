@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer, greedy or sampled.
+    """A greedy answer.
 
     Attributes:
         token_ids: Generated ids without the forced ones; the end token is included if it was reached.
         text: Decoded ids without the end token; reflection tokens are kept.
-        log_probs: Log-probability of each token under the model, at temperature 1.
+        log_probs: Log-probability of each token under the model.
         finished: True if the end token was reached.
     """
 

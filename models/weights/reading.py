@@ -68,12 +68,12 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
         if role in scheme.tokens and now["token_ids"][role] != before
     ]
     differing = [key for key in _FILES if recorded.get(key) != now[key]]
-    told = {
+    differences = {
         "vocabulary": "its tokenizer's vocabulary differs",
         "texts": "its tokenizer splits texts otherwise",
         "chat_template": "its chat template differs",
     }
-    problems += [told[key] for key in differing]
+    problems += [differences[key] for key in differing]
     if problems:
         files = dict.fromkeys(_FILES[key] for key in differing or ["vocabulary"])
         raise UserError(
