@@ -15,8 +15,9 @@ from typing import Any
 from results import Benchmark, table
 
 from reflectune.examples.miniature import quickstart
-from reflectune.examples.scores import at, in_per_cent
+from reflectune.examples.scores import at
 from reflectune.examples.staging import MMKB, flags, launch, module, run_stages
+from reflectune.metrics.reporting.breakdown import in_per_cent
 
 RECIPES = "examples/miniature"
 FAMILIES = {"llava": "LLaVA", "qwen2_vl": "Qwen2-VL"}

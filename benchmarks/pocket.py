@@ -19,7 +19,8 @@ from results import Benchmark, table
 
 from reflectune.examples.pocket.marks import marks
 from reflectune.examples.pocket.run import RUN
-from reflectune.examples.scores import at, in_per_cent
+from reflectune.examples.scores import at
+from reflectune.metrics.reporting.breakdown import in_per_cent
 
 LEAD = "mr2ag - best_baseline"
 

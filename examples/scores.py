@@ -23,16 +23,6 @@ def at(metrics: Mapping[str, Any] | None, *path: str) -> Any:
     return found
 
 
-def in_per_cent(score: Mapping[str, Any] | None, digits: int = 1) -> str:
-    """Return a score in per cent, with its 95 % interval and the number of questions if it has them; a dash if None."""
-    if not score or score.get("value") is None:
-        return "–"
-    value = f"{100 * score['value']:.{digits}f}"
-    if "low" not in score:
-        return value
-    return f"{value} [{100 * score['low']:.{digits}f}, {100 * score['high']:.{digits}f}], n = {score['n']}"
-
-
 def equal_depth(metrics: dict[str, Any]) -> list[str]:
     """Return baselines at one entry and at as many as mR²AG reads, untuned and tuned, as lines of a table."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ def evaluate(config: EvaluateConfig) -> None:
 def summary(metrics: dict[str, Any]) -> str:
     """The scores of the data set's metric as a small table, in %, with calls and tokens a question."""
     from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number  # slow to import
+    from reflectune.metrics.reporting.breakdown import in_per_cent
 
     metric = metrics["metric"]
     heads = [*metric["columns"].values(), *(COST_HEADS[cost] for cost in COMPUTE)]
@@ -42,15 +42,10 @@ def summary(metrics: dict[str, Any]) -> str:
     for part, table in metrics["groups"].items():
         lines.append(f"{part}, with 95 % intervals; lead over {metrics['best_baseline']}")
         for name, row in table.items():
-            lines.append("".join([f"  {name}".ljust(names), *(shown(row[key]).rjust(34) for key in ("score", "lead"))]))
+            lines.append(
+                "".join([f"  {name}".ljust(names), *(in_per_cent(row[key]).rjust(34) for key in ("score", "lead"))])
+            )
     return "\n".join(lines)
-
-
-def shown(score: Mapping[str, Any] | None) -> str:
-    """Return a score or lead in per cent with its interval and number of questions."""
-    if score is None:
-        return "–"
-    return f"{100 * score['value']:.1f} [{100 * score['low']:.1f}, {100 * score['high']:.1f}], n = {score['n']}"
 
 
 if __name__ == "__main__":

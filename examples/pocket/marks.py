@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reflectune.examples.scores import at, equal_depth, in_per_cent
+from reflectune.examples.scores import at, equal_depth
+from reflectune.metrics.reporting.breakdown import in_per_cent
 
 Metrics = Mapping[str, Any]
 """Content of a metrics.json."""

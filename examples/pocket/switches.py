@@ -15,12 +15,13 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from reflectune.examples.staging import module, program, run_stages
+from reflectune.metrics.reporting.breakdown import in_per_cent
 
 RUN: Final = Path("runs/pocket")
 FOLDER: Final = RUN / "switches"
@@ -136,14 +137,9 @@ def table(names: Sequence[str]) -> str:
         path = FOLDER / f"evaluation_{name}/metrics.json"
         if path.is_file():
             score = json.loads(path.read_text(encoding="utf-8"))["pipelines"]["mmkb_rag"]
-            shown = [f"{key.replace('_', ' ')} {_interval(it)}" for key, it in score.items() if "value" in it]
+            shown = [f"{key.replace('_', ' ')} {in_per_cent(it)}" for key, it in score.items() if "value" in it]
             lines.append(f"| {name} | {', '.join(shown)} |")
     return "\n".join(lines)
-
-
-def _interval(number: Mapping[str, float]) -> str:
-    value, low, high = (100 * number[key] for key in ("value", "low", "high"))
-    return f"{value:.1f} [{low:.1f}, {high:.1f}] of {number['n']}"
 
 
 def main() -> None:

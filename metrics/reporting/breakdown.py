@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -192,6 +193,16 @@ def harmonic(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     question, entity = (average(rows[half, 1], weights[:, half]) for half in (unseen, ~unseen))
     total = question + entity
     return np.divide(2 * question * entity, total, out=np.zeros_like(total), where=total != 0)
+
+
+def in_per_cent(score: Mapping[str, Any] | None, digits: int = 1) -> str:
+    """Return a score in per cent, with its 95 % interval and the number of questions if it has them; a dash if None."""
+    if not score or score.get("value") is None:
+        return "–"
+    value = f"{100 * score['value']:.{digits}f}"
+    if "low" not in score:
+        return value
+    return f"{value} [{100 * score['low']:.{digits}f}, {100 * score['high']:.{digits}f}], n = {score['n']}"
 
 
 def _part(

@@ -1,6 +1,7 @@
 """Scores of metrics.json: looked up by path, shown in per cent."""
 
-from reflectune.examples.scores import at, in_per_cent
+from reflectune.examples.scores import at
+from reflectune.metrics.reporting.breakdown import in_per_cent
 
 
 def test_a_score_that_is_missing_is_none_and_a_dash() -> None:
