@@ -5,9 +5,9 @@ import importlib
 import re
 import runpy
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -62,16 +62,25 @@ def blocks(*languages: str) -> list[Block]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    targets = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def wrong(check: Callable[[Path], Any], pages: Iterable[Path]) -> dict[str, Any]:
+    """Return the findings of a check by page."""
+    return {name(page): found for page in pages if (found := check(page))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_paths_of_modules_are_right(page: Path) -> None:
-    paths = [path for path in PATH.findall(page.read_text(encoding="utf-8")) if "NAME" not in path]
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+def test_links_lead_to_files_that_are_there() -> None:
+    def lost(page: Path) -> list[str]:
+        targets = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8"))
+        return [target for target in targets if not (page.parent / target).exists()]
+
+    assert wrong(lost, PAGES) == {}
+
+
+def test_paths_of_modules_are_right() -> None:
+    def lost(page: Path) -> list[str]:
+        paths = [path for path in PATH.findall(page.read_text(encoding="utf-8")) if "NAME" not in path]
+        return [path for path in paths if not (ROOT / path).exists()]
+
+    assert wrong(lost, PAGES) == {}
 
 
 def test_every_page_is_in_the_sites_contents() -> None:
@@ -103,23 +112,26 @@ def test_the_picture_is_what_its_source_draws() -> None:
     assert (ROOT / "docs/pipeline.svg").read_text(encoding="utf-8") == drawn
 
 
-@pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
-def test_tables_have_a_head(page: Path) -> None:
-    """Rows after a blank line are not a table."""
+def headless(page: Path) -> list[str]:
+    """Return the first rows of tables without a head; rows after a blank line are not a table."""
     lines = ["", *FENCE.sub("", page.read_text(encoding="utf-8")).splitlines(), ""]
     heads = [
         number for number, line in enumerate(lines) if line.startswith("|") and not lines[number - 1].startswith("|")
     ]
-    assert [lines[number] for number in heads if not re.fullmatch(r"\|[-:| ]+\|", lines[number + 1])] == []
+    return [lines[number] for number in heads if not re.fullmatch(r"\|[-:| ]+\|", lines[number + 1])]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
-def test_every_fence_is_read_here(page: Path) -> None:
+def test_tables_have_a_head() -> None:
+    assert wrong(headless, [*PAGES, *BENCHMARKS]) == {}
+
+
+def test_every_fence_is_read_here() -> None:
     """A fence that is indented, or of another language, would escape the tests below."""
-    text = page.read_text(encoding="utf-8")
-    fences = FENCE.findall(text)
-    assert {language for language, _ in fences} <= LANGUAGES
-    assert text.count("```") == 2 * len(fences)
+    for page in (*PAGES, *BENCHMARKS):
+        text = page.read_text(encoding="utf-8")
+        fences = FENCE.findall(text)
+        assert {language for language, _ in fences} <= LANGUAGES, page
+        assert text.count("```") == 2 * len(fences), page
 
 
 # Python.

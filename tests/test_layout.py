@@ -1,6 +1,7 @@
 """The house: nobody imports upwards or in a circle, an `__init__.py` holds no code, tests read no private names."""
 
 import ast
+import functools
 import subprocess
 import sys
 import tomllib
@@ -43,8 +44,13 @@ PRIVATE_OF_LIBRARIES = {"os._exit", "torch.utils._pytree", "torch.utils._python_
 """Names of other projects that tests need and that have no public form."""
 
 
-def imported(path: Path) -> Iterator[Path]:
+@functools.cache
+def imported(path: Path) -> tuple[Path, ...]:
     """The modules of the project that a module imports, relative to the root."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[Path]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reflectune."):
             base = Path(*str(node.module).split(".")[1:])
@@ -54,13 +60,14 @@ def imported(path: Path) -> Iterator[Path]:
                 yield next((file for file in (within, package) if (ROOT / file).is_file()), base.with_suffix(".py"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_imports_upwards(path: Path) -> None:
-    name = str(path.relative_to(ROOT))
-    top_folder = name.split("/")[0]
-    for module in imported(path):
-        floor = module.parts[0]
-        assert floor == top_folder or FLOORS[floor] < FLOORS[top_folder], f"{name} imports {module}"
+def test_no_module_imports_upwards() -> None:
+    imports = [(path.relative_to(ROOT), module) for path in MODULES for module in imported(path)]
+    own = {path: path.parts[0] for path, _ in imports}
+    assert [
+        f"{path} imports {module}"
+        for path, module in imports
+        if module.parts[0] != own[path] and FLOORS[module.parts[0]] >= FLOORS[own[path]]
+    ] == []
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
@@ -91,12 +98,10 @@ def test_commands_are_short_and_on_top_of_their_folder() -> None:
     assert scripts == STARTED_BY_PATH
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.name == "__init__.py"], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_a_packages_init_holds_a_docstring_alone(path: Path) -> None:
-    (statement,) = ast.parse(path.read_text(encoding="utf-8")).body
-    assert isinstance(statement, ast.Expr)
+def test_a_packages_init_holds_a_docstring_alone() -> None:
+    for path in (path for path in MODULES if path.name == "__init__.py"):
+        (statement,) = ast.parse(path.read_text(encoding="utf-8")).body
+        assert isinstance(statement, ast.Expr), path
 
 
 def test_editors_and_installs_find_every_folder_by_a_link() -> None:
@@ -154,9 +159,9 @@ def private_names(tree: ast.AST) -> Iterator[str]:
         yield from (name for name in names if is_private(name) and name not in PRIVATE_OF_LIBRARIES)
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_test_reads_a_private_name(path: Path) -> None:
-    assert not [*private_names(ast.parse(path.read_text(encoding="utf-8")))]
+def test_no_test_reads_a_private_name() -> None:
+    found = {str(path): [*private_names(ast.parse(path.read_text(encoding="utf-8")))] for path in TESTS}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

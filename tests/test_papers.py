@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,26 +148,38 @@ def settings(stage: Stage) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize("stage", [*EVERY, *PILOTS], ids=lambda stage: f"{stage.paper}-{stage.name}")
-def test_a_stages_command_has_a_config_that_parses(stage: Stage, monkeypatch, tmp_path) -> None:
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)  # nothing is there but the configs
+def wrong(check: Callable[[Stage], Any], stages: Iterable[Stage]) -> dict[str, Any]:
+    """Return the findings of a check by stage."""
+    return {f"{stage.paper}, {stage.name}": found for stage in stages if (found := check(stage))}
+
+
+def problems(stage: Stage) -> list[str]:
+    """Return the problems of a stage's config, but for files that no stage has written yet."""
     try:
         parse_config(config_class(stage.script), argv=stage.arguments)
-        problems = []
     except UserError as error:
-        problems = str(error).splitlines()[1:]
-    assert [problem for problem in problems if not NOT_THERE_YET.search(problem)] == []
+        return [problem for problem in str(error).splitlines()[1:] if not NOT_THERE_YET.search(problem)]
+    return []
 
 
-@pytest.mark.parametrize("stage", EVERY, ids=lambda stage: f"{stage.paper}-{stage.name}")
-def test_a_stage_depends_on_its_config_and_writes_into_its_output(stage: Stage) -> None:
-    words = stage.arguments
-    files = [words[position + 1] for position, word in enumerate(words) if word == "--config"]
-    assert list(stage.params) == files
+def test_a_stages_command_has_a_config_that_parses(monkeypatch, tmp_path) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)  # nothing is there but the configs
+    assert wrong(problems, [*EVERY, *PILOTS]) == {}
+
+
+def elsewhere(stage: Stage) -> list[str]:
+    """Return the outputs of a stage that don't lie in the output of its command."""
     values = settings(stage)
     output = values.get("output") or values["output_dir"]
-    assert all(out == output or out.startswith(f"{output}/") for out in stage.outs)
+    return [out for out in stage.outs if out != output and not out.startswith(f"{output}/")]
+
+
+def test_a_stage_depends_on_its_config_and_writes_into_its_output() -> None:
+    for stage in EVERY:
+        words = stage.arguments
+        assert list(stage.params) == [words[i + 1] for i, word in enumerate(words) if word == "--config"], stage
+    assert wrong(elsewhere, EVERY) == {}
 
 
 def test_no_two_stages_write_one_file() -> None:
@@ -174,9 +187,8 @@ def test_no_two_stages_write_one_file() -> None:
     assert len(set(outs)) == len(outs)
 
 
-@pytest.mark.parametrize("stage", EVERY, ids=lambda stage: f"{stage.paper}-{stage.name}")
-def test_a_stage_depends_on_all_that_it_reads(stage: Stage) -> None:
-    """The folders of runs/ and checkpoints/ that its settings name are those of its dependencies."""
+def undeclared(stage: Stage) -> list[str]:
+    """Return the folders of runs/ and checkpoints/ that a stage's settings name and its dependencies don't."""
     values = settings(stage)
     named = [values.get(key) for key in ("dataset", "index", "reflection", "probes", "ranked_entities", "model")]
     named += [values.get(key) for key in ("base_model", "plain_model", "answerer", "bem")]
@@ -188,14 +200,23 @@ def test_a_stage_depends_on_all_that_it_reads(stage: Stage) -> None:
     given = [values[key] for key in UNREAD.get(stage.name.partition("@")[0], ())]
     unread = {path for value in given for path in (value.values() if isinstance(value, dict) else [value])}
     folders = {name for name in named if isinstance(name, str) and name.startswith(("runs/", "checkpoints/"))}
-    for folder in folders - unread:
-        assert any(dep == folder or dep.startswith(f"{folder}/") for dep in stage.deps), folder
+    return [
+        folder
+        for folder in folders - unread
+        if not any(dep == folder or dep.startswith(f"{folder}/") for dep in stage.deps)
+    ]
 
 
-@pytest.mark.parametrize("stage", EVERY, ids=lambda stage: f"{stage.paper}-{stage.name}")
-def test_a_dependency_is_downloaded_or_written_by_a_stage(stage: Stage) -> None:
-    written = {out for other in EVERY for out in other.outs if other != stage}
-    assert [dep for dep in stage.deps if not dep.startswith("data/") and dep not in {*written, *BY_HAND}] == []
+def test_a_stage_depends_on_all_that_it_reads() -> None:
+    assert wrong(undeclared, EVERY) == {}
+
+
+def test_a_dependency_is_downloaded_or_written_by_a_stage() -> None:
+    def unwritten(stage: Stage) -> list[str]:
+        written = {out for other in EVERY for out in other.outs if other != stage}
+        return [dep for dep in stage.deps if not dep.startswith("data/") and dep not in {*written, *BY_HAND}]
+
+    assert wrong(unwritten, EVERY) == {}
 
 
 def test_the_stages_have_an_order() -> None:
@@ -208,10 +229,11 @@ def test_the_stages_have_an_order() -> None:
         remaining = [stage for stage in remaining if stage not in ready]
 
 
-@pytest.mark.parametrize("name", sorted({Path(out).name for stage in EVERY for out in stage.outs} - {"recall.json"}))
-def test_the_library_writes_a_file_of_an_outputs_name(name: str) -> None:
+def test_the_library_writes_a_file_of_each_outputs_name() -> None:
     files = (path for floor in (*FLOORS, "models", "formats") for path in (ROOT / floor).rglob("*.py"))
-    assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in files)
+    library = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    names = {Path(out).name for stage in EVERY for out in stage.outs} - {"recall.json"}
+    assert {name for name in names if f'"{name}"' not in library} == set()
 
 
 def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:

@@ -71,13 +71,9 @@ def small() -> list[dict[str, Any]]:
     return [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
 
 
-def large() -> list[dict[str, Any]]:
-    return json.loads(CASES.read_text(encoding="utf-8")) if CASES.exists() else []
-
-
-@pytest.mark.parametrize("pair", small(), ids=lambda pair: pair["metric"])
-def test_prints_what_the_official_program_printed_on_every_clone(pair: dict[str, Any]) -> None:
-    assert printed(pair["metric"], pair["given"]) == pair["printed"]
+def test_prints_what_the_official_program_printed_on_every_clone() -> None:
+    found = [(pair, printed(pair["metric"], pair["given"])) for pair in small()]
+    assert [(pair, value) for pair, value in found if value != pair["printed"]] == []
 
 
 def test_the_pairs_cover_every_official_metric() -> None:
@@ -86,11 +82,11 @@ def test_the_pairs_cover_every_official_metric() -> None:
     assert counts.total() >= 100
 
 
-@pytest.mark.parametrize("case", large(), ids=lambda case: case["metric"])
-def test_prints_what_the_official_program_prints(case: dict[str, Any]) -> None:
-    if case["metric"] == NEEDS_BEM:
-        pytest.skip("it needs BEM's weights")
-    assert printed(case["metric"], case["inputs"]) == case["expected"]
+@pytest.mark.skipif(not CASES.exists(), reason="the file of cases isn't next to the repository")
+def test_prints_what_the_official_program_prints() -> None:
+    cases = [case for case in json.loads(CASES.read_text(encoding="utf-8")) if case["metric"] != NEEDS_BEM]
+    found = [(case, printed(case["metric"], case["inputs"])) for case in cases]
+    assert [(case, value) for case, value in found if value != case["expected"]] == []
 
 
 def test_a_wrong_value_and_a_wrong_error_are_noticed() -> None:
