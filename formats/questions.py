@@ -1,4 +1,4 @@
-"""The rules of a valid question, for the readers of public files and of data sets."""
+"""The rules of a valid question, for the readers of public files and of data sets, and which are held out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from typing import Final, get_args
 
+from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerType, Question
 
 ANSWER_TYPES: Final = get_args(AnswerType)
@@ -53,6 +54,11 @@ def unusable(question: Question) -> Problem | None:
     if len(question.split) > _LONGEST_SPLIT:
         return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
     return None
+
+
+def is_held_out(question: Question, share: float) -> bool:
+    """Return True for this share of the entities, by a hash of the question's first one (of its id if it has none)."""
+    return int(fingerprint((question.entity_ids or (question.id,))[0])[:8], 16) < share * 16**8
 
 
 def _found(value: object) -> str:

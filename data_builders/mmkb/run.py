@@ -26,6 +26,7 @@ from reflectune.data_builders.probing.records import DocumentProbe, Probe, Probe
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.formats.dataset import Dataset
+from reflectune.formats.questions import is_held_out
 from reflectune.formats.reflection_data import (
     STATISTICS,
     earlier_manifest,
@@ -105,11 +106,6 @@ def run(config: DeriveConfig) -> str:
         )
     write_manifest(output, dataclasses.replace(earlier, fingerprints={**earlier.fingerprints, split: key}))
     return summary(output / f"{split}.parquet", numbers)
-
-
-def is_held_out(question: Question, share: float) -> bool:
-    """Return True for this share of the entities, by a hash of the question's first one (of its id if it has none)."""
-    return int(fingerprint((question.entity_ids or (question.id,))[0])[:8], 16) < share * 16**8
 
 
 def summary(target: Path, numbers: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from reflectune.core.types import Passage
 from reflectune.data_builders.mr2ag.plain_config import STATING, EvidenceSettings, PlainConfig
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
+from reflectune.formats.questions import is_held_out
 from reflectune.formats.reflection_data import (
     Manifest,
     add_statistics,
@@ -48,8 +49,11 @@ def run(config: PlainConfig) -> None:
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
     path = Path(config.reflection, f"{config.split}.parquet")
     examples = read_examples(path, ReflectionExample, MR2AG.problem)
+    if config.hold_out:
+        held_out = {question.id for question in dataset.stream(config.split) if is_held_out(question, config.hold_out)}
+        examples = [example for example in examples if example.id not in held_out]
     if not examples:
-        raise UserError(f"`reflection`: {path} has no questions; build it again")
+        raise UserError(f"`reflection`: {path} has no questions that aren't held out; build it again, or hold out less")
     retriever = reranker = contexts = None
     if any(form in PICKED for form in config.evidence):
         reranker = open_reranker(config, device=config.device)

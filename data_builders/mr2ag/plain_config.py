@@ -52,6 +52,7 @@ _DECISIVE: Final = {
     *RerankerConfig.model_fields,
     *RetrieverConfig.model_fields,
     "split",
+    "hold_out",
 } - {"index", "ranked_entities", "reranker_model", "reranker_token_budget"}
 
 
@@ -61,6 +62,12 @@ class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
     reflection: str = setting("", "mR²AG-IT folder, whose questions are taken", needed="")
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
     device: Device = setting("auto", "device of encoder and reranker: cpu, cuda, or auto")
+    hold_out: float = setting(
+        0.0,
+        "share of the entities whose questions are left out: what a reader tuned on the others doesn't know by heart",
+        ge=0,
+        lt=1,
+    )
     dry_run: bool = setting(False, "describe the build, show one example, and stop")
 
     @cross_check

@@ -40,12 +40,17 @@ class Switch:
         train: Of `sft`.
         documents: Of `probe` and `evaluate`, which then has probes of its own.
         fused: True if `evaluate` has the choice that was fitted on held-out documents.
+        evaluate: Of `evaluate` alone.
+        knowing: True for a reader of its own, tuned with and without passages on half of the entities: it knows their
+            facts by heart, so that RET has both labels.
     """
 
     labels: str | None = BALANCE
     train: str = ""
     documents: str = ""
     fused: bool = False
+    evaluate: str = ""
+    knowing: bool = False
 
 
 SWITCHES: Final = {
@@ -59,6 +64,8 @@ SWITCHES: Final = {
     "lists": Switch(labels=f"{BALANCE} --answer_documents 5 {SCORES}"),
     "utility": Switch(labels=f"{BALANCE} --ret_rule utility"),
     "reranker": Switch(documents=TEXTS),
+    "one_entry": Switch(labels=None, evaluate="--mct entry"),
+    "knowing": Switch(labels=f"{BALANCE} --ret_rule utility", knowing=True),
     "all": Switch(
         labels=f"--pairs true --noise conflicts --min_relevant 1 --ret_rule utility --answer_documents 5 {SCORES}",
         train="--prompts search_result",
@@ -70,10 +77,13 @@ SWITCHES: Final = {
 
 def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]]:
     """Return the commands of a switch, in order."""
-    switch, own = SWITCHES[name], name if SWITCHES[name].documents else "retrieved"
+    switch = SWITCHES[name]
+    own = name if switch.documents or switch.knowing else "retrieved"
     probes, model = FOLDER / f"probes_{own}", "retrieved" if switch.labels is None else name
     on = ["--device", device]
-    made = {
+    reader = FOLDER / f"reader_{name}" if switch.knowing else RUN / "reader"
+    made = knowing_reader(name, on) if switch.knowing else {}
+    made |= {
         f"probe_{own}": [
             *(
                 *module("data_builders.probe", "examples/pocket/probe.yaml"),
@@ -81,7 +91,7 @@ def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]
                 *switch.documents.split(),
                 *on,
             ),
-            *f"--documents_random 0 --output {probes}".split(),
+            *f"--documents_random 0 --model {reader} --output {probes}".split(),
         ]
     }
     if switch.labels is not None:
@@ -92,7 +102,7 @@ def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]
         ]
         made[f"mmkb_{name}"] = [
             *(*module("train.sft", "examples/pocket/lora.yaml"), *switch.train.split(), *on),
-            *f"--scheme mmkb_rag --model {RUN}/reader --train_data {FOLDER}/labels_{name}".split(),
+            *f"--scheme mmkb_rag --model {reader} --train_data {FOLDER}/labels_{name}".split(),
             *f"--output_dir {FOLDER}/mmkb_{name}".split(),
         ]
     if name in ("retrieved", "all"):  # `fusion` and `lists` take those of `retrieved`
@@ -109,11 +119,31 @@ def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]
             *switch.documents.split(),
             *on,
         ),
-        *f"--model {FOLDER}/mmkb_{model} --base_model {RUN}/reader --title_weight 0 --answer_model tuned".split(),
+        *f"--model {FOLDER}/mmkb_{model} --base_model {reader} --title_weight 0 --answer_model tuned".split(),
+        *switch.evaluate.split(),
         *f"--max_reply_tokens 64 --output {FOLDER}/evaluation_{name} --pipelines mmkb_rag --splits".split(),
         *splits,
     ]
     return made
+
+
+def knowing_reader(name: str, on: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands that tune and merge a reader that knows the facts of half of the training entities."""
+    data, tuned = FOLDER / f"baseline_{name}", FOLDER / f"plain_{name}"
+    return {
+        f"baseline_{name}": [
+            *module("data_builders.build_plain", "examples/pocket/plain_data.yaml"),
+            *f"--evidence none passages --hold_out 0.5 --output {data}".split(),
+        ],
+        f"plain_{name}": [
+            *(*module("train.sft", "examples/pocket/lora.yaml"), *on),
+            *f"--scheme plain --train_data {data} --output_dir {tuned}".split(),
+        ],
+        f"reader_{name}": [
+            *program("train.merge"),
+            *f"--checkpoint {tuned} --output {FOLDER}/reader_{name}".split(),
+        ],
+    }
 
 
 def choice(name: str) -> Path:

@@ -19,7 +19,15 @@ from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFin
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
-from reflectune.inference.reading.document_choice import Mct, apply_mct, fuse, keep_first, keep_relevant, read_mct
+from reflectune.inference.reading.document_choice import (
+    Mct,
+    apply_mct,
+    fuse,
+    keep_entry,
+    keep_first,
+    keep_relevant,
+    read_mct,
+)
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.ranking import document_shares
 from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer
@@ -45,7 +53,7 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
     mct: Mct = setting(
         "filter",
         "MMKB-RAG: answer from the documents that MCT names, from its summary alone (merge), or from all, the named "
-        "ones first (rerank)",
+        "ones first (rerank); entry: a control without MCT, the kept documents of the entry with the highest scores",
     )
     answer_model: Literal["base", "tuned"] = setting("base", "MMKB-RAG: base_model answers, or the checkpoint itself")
     max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens", ge=1)
@@ -168,6 +176,8 @@ class MMKBRAG:
     def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces after MCT, which reads questions that kept two documents or more."""
         mode = self._settings.mct
+        if mode == "entry":
+            return [dataclasses.replace(trace, used=tuple(_of_one_entry(trace))) for trace in traces]
         kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
         replies = self._reader.agree(opened, kept_passages) if mode != "none" else {}
         agreed = list(traces)
@@ -188,6 +198,14 @@ class MMKBRAG:
         for i, answer in enumerate(made):
             opened.usage.add(i, **answer.usage)
         return dict(enumerate(made))
+
+
+def _of_one_entry(trace: Trace) -> list[int]:
+    """Return the kept documents of the entry with the highest sum of Score_SRT, times S_ret where that is a share."""
+    scores = [
+        (p.s_rel if p.s_rel is not None else 1.0) * (p.s_ret if p.s_ret is not None else 1.0) for p in trace.passages
+    ]
+    return keep_entry(trace.kept, [p.passage.entry_id for p in trace.passages], scores)
 
 
 def _context(trace: Trace) -> list[Passage]:

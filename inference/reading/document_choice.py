@@ -13,7 +13,7 @@ import numpy as np
 from reflectune.core.odds import log_odds, sigmoid
 from reflectune.models.schemes.mct import read_reply
 
-Mct = Literal["none", "filter", "merge", "rerank"]
+Mct = Literal["none", "filter", "merge", "rerank", "entry"]
 Problem = Literal["", "no_numbers", "out_of_range", "repeated", "empty_summary"]
 
 PROBLEMS: tuple[Problem, ...] = ("no_numbers", "out_of_range", "repeated", "empty_summary")
@@ -93,6 +93,21 @@ def keep_relevant(
 def keep_first(documents: int, k: int) -> list[int]:
     """Select documents without SRT: the first k in the retriever's order; 0 is `auto`."""
     return list(range(min(documents, k or AUTO_WITHOUT_SRT)))
+
+
+def keep_entry(kept: Sequence[int], entries: Sequence[str], scores: Sequence[float]) -> list[int]:
+    """Return the kept documents of one entry, the one whose kept documents have the highest sum of scores.
+
+    Args:
+        kept: Positions of the kept documents, in order.
+        entries: The entry of each document.
+        scores: The score of each document.
+    """
+    sums: dict[str, float] = {}
+    for position in kept:
+        sums[entries[position]] = sums.get(entries[position], 0.0) + scores[position]
+    best = max(sums, key=sums.__getitem__, default="")
+    return [position for position in kept if entries[position] == best]
 
 
 def read_mct(reply: str, shown: int, mode: Mct) -> MctTrace:

@@ -14,8 +14,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.mr2ag import plain as build
 from reflectune.data_builders.mr2ag.plain_config import PlainConfig
-from reflectune.formats.dataset import Dataset
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
+from reflectune.formats.questions import is_held_out
 from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_examples, write_manifest
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
 from reflectune.inference.pipelines.oracle import WithGoldEntries
@@ -153,6 +154,16 @@ def test_a_context_is_cut_at_whole_passages(config: Make, tmp_path: Path) -> Non
     lengths = [len(passage_text(passage).split()) for passage in branch.documents]
     assert 1 <= len(lengths) < 6
     assert sum(lengths) <= 25
+
+
+def test_questions_of_held_out_entities_are_left_out(config: Make, tmp_path: Path) -> None:
+    made = config(hold_out=0.5, evidence=["none"])
+    asked = [Question(f"k{i}", f"{i}.png", "When?", ("1",), entity_ids=(f"e{i}",), split="train") for i in (0, 3)]
+    write_questions(made.dataset, "train", asked)
+    held_out = {question.id for question in asked if is_held_out(question, 0.5)}
+    assert len(held_out) == 1
+    build.run(made)
+    assert {example.id for example in examples_of(tmp_path)} == {"k0", "v0", "k3"} - held_out
 
 
 def test_a_built_split_is_not_built_again(config, tmp_path, capsys) -> None:

@@ -7,12 +7,15 @@ import pytest
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.config import DeriveConfig
+from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.examples.pocket import switches
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.train.settings.merge import MergeConfig
 from reflectune.train.settings.sft import SftConfig
 
 CONFIGS = {"probe": ProbeConfig, "derive_labels": DeriveConfig, "sft": SftConfig, "evaluate": EvaluateConfig}
+CONFIGS |= {"build_plain": PlainConfig, "merge": MergeConfig}
 MISSING = ("has no", "is not a folder", "does not exist", "is needed", "is not a file", "must be an existing")
 
 

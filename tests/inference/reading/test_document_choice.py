@@ -6,6 +6,7 @@ from reflectune.inference.reading.document_choice import (
     MctTrace,
     apply_mct,
     by_relevance,
+    keep_entry,
     keep_first,
     keep_relevant,
     read_mct,
@@ -70,6 +71,13 @@ def test_any_reply_leaves_a_usable_order(reply: str, shown: int, how) -> None:
     assert set(places) <= set(kept)
     assert mct.merged is (places == [])
     assert not mct.problem or places == kept
+
+
+def test_the_entry_with_the_highest_sum_keeps_its_documents_in_order() -> None:
+    entries, scores = ["a", "b", "b", "a", "c"], [0.9, 0.5, 0.6, 0.1, 1.05]
+    assert keep_entry([4, 2, 1, 0], entries, scores) == [2, 1]
+    assert keep_entry([4, 2, 0], entries, scores) == [4]
+    assert keep_entry([], entries, scores) == []
 
 
 def test_off_changes_nothing() -> None:
