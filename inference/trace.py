@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from reflectune.core import rows
 from reflectune.core.types import Passage
@@ -172,3 +174,26 @@ def from_row(row: Mapping[str, Any]) -> Trace:
 def by_question(traces: Iterable[Trace]) -> dict[str, Trace]:
     """Index traces by question id."""
     return {trace.question_id: trace for trace in traces}
+
+
+Observer = Callable[[Trace], None]
+"""Takes the partial traces of questions that are being answered."""
+
+_OBSERVER: Final[ContextVar[Observer | None]] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Pass the partial traces of pipelines that run inside this block, on this thread, to an observer."""
+    token = _OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
+def publish(traces: Iterable[Trace]) -> None:
+    """Pass partial traces to the observer, if there is one. Later ones of a question hold the earlier ones' fields."""
+    if observer := _OBSERVER.get():
+        for trace in traces:
+            observer(trace)

@@ -34,7 +34,7 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import PassageTrace, Trace, publish
 from reflectune.models.rendering.thoughts import without_thoughts
 
 SearchFunction = Callable[[Sequence[tuple[Picture, SearchRequest]]], Sequence[SearchReply]]
@@ -213,6 +213,7 @@ class TrajectoryPipeline:
                 course.log.add(request, reply, seconds / len(chosen))
                 self._count_computed(course, request, reply)
                 course.advance(reply)
+            publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in chosen)
         return [_trace(self.name, course) for course in courses]
 
     def _end_spent(self, courses: Sequence[_Course]) -> None:

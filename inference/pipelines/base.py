@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.reader import Reader
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import PassageTrace, Trace, publish
 
 
 class Pipeline(Protocol):
@@ -75,27 +76,32 @@ def answer_with_context(
         passages: The passages to read, most important first.
         clock: Clock with the seconds spent so far.
     """
-    with clock.step("answer"):
-        answers = reader.answer_plainly(questions, images, passages)
-    read = [
-        question_passages[: answer.passages_read] for question_passages, answer in zip(passages, answers, strict=True)
-    ]
     scores = [{hit.entry_id: hit.score for hit in question_hits} for question_hits in hits]
-    return [
+    traces = [
         Trace(
             question_id=question.id,
             pipeline=name,
-            answer=answer.text,
-            confidence=answer.score,
             retrieved=bool(hits[i]),
             hits=tuple(hits[i]),
-            passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in read[i]),
+            passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in passages[i]),
+        )
+        for i, question in enumerate(questions)
+    ]
+    publish(traces)
+    with clock.step("answer"):
+        answers = reader.answer_plainly(questions, images, passages)
+    return [
+        dataclasses.replace(
+            trace,
+            answer=answer.text,
+            confidence=answer.score,
+            passages=trace.passages[: answer.passages_read],
             seconds=clock.share(len(questions)),
             tokens={
                 **answer.usage,
-                "passages_read": len(read[i]),
-                "passages_left_out": len(passages[i]) - len(read[i]),
+                "passages_read": answer.passages_read,
+                "passages_left_out": len(trace.passages) - answer.passages_read,
             },
         )
-        for i, (question, answer) in enumerate(zip(questions, answers, strict=True))
+        for trace, answer in zip(traces, answers, strict=True)
     ]

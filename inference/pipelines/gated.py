@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from reflectune.inference.pipelines.settings import EntrySettings, GateSettings
 from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.reading.reader import OpenedQuestions
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import PassageTrace, Trace, publish
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.rerankers.base import Reranker
@@ -83,30 +84,27 @@ class GatedPipeline:
             opened = reader.open(questions, images)
             gates = reader.gates(opened)
         rows = [i for i, gate in enumerate(gates) if reader.scheme.retrieves(gate, settings.gamma)]
+        traces = [
+            Trace(question.id, self.name, gate=gates[i], retrieved=i in rows) for i, question in enumerate(questions)
+        ]
+        publish(traces)
         with clock.step("retrieve"):
             ranked = self._retriever.search([images[i] for i in rows], settings.top_n) if rows else []
             hits = dict(zip(rows, ranked, strict=True))
+        traces = [dataclasses.replace(trace, hits=tuple(hits.get(i, ()))) for i, trace in enumerate(traces)]
+        publish(traces)
         with clock.step("judge"):
             passages = self._passages(questions, images, [hits.get(i, []) for i in range(len(questions))])
             judged = self._judge(opened, passages)
-        traces = []
-        for i, question in enumerate(questions):
-            s_ret = entry_scores(hits.get(i, ()), s_ret_temperature)
+        for i, trace in enumerate(traces):
+            s_ret = entry_scores(trace.hits, s_ret_temperature)
             read = tuple(
                 PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=relevance[0], s_irr=relevance[1])
                 for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)
             )
-            traces.append(
-                Trace(
-                    question_id=question.id,
-                    pipeline=self.name,
-                    gate=gates[i],
-                    retrieved=i in hits,
-                    hits=tuple(hits.get(i, ())),
-                    passages=read,
-                    tokens={"passages_read": len(read), "passages_left_out": len(passages[i]) - len(read)},
-                )
-            )
+            tokens = {"passages_read": len(read), "passages_left_out": len(passages[i]) - len(read)}
+            traces[i] = dataclasses.replace(trace, passages=read, tokens=tokens)
+        publish(traces)
         return Gated(opened, judged, traces)
 
     def _passages(

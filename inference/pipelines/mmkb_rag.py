@@ -31,7 +31,7 @@ from reflectune.inference.reading.document_choice import (
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.ranking import document_shares
 from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderAnswer
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import PassageTrace, Trace, publish
 
 
 def read_count(value: Any) -> Any:
@@ -107,17 +107,21 @@ class MMKBRAG:
         rows = [
             i for i, gate in enumerate(gates) if gate is None or self._reader.scheme.retrieves(gate, settings.gamma)
         ]
+        traces = [
+            Trace(question.id, self.name, gate=gates[i], retrieved=i in rows) for i, question in enumerate(questions)
+        ]
+        publish(traces)
         with clock.step("retrieve"):
             made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
         retrieved = dict(zip(rows, made, strict=True))
+        for i in rows:
+            traces[i] = dataclasses.replace(traces[i], hits=retrieved[i].hits)
+        publish(traces)
         with clock.step("judge"):
             scores = self._judge(opened, retrieved)
-        traces = [
-            self._looked_up(question, gates[i], retrieved[i], scores[i])
-            if i in retrieved
-            else Trace(question.id, self.name, gate=gates[i])
-            for i, question in enumerate(questions)
-        ]
+        for i in rows:
+            traces[i] = self._looked_up(traces[i], retrieved[i], scores[i])
+        publish(traces)
         with clock.step("agree"):
             traces = self._agree(opened, traces)
         with clock.step("answer"):
@@ -137,9 +141,7 @@ class MMKBRAG:
             return self._reader.judge(opened, documents, [places(question_hits) for question_hits in hits])
         return [[None] * len(question_documents) for question_documents in documents]
 
-    def _looked_up(
-        self, question: Question, gate: float | None, retrieved: FoundDocuments, scores: Sequence[float | None]
-    ) -> Trace:
+    def _looked_up(self, trace: Trace, retrieved: FoundDocuments, scores: Sequence[float | None]) -> Trace:
         """Return the trace of a question after SRT."""
         settings, below = self._settings, False
         passages = retrieved.traces(scores, settings.s_ret_temperature)
@@ -151,12 +153,8 @@ class MMKBRAG:
         else:
             kept = keep_first(len(retrieved.documents), settings.keep)
         left_out = sum(score is None for score in scores) if settings.srt else 0
-        return Trace(
-            question.id,
-            self.name,
-            gate=gate,
-            retrieved=True,
-            hits=retrieved.hits,
+        return dataclasses.replace(
+            trace,
             passages=passages,
             kept=tuple(kept),
             used=tuple(kept),

@@ -42,27 +42,10 @@ else:
     """Settings of pipelines that retrieve at most once."""
 
 
-class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, DatasetSettings, AllPipelines):
-    """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
+class PipelinesConfig(ModelSettings, AllPipelines):
+    """Pipelines that are run together, and their models."""
 
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
-    skip: list[Annotated[int, Field(ge=1)]] = setting(
-        [], "leave out the questions that evaluations with these `limit`s and this `seed` asked"
-    )
-    groups: list[str] = setting(
-        [], "also score by group: `type`, a field of the questions' `meta`, or FIELD=VALUE for that value and the rest"
-    )
-    report_questions: int = setting(1000, "questions to list in the report", ge=0)
-    leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
-    fit_calibration: bool = setting(
-        False, "fit scalings of the gates to these questions, and write them as calibration.json into `model`'s folder"
-    )
-
-    @cross_check
-    def calibration_problems(self) -> Iterator[str]:
-        """Yield the problem of fitting a calibration."""
-        if self.fit_calibration and (self.calibrated or not Path(self.model).is_dir()):
-            yield "`fit_calibration` writes into the folder of `model`, and fits its gates without `calibrated`"
 
     @cross_check
     def form_problems(self) -> Iterator[str]:
@@ -127,6 +110,28 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, ModelSettings, Datas
     def recipes(self) -> dict[str, Recipe[Any]]:
         """Return the recipes of the selected pipelines, without unknown ones."""
         return {name: find_recipe(name) for name in self.forms() if name in all_recipes()}
+
+
+class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, DatasetSettings):
+    """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
+
+    skip: list[Annotated[int, Field(ge=1)]] = setting(
+        [], "leave out the questions that evaluations with these `limit`s and this `seed` asked"
+    )
+    groups: list[str] = setting(
+        [], "also score by group: `type`, a field of the questions' `meta`, or FIELD=VALUE for that value and the rest"
+    )
+    report_questions: int = setting(1000, "questions to list in the report", ge=0)
+    leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
+    fit_calibration: bool = setting(
+        False, "fit scalings of the gates to these questions, and write them as calibration.json into `model`'s folder"
+    )
+
+    @cross_check
+    def calibration_problems(self) -> Iterator[str]:
+        """Yield the problem of fitting a calibration."""
+        if self.fit_calibration and (self.calibrated or not Path(self.model).is_dir()):
+            yield "`fit_calibration` writes into the folder of `model`, and fits its gates without `calibrated`"
 
 
 class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
