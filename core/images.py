@@ -83,11 +83,13 @@ class Header:
         format: Pillow's name of the format in lower case, e.g. `jpeg`.
         width: Pixels of a row as stored, before the orientation is applied.
         height: Rows as stored.
+        is_animated: True if the file holds several frames.
     """
 
     format: str
     width: int
     height: int
+    is_animated: bool = False
 
 
 def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = "") -> Image.Image:
@@ -139,7 +141,8 @@ def read_header(source: Path | bytes) -> Header:
         BadImage: It is not in a format that is read, or is too large to decode safely.
     """
     with _opened(source, whole=False) as image:
-        return Header((image.format or "img").lower(), image.width, image.height)
+        is_animated = bool(getattr(image, "is_animated", False))
+        return Header((image.format or "img").lower(), image.width, image.height, is_animated)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -28,8 +28,6 @@ from reflectune.retrieval.stores.opening import exact_store
 _BATCH = 16
 _ROWS_AN_ENTRY = 2
 """Rows that are searched for at first for each entry that is wanted: some entries have several images."""
-_KEPT_BATCHES = 2**14
-"""Encoded batches of pictures that a retriever caches: 800 MB at 768 dimensions."""
 
 _FIELDS = {**PART_FIELDS, **FUSED_FIELDS}
 _TEXT_PARTS = ("text_image", "text_title", "text_summary")
@@ -76,6 +74,9 @@ class EntryRetriever:
         title_weight: w, from 0 (images only) to 1 (titles only); any value works on one index.
         summary_share: Share of w that is on an entry's summary instead of its title; above 0 the index needs summaries.
 
+    Attributes:
+        most_kept: Most batches of pictures whose vectors are cached; 2^14 of 16 pictures take 800 MB at 768 dimensions.
+
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
         >>> retriever.search([photo], top_n=5)[0][0].entry_id
@@ -90,6 +91,7 @@ class EntryRetriever:
         self._title_weight = _checked("title_weight", title_weight)
         self._summary_share = _checked("summary_share", summary_share)
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
+        self.most_kept = 2**14
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
@@ -233,7 +235,7 @@ class EntryRetriever:
             return kept
         vectors = self._encoder.encode_images(list(pictures.values()))
         self._kept[key] = vectors
-        if len(self._kept) > _KEPT_BATCHES:
+        if len(self._kept) > self.most_kept:
             self._kept.pop(next(iter(self._kept)))
         return vectors
 

@@ -1,0 +1,1 @@
+"""A server that answers questions about pictures and searches a knowledge base."""

@@ -1,0 +1,66 @@
+"""Settings of `serve`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.types import Question
+from reflectune.inference.config import DatasetSettings
+from reflectune.inference.running.config import PipelinesConfig
+
+LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
+
+
+class ServerSettings(Settings):
+    """Address, access and limits of the server."""
+
+    host: str = setting("127.0.0.1", "address to listen on; any but this machine's needs a token")
+    port: int = setting(8321, "port to listen on; 0 takes a free one", ge=0, le=65535)
+    token_variable: str = setting(
+        "REFLECTUNE_TOKEN", "environment variable of the token that requests must carry; never the token itself"
+    )
+    page: bool = setting(True, "serve the page at / if gradio is installed")
+    most_requests: int = setting(64, "requests under way; others are refused with 429", ge=1)
+    most_picture_mb: int = setting(10, "size of a picture's file, in MB", ge=1)
+    most_megapixels: int = setting(32, "pixels of a picture, in millions", ge=1)
+    most_characters: int = setting(2000, "characters of a question or query", ge=1)
+    most_queries: int = setting(512, "queries of one /retrieve, and documents for each", ge=1)
+
+    @property
+    def token(self) -> str:
+        """The token in the environment; "" if none is set."""
+        return os.environ.get(self.token_variable, "").strip()
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine reaches the server."""
+        return self.host in LOCAL_HOSTS
+
+    @cross_check
+    def token_problems(self) -> Iterator[str]:
+        """Yield the problem of a server that everyone could use."""
+        if not self.token_variable.isidentifier():
+            yield "`token_variable` must be the name of an environment variable, e.g. REFLECTUNE_TOKEN, not the token"
+        elif not self.is_local and len(self.token) < 16:
+            yield (
+                f"`host` {self.host} is reached from other machines: set {self.token_variable} to a token of at least "
+                "16 characters, e.g. `openssl rand -hex 16`"
+            )
+
+
+class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
+    """Serve answers, their traces and searches over HTTP."""
+
+    pipelines: list[str] = setting(["mr2ag"], "pipelines to offer; the first answers requests that name none")
+    batch_questions: int = setting(16, "most questions answered together", ge=1)
+
+    @cross_check
+    def served_problems(self) -> Iterator[str]:
+        """Yield the pipelines that need more than a picture and a question."""
+        asked = Question(id="", image="", text="")
+        for name, recipe in self.recipes().items():
+            if not recipe.takes(asked) or not recipe.form:
+                yield f"`pipelines`: {name} needs a data set's gold evidence, which a request doesn't have"

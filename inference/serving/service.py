@@ -1,0 +1,301 @@
+"""Answer questions from many threads: one worker takes the questions that have come in, and answers them together."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import queue
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from PIL import Image
+
+from reflectune.core.errors import UnusableInput, UserError
+from reflectune.core.images import open_image
+from reflectune.core.launching import launch_device
+from reflectune.core.types import Question
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.registry import all_forms, build_pipeline
+from reflectune.inference.running.loading import open_engine, open_model, open_plain, open_texts
+from reflectune.inference.running.parts import open_parts, open_servers
+from reflectune.inference.serving.config import ServeConfig
+from reflectune.inference.serving.events import Event, events_between
+from reflectune.inference.trace import Trace, observed_by
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+
+_SEED: Final = 0
+_KEPT_BATCHES: Final = 64
+"""Batches of pictures whose vectors stay cached: pictures of a server rarely come again in the same batch."""
+
+
+@dataclass
+class _Task:
+    """A question that waits for its answer, or a function that waits for the models."""
+
+    future: Future[Any]
+    pipeline: str = ""
+    question: Question | None = None
+    image: Image.Image | None = None
+    on_event: Callable[[Event], None] | None = None
+    function: Callable[[], Any] | None = None
+    shown: Trace | None = None
+
+    def show(self, trace: Trace) -> None:
+        """Pass the events that lead to a partial trace, each once."""
+        if self.on_event:
+            for event in events_between(self.shown, trace):
+                self.on_event(event)
+        self.shown = trace
+
+
+class AnswerService:
+    """The pipelines of a config, loaded once, for any number of threads.
+
+    A single worker thread uses the models. It answers all waiting questions of a pipeline as one batch, without
+    waiting for more. Searches run on it between batches.
+
+    Attributes:
+        config: The config.
+        dataset: The data set with its knowledge base.
+        pipelines: Names of the pipelines; the first is the default.
+        on_batch: Called with a pipeline's name and the number of questions before each batch.
+
+    Raises:
+        UserError: A model, the index or the data set can't be read.
+
+    Example:
+        >>> with AnswerService(config) as service:
+        ...     trace = service.answer("What does it eat?", picture)
+        ...     for event in service.events("What does it eat?", picture, "closed_book"):
+        ...         print(event.name, event.data)
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config, self.dataset = config, Dataset(Path(config.dataset))
+        self.pipelines: tuple[str, ...] = tuple(config.forms())
+        self.on_batch: Callable[[str, int], None] = lambda pipeline, questions: None
+        self._resources = ExitStack()
+        self._parts, self._built = _open(config, self.dataset, self._resources)
+        self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._numbers, self._closed, self._lock = itertools.count(), False, threading.Lock()
+        self._worker = threading.Thread(target=self._work, name="answers", daemon=True)
+        self._worker.start()
+
+    def __enter__(self) -> AnswerService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Answer the questions that wait, then end the worker. Later questions are refused."""
+        with self._lock:
+            is_first, self._closed = not self._closed, True
+        if is_first:
+            self._waiting.put(None)
+        self._worker.join()
+        self._resources.close()
+
+    def pipeline_named(self, name: str) -> str:
+        """Return the pipeline that a request names: "" is the default, and `naive_rag` the first of its forms.
+
+        Raises:
+            UserError: It is not served.
+        """
+        served = [form for form in (name, *all_forms().get(name, ())) if form in self.pipelines]
+        if name and not served:
+            raise UserError(f"unknown pipeline `{name[:100]}`; one of {', '.join(self.pipelines)}")
+        return served[0] if name else self.pipelines[0]
+
+    def submit(
+        self,
+        question: str,
+        image: Image.Image | bytes,
+        pipeline: str = "",
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Future[Trace]:
+        """Enqueue a question.
+
+        Args:
+            question: The question.
+            image: The picture, or its file's bytes.
+            pipeline: A name for `pipeline_named`.
+            on_event: Called on the worker's thread with each event except `done`, which the result stands for.
+
+        Returns:
+            The trace to come. Cancelling it takes the question out of the queue.
+
+        Raises:
+            UserError: The pipeline is not served, the picture can't be read, or the question is empty.
+        """
+        name, number = self.pipeline_named(pipeline), next(self._numbers)
+        asked = Question(id=f"question_{number}", image="", text=question)
+        if not question.strip():
+            raise UnusableInput("the question is empty; ask one")
+        picture = open_image(image) if isinstance(image, bytes) else image
+        return self._put(_Task(Future(), name, asked, picture, on_event))
+
+    def answer(self, question: str, image: Image.Image | bytes, pipeline: str = "") -> Trace:
+        """Answer a question, after those that wait. See `submit`.
+
+        Raises:
+            UserError: The question can't be answered.
+        """
+        return self.submit(question, image, pipeline).result()
+
+    def events(self, question: str, image: Image.Image | bytes, pipeline: str = "") -> Iterator[Event]:
+        """Yield the events of a question as they happen; the last one, `done`, holds the trace. See `submit`."""
+        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        future = self.submit(question, image, pipeline, events.put)
+        future.add_done_callback(lambda _: events.put(None))
+        try:
+            while (event := events.get()) is not None:
+                yield event
+        finally:
+            future.cancel()
+        yield Event.done(future.result())
+
+    def search_texts(self, queries: Sequence[str], top: int) -> Future[list[list[PassageHit]]]:
+        """Find the `top` best passages of each query.
+
+        Raises:
+            UserError: There is no index of passages.
+        """
+        if (texts := self._parts.texts) is None:
+            raise UserError("no index of passages is served; start the server with `text_index`")
+        return self._put(_Task(Future(), function=lambda: texts.search(queries, top)))
+
+    def search_images(
+        self, images: Sequence[Image.Image], top: int, excluded: Sequence[str] = ()
+    ) -> Future[list[list[Hit]]]:
+        """Find the `top` best entries of each picture, without the excluded entries.
+
+        Raises:
+            UserError: There is no index of entries.
+        """
+        if (retriever := self._parts.retriever) is None:
+            raise UserError("no index of entries is served; start the server with `index`")
+        left_out = set(excluded)
+
+        def search() -> list[list[Hit]]:
+            found = retriever.search(images, top + len(left_out))
+            kept = [[hit for hit in hits if hit.entry_id not in left_out][:top] for hits in found]
+            return [[dataclasses.replace(hit, rank=n) for n, hit in enumerate(hits, start=1)] for hits in kept]
+
+        return self._put(_Task(Future(), function=search))
+
+    def waiting(self) -> int:
+        """Return the number of questions and searches that have not begun."""
+        return self._waiting.qsize()
+
+    def _put(self, task: _Task) -> Future[Any]:
+        with self._lock:
+            if self._closed:
+                raise UserError("the service is closed; start it again")
+            self._waiting.put(task)
+        return task.future
+
+    def _work(self) -> None:
+        tasks: deque[_Task] = deque()
+        is_open = True
+        while is_open or tasks:
+            while is_open and (not tasks or not self._waiting.empty()):
+                if (task := self._waiting.get()) is None:
+                    is_open = False
+                else:
+                    tasks.append(task)
+            if tasks:
+                self._run([task for task in _next_batch(tasks, self.config.batch_questions) if _begins(task)])
+
+    def _run(self, tasks: Sequence[_Task]) -> None:
+        """Complete tasks that have begun; if a batch fails, each of its questions is tried alone."""
+        if not tasks:
+            return
+        first = tasks[0]
+        try:
+            if first.function is not None:
+                results = [first.function()]
+            else:
+                self.on_batch(first.pipeline, len(tasks))
+                results = self._answer(self._built[first.pipeline], tasks)
+        except Exception as error:
+            if len(tasks) > 1:
+                for task in tasks:
+                    self._run([task])
+            else:
+                first.future.set_exception(error)
+            return
+        for task, result in zip(tasks, results, strict=True):
+            task.future.set_result(result)
+
+    def _answer(self, pipeline: Pipeline, tasks: Sequence[_Task]) -> list[Trace]:
+        by_id = {task.question.id: task for task in tasks if task.question}
+        questions = [task.question for task in tasks if task.question]
+        with observed_by(lambda trace: by_id[trace.question_id].show(trace)):
+            traces = pipeline.run(questions, [task.image for task in tasks if task.image])
+        for task, trace in zip(tasks, traces, strict=True):
+            task.show(trace)
+        return traces
+
+
+def _begins(task: _Task) -> bool:
+    """Return False for a task that was cancelled; after True it can't be cancelled any more."""
+    return task.future.set_running_or_notify_cancel()
+
+
+def _next_batch(tasks: deque[_Task], most: int) -> list[_Task]:
+    """Remove and return the first task, with later questions of its pipeline; a search is alone."""
+    first = tasks.popleft()
+    if first.function is not None:
+        return [first]
+    alike = [task for task in tasks if task.pipeline == first.pipeline][: most - 1]
+    for task in alike:
+        tasks.remove(task)
+    return [first, *alike]
+
+
+def _open(config: ServeConfig, dataset: Dataset, resources: ExitStack) -> tuple[PipelineParts, Mapping[str, Pipeline]]:
+    """Open the parts and models of a config's pipelines, each model once, and build the pipelines."""
+    recipes, models = config.recipes(), ModelSettings.of(config)
+    uses = {name: recipe.models(config) for name, recipe in recipes.items()}
+    device = launch_device(config.device)
+    parts = open_parts(config, dataset, recipes.values(), device=device, seed=_SEED)
+    texts = TextIndexSettings.of(config)
+    if parts.texts is None and texts.text_index:
+        parts = dataclasses.replace(parts, texts=open_texts(texts, parts.article_source, device))
+    remote, pages = any(use.is_served for use in uses.values()), any(it.needs("pages") for it in recipes.values())
+    replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+    parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))
+    if isinstance(parts.retriever, EntryRetriever):
+        parts.retriever.most_kept = _KEPT_BATCHES
+    engines: dict[tuple[ModelRole | None, str], PrefixEngine] = {}
+
+    def engine(role: ModelRole | None, name: str, reads: str = "") -> PrefixEngine | None:
+        if name and (role, name) not in engines:
+            loaded = open_model(models, role, reads) if role else open_plain(models, name)
+            engines[role, name] = open_engine(models, loaded)
+        return engines.get((role, name))
+
+    built = {}
+    for name, use in uses.items():
+        ready = dataclasses.replace(
+            parts,
+            use=use,
+            engine=engine(use.reader, use.checkpoint(models), use.reads),
+            base=engine("base_model", models.base_model) if use.base_answers else None,
+            answerer=engine(None, use.second_model(models)),
+        )
+        built[name] = build_pipeline(name, config, ready)
+    return parts, built

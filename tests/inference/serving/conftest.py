@@ -1,0 +1,32 @@
+"""One service over a tiny world and random models, for all tests of the server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from reflectune.core.config import make_config
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.serving.config import ServeConfig
+from reflectune.inference.serving.service import AnswerService
+
+PIPELINES = ["mr2ag", "closed_book", "naive_rag"]
+
+
+@pytest.fixture(scope="module")
+def service(
+    world: Path, encoder: str, checkpoints: SimpleNamespace, make, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AnswerService]:
+    """A service whose gate is always open."""
+    texts = tmp_path_factory.mktemp("texts") / "index"
+    make.text_index(KnowledgeBase(world / "knowledge"), texts)
+    more = {"gamma": 0.0, "top_n": 2, "text_index": str(texts), "pipelines": PIPELINES}
+    with AnswerService(make_config(ServeConfig, **make.keys(world, encoder, checkpoints, **more))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def photo(world: Path) -> Image.Image:
+    return Image.open(world / "images/e1.png").convert("RGB")
