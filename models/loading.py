@@ -23,6 +23,7 @@ from reflectune.models.rendering.image_fitting import fit_images, images_fingerp
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.calibration import GateScaling
+from reflectune.models.schemes.decision import write_decision
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
@@ -193,6 +194,8 @@ def save_checkpoint(
         model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
     scheme.save(folder, {READ_WITH: reading_record(processor, scheme)})
+    if scheme.gates and not is_adapter:
+        write_decision(folder, Renderer(scheme, processor))
     write_info(folder, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
 
 

@@ -39,13 +39,14 @@ from reflectune.inference.running.loading import (
 )
 from reflectune.inference.running.parts import hash_parts, open_parts, open_servers
 from reflectune.inference.running.runner import RunSettings, run_pipeline
-from reflectune.inference.scoring.calibration import fitted_scalings
+from reflectune.inference.scoring.calibration import GATE_NAMES, fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace import Trace
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
+from reflectune.models.schemes.decision import set_temperatures
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.retrieval.config import RetrieverConfig
 
@@ -143,7 +144,9 @@ def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping
     if not measured:
         raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; ask more questions")
     folder, scalings = Path(config.model), fitted_scalings(measured)
-    Calibration(scalings, saved_weights(folder), dataset.fingerprint, config.splits).save(folder, load_scheme(folder))
+    scheme = load_scheme(folder)
+    Calibration(scalings, saved_weights(folder), dataset.fingerprint, config.splits).save(folder, scheme)
+    set_temperatures(folder, scheme, {GATE_NAMES[name]: numbers["temperature"] for name, numbers in measured.items()})
     print(f"calibration of {', '.join(scalings)}: {folder / CALIBRATION_FILE}")
 
 

@@ -50,6 +50,7 @@ def calibration(
           fit to the other, halved by a hash of the first entity (of the id if they name none);
         - `reduction`: `ece` minus `ece_scaled`, paired by question;
         - `scale_no`, `scale_yes`, `bias`: the scaling fitted on all questions, for use on others;
+        - `temperature`: a fit of one temperature instead, for `decision.json`;
         - `n`: number of questions.
 
         Intervals resample entities with all passages, at fixed scalings. A gate whose half has one outcome is out.
@@ -133,6 +134,7 @@ def _calibrated(
         "ece_scaled": score_rows(questions, after, seed, gates.weighted_calibration_error),
         "reduction": reduction,
         **asdict(gates.fit_scaling(probabilities, labels)),
+        "temperature": gates.fit_temperature(probabilities, labels),
         "n": len(counts),
     }
 

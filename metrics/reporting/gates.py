@@ -92,6 +92,17 @@ def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:
     return GateScaling(*weights.tolist())
 
 
+def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """Return the temperature of maximum likelihood: log-odds are divided by it.
+
+    A Gaussian prior, 1 / temperature is 1 ± 1, keeps it above 0. Arguments and errors are those of `fit_scaling`.
+    """
+    values, truth = _pair(probabilities, outcomes, float)
+    _both(truth)
+    log_odds = beta_features(values)[:, :2].sum(axis=1, keepdims=True)
+    return float(1 / fit_logistic(log_odds, truth, np.ones(1), least=LEAST_SCALE)[0])
+
+
 def fit_logistic(
     features: np.ndarray,
     truth: np.ndarray,

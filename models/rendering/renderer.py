@@ -177,6 +177,12 @@ class Renderer:
         ids = self._safe.encode_from_start(fill_slots(trusted, texts))
         return Rendered(ids, [IGNORE] * len(ids)) if image is None else self._with_image(ids, image)
 
+    def template(self, turns: Turns) -> Chunks:
+        """Return the text of a conversation up to the assistant's cue, special tokens as people write them."""
+        first, *rest = self._chunks(turns, cue=True)
+        assert isinstance(first, str)  # a chat template begins with text or the image
+        return (self._safe.from_start(first), *(c if isinstance(c, Slot) else self._safe.show(c) for c in rest))
+
     # What goes on from there.
 
     def after_prefix(self, turns: Turns, texts: Texts) -> list[int]:

@@ -78,6 +78,17 @@ class SafeTokenizer:
         ids = self._encode(text)
         return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
 
+    def from_start(self, text: str) -> str:
+        """A text that went through `trust` as people write it, with the leading tokens of `encode_from_start`.
+
+        A tokenizer that begins a text with a space, but not what follows a special token, needs one written there.
+        """
+        if self._bos and text.startswith(self._bos):
+            return self.show(text)
+        lead, ids = "".join(f"{_OPEN}{i}{_CLOSE}" for i in self._lead), self.encode_from_start(text)
+        same = [begun for gap in ("", " ") if self._encode(begun := lead + gap + text) == ids]
+        return self.show(same[0] if same else lead + text)
+
     def encode_continuation(self, text: str, after: str = "") -> list[int]:
         """Return the ids of a text that continues earlier text.
 

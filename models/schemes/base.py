@@ -21,6 +21,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import Tree
 from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised
+from reflectune.models.rendering.turns import Turns
 from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor
 
 SCHEME_FILE = "scheme.json"
@@ -183,6 +184,10 @@ class Scheme(ABC):
     @abstractmethod
     def open(self, renderer: Renderer, question: str, image: Image.Image) -> Rendered:
         """Image and question: the prefix that all gates' branches go on from."""
+
+    @abstractmethod
+    def gate_turns(self, gate: Gate, style: AnswerStyle) -> Turns:
+        """Return the turns from the question on that one of `gates` is asked by; its token comes next."""
 
     @abstractmethod
     def retrieval_gate(self, renderer: Renderer) -> Supervised:

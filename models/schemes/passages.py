@@ -211,6 +211,10 @@ class PassageScheme(Scheme):
         """See `Scheme.open`."""
         return renderer.prefix(question, image)
 
+    def gate_turns(self, gate: Gate, style: AnswerStyle) -> Turns:
+        """See `Scheme.gate_turns`."""
+        return question_turns() if gate == self.gates[0] else self.passage_turns(style)
+
     def retrieval_gate(self, renderer: Renderer) -> Supervised:
         """See `Scheme.retrieval_gate`."""
         return gate_branch([], renderer.token_id("retrieve"), IGNORE)

@@ -27,7 +27,7 @@ from reflectune.models.rendering.turns import (
     fit_leading,
     prompt_parts,
 )
-from reflectune.models.schemes.base import AskedAnswer, Scheme, gate_branch
+from reflectune.models.schemes.base import AskedAnswer, Gate, Scheme, gate_branch
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
 from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor
 
@@ -206,6 +206,11 @@ class PromptScheme(Scheme):
     def open(self, renderer: Renderer, question: str, image: Image.Image) -> Rendered:
         """See `Scheme.open`."""
         return renderer.question_prefix(question, image)
+
+    def gate_turns(self, gate: Gate, style: AnswerStyle) -> Turns:
+        """See `Scheme.gate_turns`."""
+        is_first = gate == self.gates[0]
+        return self.prompt_turns("ret" if is_first else "srt", style, documents=not is_first)
 
     def retrieval_gate(self, renderer: Renderer) -> Supervised:
         """See `Scheme.retrieval_gate`."""

@@ -144,6 +144,8 @@ def test_a_calibration_is_fitted_to_a_runs_gates(checkpoints, scaled_run, tmp_pa
     scaling = {key: gate[key] for key in ("scale_no", "scale_yes", "bias")}
     assert saved["gates"] == {"relevance": {**tokens, **scaling}}
     assert saved["splits"] == list(SPLITS)
+    temperatures = json.loads((folder / "decision.json").read_text())["temperature"]
+    assert temperatures == {"noul": 1.0, "choice": gate["temperature"]}
     loaded = load_calibration(folder, saved_weights(folder))
     assert loaded.gates == {"relevance": GateScaling(**scaling)}
     with pytest.raises(UserError, match="no gate has outcomes of both kinds"):

@@ -49,7 +49,9 @@ def gated(make, said):
 
 def test_a_gate_that_is_too_sure_is_mended(gated) -> None:
     gate = run(*gated)["gate"]
-    assert set(gate) == {"ece", "ece_scaled", "reduction", "scale_no", "scale_yes", "bias", "n"}
+    keys = {"ece", "ece_scaled", "reduction", "scale_no", "scale_yes", "bias", "temperature", "n"}
+    assert set(gate) == keys
+    assert gate["temperature"] == pytest.approx(TOO_SURE, rel=0.2)
     assert scaling_of(gate).scale_no == pytest.approx(1 / TOO_SURE, rel=0.3)
     assert scaling_of(gate).scale_yes == pytest.approx(1 / TOO_SURE, rel=0.3)
     assert gate["ece"]["value"] > 0.1 > 0.06 > gate["ece_scaled"]["value"]

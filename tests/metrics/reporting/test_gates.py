@@ -111,6 +111,14 @@ def test_the_scales_and_bias_of_log_odds_are_found(wanted: GateScaling) -> None:
         assert gates.expected_calibration_error(probabilities, labels) > 0.08
 
 
+@pytest.mark.parametrize("wanted", [0.5, 1.0, 3.0])
+def test_the_temperature_of_log_odds_is_found(wanted: float) -> None:
+    probabilities, labels = drawn(GateScaling(1 / wanted, 1 / wanted, 0))
+    assert gates.fit_temperature(probabilities, labels) == pytest.approx(wanted, rel=0.1)
+    assert 0.2 < gates.fit_temperature([0.9, 0.1] * 20, [True, False] * 20) < 1
+    assert gates.fit_temperature([0.9, 0.1] * 20, [False, True] * 20) == 1 / gates.LEAST_SCALE
+
+
 def test_a_fit_without_a_maximum_of_likelihood_stays_near_the_gate() -> None:
     without_errors = gates.fit_scaling([0.9, 0.1] * 20, [True, False] * 20)
     assert 1 < without_errors.scale_no < 5
