@@ -29,7 +29,7 @@ from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists
 from reflectune.models.rendering.image_config import ImageFit, ImageSettings
 from reflectune.models.rendering.image_fitting import fit_images
-from reflectune.models.weights.pretrained import try_image_processor, without_load_report
+from reflectune.models.weights.pretrained import keep_published_names, try_image_processor, without_load_report
 from reflectune.models.weights.projector import read_projector, untrained_projector
 
 IMAGE, PAD = "<image>", "<pad>"
@@ -148,6 +148,7 @@ def join(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
+    keep_published_names(model)
     return model.eval()
 
 

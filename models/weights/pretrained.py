@@ -32,6 +32,7 @@ from transformers import (
     ProcessorMixin,
     Qwen2VLProcessor,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
 from reflectune.core.durable import read_json
@@ -98,14 +99,19 @@ def load_pretrained(
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
     _agree_on_image_tokens(source, network, processor)
-    if any(hasattr(parameter, "ds_shape") for parameter in network.parameters()):
-        # Under ZeRO-3 transformers (5.23) applies every renaming backwards as it saves, used or not: LLaVA's
-        # `language_model.model` became `language_model.model.model`. Can go once `_load_state_dict_into_zero3_model`
-        # keeps those that were used, as loading without ZeRO-3 does.
-        network._weight_conversions = None
+    keep_published_names(network)
     if stored not in (None, dtype):
         _plan_cast(network, dtype)
     return check_quantized(network) if quantization else network, processor
+
+
+def keep_published_names(network: PreTrainedModel) -> None:
+    """Let `save_pretrained` name weights as the published checkpoints do, which is how servers know them.
+
+    transformers (5.23) saves by the renamings that matched as the model was loaded. Of a CLIP tower without
+    `vision_model.` in its names none does, so that this prefix would be lost for good. Can go once it is saved anyway.
+    """
+    network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)
 
 
 def settle(module: PreTrainedModel, device: torch.device) -> None:
