@@ -66,7 +66,7 @@ class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
         0.0,
         "share of the entities whose questions are left out: what a reader tuned on the others doesn't know by heart",
         ge=0,
-        lt=1,
+        le=1,
     )
     dry_run: bool = setting(False, "describe the build, show one example, and stop")
 
