@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
-from reflectune.formats.hits import places
+from reflectune.formats.hits import Hit, places
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
@@ -143,15 +143,9 @@ class MMKBRAG:
 
     def _looked_up(self, trace: Trace, retrieved: FoundDocuments, scores: Sequence[float | None]) -> Trace:
         """Return the trace of a question after SRT."""
-        settings, below = self._settings, False
+        settings = self._settings
         passages = retrieved.traces(scores, settings.s_ret_temperature)
-        if settings.srt:
-            shares = [passage.s_ret or 0.0 for passage in passages] if settings.s_ret_temperature else None
-            if settings.srt_fusion:
-                scores, shares = self._fused(retrieved, scores), None
-            kept, below = keep_relevant(scores, settings.keep, settings.threshold, shares)
-        else:
-            kept = keep_first(len(retrieved.documents), settings.keep)
+        kept, below = keep_documents(passages, retrieved.hits, settings)
         left_out = sum(score is None for score in scores) if settings.srt else 0
         return dataclasses.replace(
             trace,
@@ -161,15 +155,6 @@ class MMKBRAG:
             fallback="best_relevance" if below else "",
             tokens={"passages_judged": len(scores) - left_out if settings.srt else 0, "passages_left_out": left_out},
         )
-
-    def _fused(self, retrieved: FoundDocuments, scores: Sequence[float | None]) -> list[float | None]:
-        """Return the probability of each document by `srt_fusion`; None for one without a score."""
-        similarity = {hit.entry_id: hit.score for hit in retrieved.hits}
-        entries = [document.entry_id for document in retrieved.documents]
-        similarities = [similarity[entry] for entry in entries]
-        shares = document_shares(entries, similarities, self._settings.s_ret_temperature)
-        pairs = zip(scores, shares, strict=True)
-        return [None if score is None else fuse(score, share, self._settings.srt_fusion) for score, share in pairs]
 
     def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces after MCT, which reads questions that kept two documents or more."""
@@ -204,6 +189,34 @@ def _of_one_entry(trace: Trace) -> list[int]:
         (p.s_rel if p.s_rel is not None else 1.0) * (p.s_ret if p.s_ret is not None else 1.0) for p in trace.passages
     ]
     return keep_entry(trace.kept, [p.passage.entry_id for p in trace.passages], scores)
+
+
+def keep_documents(
+    passages: Sequence[PassageTrace], hits: Sequence[Hit], settings: MmkbRagSettings
+) -> tuple[list[int], bool]:
+    """Select judged documents by SRT, or the first ones without SRT.
+
+    Returns:
+        Positions, best first; and True if no score reached the threshold and the best one was kept.
+    """
+    if not settings.srt:
+        return keep_first(len(passages), settings.keep), False
+    scores = [passage.s_rel for passage in passages]
+    shares = [passage.s_ret or 0.0 for passage in passages] if settings.s_ret_temperature else None
+    if settings.srt_fusion:
+        scores, shares = _fused(passages, hits, settings), None
+    return keep_relevant(scores, settings.keep, settings.threshold, shares)
+
+
+def _fused(passages: Sequence[PassageTrace], hits: Sequence[Hit], settings: MmkbRagSettings) -> list[float | None]:
+    """Return the probability of each document by `srt_fusion`; None for one without a score."""
+    similarity = {hit.entry_id: hit.score for hit in hits}
+    entries = [passage.passage.entry_id for passage in passages]
+    shares = document_shares(entries, [similarity[entry] for entry in entries], settings.s_ret_temperature)
+    return [
+        None if passage.s_rel is None else fuse(passage.s_rel, share, settings.srt_fusion)
+        for passage, share in zip(passages, shares, strict=True)
+    ]
 
 
 def _context(trace: Trace) -> list[Passage]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from PIL import Image
 from pydantic import Field
@@ -18,7 +20,7 @@ from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, 
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings
 from reflectune.inference.reading.passage_reader import JudgedPassages, PassageReader
-from reflectune.inference.reading.ranking import PLAIN, best, entry_scores, shift_relevance
+from reflectune.inference.reading.ranking import PLAIN, PassageScores, best, entry_scores, shift_relevance
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.official.infoseek import normalize_answer
@@ -118,6 +120,65 @@ class MR2AG(GatedPipeline):
         return _choose(trace, self._settings, judging=self.judging)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The choice among a stored trace's candidates.
+
+    Attributes:
+        chosen: Position in `passages` of the candidate with the highest product.
+        scores: Scores of each candidate by its position: the relevant passages, or all if none is relevant.
+        fallback: `best_product` if none is relevant; else "".
+    """
+
+    chosen: int
+    scores: Mapping[int, PassageScores]
+    fallback: Fallback | Literal[""]
+
+
+def choose_again(
+    trace: Trace,
+    settings: ChoiceSettings,
+    *,
+    judging: bool = True,
+    threshold: float = 0.5,
+    without: Collection[int] = (),
+) -> Choice | None:
+    """Choose among a stored trace's candidates by other settings. No model is read.
+
+    Args:
+        trace: See `decide_again`. Passages of entries that are not among its hits are no candidates.
+        settings: The settings.
+        judging: See `MR2AG`.
+        threshold: A passage is relevant if its share of [Relevant] against [Irrelevant] is above this.
+        without: Positions of passages that are no candidates.
+
+    Returns:
+        The choice; None without a candidate.
+    """
+    s_ret, passages = entry_scores(trace.hits, settings.s_ret_temperature), trace.passages
+    answered = [
+        k
+        for k, passage in enumerate(passages)
+        if passage.answer is not None and passage.passage.entry_id in s_ret and k not in without
+    ]
+    weight = math.exp(settings.relevant_shift) * (1.0 - threshold)
+    relevant = [
+        k
+        for k in answered
+        if (passages[k].s_rel or 0.0) * weight > (passages[k].s_irr or 0.0) * threshold or not judging
+    ]
+    scores = {}
+    for k in relevant or answered:
+        passage = passages[k]
+        s_rel, _ = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, settings.relevant_shift)
+        scores[k] = PassageScores(s_ret[passage.passage.entry_id], s_rel, passage.s_ans or 0.0)
+    if not scores:
+        return None
+    answers = [trace.passages[k].answer or "" for k in scores]
+    chosen = [*scores][_best(list(scores.values()), answers, settings, judging=judging)]
+    return Choice(chosen, scores, "" if relevant else "best_product")
+
+
 def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
     """Decide a stored trace by other settings. No model is read.
 
@@ -129,31 +190,33 @@ def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True
         settings: The settings.
         judging: See `MR2AG`.
     """
-    answered = [k for k, passage in enumerate(trace.passages) if passage.answer is not None]
-    if trace.error or not answered:
+    choice = None if trace.error else choose_again(trace, settings, judging=judging)
+    if choice is None:
         return trace
-    s_ret, passages = entry_scores(trace.hits, settings.s_ret_temperature), []
-    for passage in trace.passages:
+    s_ret, passages = entry_scores(trace.hits, settings.s_ret_temperature), list(trace.passages)
+    for k, passage in enumerate(passages):
         s_rel, s_irr = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, settings.relevant_shift)
-        passages.append(dataclasses.replace(passage, s_ret=s_ret[passage.passage.entry_id], s_rel=s_rel, s_irr=s_irr))
-    relevant = [k for k in answered if passages[k].relevant or not judging]
-    for k in set(answered) - set(relevant or answered):
-        passages[k] = dataclasses.replace(passages[k], answer=None, s_ans=None)
-    fallback = "" if relevant else "best_product"
-    return _choose(dataclasses.replace(trace, passages=tuple(passages), fallback=fallback), settings, judging=judging)
+        scored = dataclasses.replace(passage, s_ret=s_ret[passage.passage.entry_id], s_rel=s_rel, s_irr=s_irr)
+        passages[k] = scored if k in choice.scores else dataclasses.replace(scored, answer=None, s_ans=None)
+    answer, fallback = passages[choice.chosen].answer or "", choice.fallback
+    return dataclasses.replace(trace, passages=tuple(passages), fallback=fallback, answer=answer, chosen=choice.chosen)
 
 
 def _choose(trace: Trace, settings: ChoiceSettings, *, judging: bool) -> Trace:
     """Set the answer of the candidate with the highest product, if there is a candidate."""
-    places = [k for k, passage in enumerate(trace.passages) if passage.scores is not None]
-    if not places:
+    scores = {k: found for k, passage in enumerate(trace.passages) if (found := passage.scores) is not None}
+    if not scores:
         return trace
-    scores = [found for k in places if (found := trace.passages[k].scores)]
+    answers = [trace.passages[k].answer or "" for k in scores]
+    chosen = _best(list(scores.values()), answers, settings, judging=judging)
+    return dataclasses.replace(trace, answer=answers[chosen], chosen=[*scores][chosen])
+
+
+def _best(scores: Sequence[PassageScores], answers: Sequence[str], settings: ChoiceSettings, *, judging: bool) -> int:
+    """Return the candidate with the highest product; without judging S_rel is left out of it."""
     if not judging:
         scores = [dataclasses.replace(found, rel=1.0) for found in scores]
-    answers = [trace.passages[k].answer or "" for k in places]
-    chosen = best(scores, settings.exponents, [normalize_answer(text) for text in answers] if settings.votes else None)
-    return dataclasses.replace(trace, answer=answers[chosen], chosen=places[chosen])
+    return best(scores, settings.exponents, [normalize_answer(text) for text in answers] if settings.votes else None)
 
 
 class Unjudged(MR2AG):

@@ -1,0 +1,178 @@
+"""Decide a question again by other settings, from traces in which every passage was judged. No model is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reflectune.core.config import Settings
+from reflectune.formats.hits import Hit
+from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings, keep_documents
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings, choose_again
+from reflectune.inference.pipelines.settings import DepthSettings
+from reflectune.inference.reading.ranking import PassageScores
+from reflectune.inference.trace import Trace
+from reflectune.models.schemes.registry import find_scheme
+from reflectune.retrieval.retrievers.queries import equation_3
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """A question's traces with its gate open and with its gate closed, whatever the gate's probability.
+
+    Attributes:
+        opened: Every passage of the retrieved entries is judged, and in mR²AG answered from.
+        closed: Nothing is retrieved.
+        scheme: Name of the checkpoint's scheme.
+        title_weight: Weight of titles in the search.
+        summary_share: Share of that weight on summaries.
+    """
+
+    opened: Trace
+    closed: Trace
+    scheme: str
+    title_weight: float = 0.5
+    summary_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Settings of a decision.
+
+    Attributes:
+        gamma: γ, threshold of the gate.
+        threshold: A passage is relevant above this; in MMKB-RAG from this on.
+        title_weight: Weight of titles in S_ret; None: that of the search.
+        entries: Number of entries to read; None: all that were judged.
+        documents: MMKB-RAG: number of documents to keep; None: those that reach `threshold`.
+        without: Positions of passages to leave out.
+    """
+
+    gamma: float = 0.5
+    threshold: float = 0.5
+    title_weight: float | None = None
+    entries: int | None = None
+    documents: int | None = None
+    without: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision, and the answer that it leads to.
+
+    Attributes:
+        retrieved: True if entries are looked up.
+        answer: The answer; None if only the model knows it.
+        confidence: S_ans.
+        hits: The entries to read, best first.
+        scores: mR²AG: scores of each candidate, by its position in `passages`.
+        used: Positions of the passages that are answered from, in order; in mR²AG the one with the highest product.
+        fallback: Fallback used if no passage is relevant; "" otherwise.
+    """
+
+    retrieved: bool
+    answer: str | None
+    confidence: float | None
+    hits: tuple[Hit, ...] = ()
+    scores: Mapping[int, PassageScores] = field(default_factory=dict)
+    used: tuple[int, ...] = ()
+    fallback: str = ""
+
+
+def opened_settings(settings: Settings, entries: int) -> Settings:
+    """Return settings of a pipeline by which every question is looked up, and nothing is decided of its passages.
+
+    Args:
+        settings: The pipeline's own settings.
+        entries: Least number of entries to retrieve.
+    """
+    update: dict[str, Any] = {"gamma": -1.0, "top_n": max(entries, DepthSettings.of(settings).top_n)}
+    if isinstance(settings, ChoiceSettings):  # `decide` applies them
+        update |= {"relevant_shift": 0.0, "s_ret_temperature": 0.0}
+    return settings.model_copy(update=update)
+
+
+def closed_settings(settings: Settings) -> Settings:
+    """Return settings of a pipeline by which no question is looked up."""
+    return settings.model_copy(update={"gamma": 2.0})
+
+
+def decide(asked: Alternatives, controls: Controls, settings: Settings) -> Decision:
+    """Decide a question by other settings.
+
+    Args:
+        asked: Its traces.
+        controls: The settings to vary.
+        settings: The pipeline's other settings.
+    """
+    opened, closed = asked.opened, asked.closed
+    if opened.gate is not None and not find_scheme(asked.scheme).retrieves(opened.gate, controls.gamma):
+        return Decision(False, closed.answer, closed.confidence)
+    hits = weighed(asked, controls.title_weight)[: controls.entries]
+    if isinstance(settings, ChoiceSettings):
+        return _choose(asked, controls, settings, hits)
+    used, fallback = _documents(opened, controls, settings, hits)
+    is_same = used == (opened.kept or opened.used)
+    return Decision(
+        True,
+        opened.answer if is_same else None,
+        opened.confidence if is_same else None,
+        hits,
+        used=opened.used if is_same else used,
+        fallback=opened.fallback if is_same else fallback,
+    )
+
+
+def weighed(asked: Alternatives, title_weight: float | None) -> tuple[Hit, ...]:
+    """Return the entries with S_ret by another weight of titles, best first; only those that were judged."""
+    hits = asked.opened.hits
+    if title_weight in (None, asked.title_weight) or not can_weigh(asked.opened):
+        return hits
+    weights = equation_3(title_weight).with_summaries(asked.summary_share)
+    scored = [(sum(getattr(weights, part) * value for part, value in hit.parts.items()), hit) for hit in hits]
+    ranked = sorted(scored, key=lambda pair: -pair[0])
+    return tuple(dataclasses.replace(hit, score=score, rank=rank) for rank, (score, hit) in enumerate(ranked, 1))
+
+
+def can_weigh(trace: Trace) -> bool:
+    """Return True if the entries have the similarities of their pictures and titles."""
+    return bool(trace.hits) and all({"image", "title"} <= hit.parts.keys() for hit in trace.hits)
+
+
+def _choose(asked: Alternatives, controls: Controls, settings: ChoiceSettings, hits: tuple[Hit, ...]) -> Decision:
+    """Choose among mR²AG's candidates."""
+    opened, fallback = asked.opened, getattr(settings, "fallback", "best_product")
+    choice = choose_again(
+        dataclasses.replace(opened, hits=hits), settings, threshold=controls.threshold, without=controls.without
+    )
+    if choice is None or (choice.fallback and fallback == "closed_book"):
+        return Decision(True, asked.closed.answer, asked.closed.confidence, hits, fallback="closed_book")
+    if choice.fallback and fallback == "abstain":
+        return Decision(True, "", None, hits, fallback="abstain")
+    passage = opened.passages[choice.chosen]
+    return Decision(True, passage.answer, passage.s_ans, hits, choice.scores, (choice.chosen,), choice.fallback)
+
+
+def _documents(
+    opened: Trace, controls: Controls, settings: Settings, hits: tuple[Hit, ...]
+) -> tuple[tuple[int, ...], str]:
+    """Return the positions of the passages to answer from together, and the fallback."""
+    ids = {hit.entry_id for hit in hits}
+    passages = [
+        passage
+        if k not in controls.without and passage.passage.entry_id in ids
+        else dataclasses.replace(passage, s_rel=None)
+        for k, passage in enumerate(opened.passages)
+    ]
+    if isinstance(settings, MmkbRagSettings):
+        update = {"threshold": controls.threshold, "k": controls.documents or "auto"}
+        kept, below = keep_documents(passages, hits, settings.model_copy(update=update))
+        return tuple(k for k in kept if k not in controls.without), "best_relevance" if below else ""
+    judged = [
+        (k, passage.s_rel, passage.s_irr or 0.0) for k, passage in enumerate(passages) if passage.s_rel is not None
+    ]
+    relevant = tuple(k for k, yes, no in judged if yes * (1.0 - controls.threshold) > no * controls.threshold)
+    best = max(judged, key=lambda row: row[1])[:1] if judged else ()
+    return (relevant, "") if relevant else (best, "best_product")
