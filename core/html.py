@@ -47,9 +47,9 @@ class Asset:
     hash: str
 
 
-def read_asset(path: str) -> Asset:
-    """Read a style sheet or script, e.g. `inference/report/page.css`."""
-    text = (ROOT / path).read_text(encoding="utf-8")
+def read_asset(*paths: str) -> Asset:
+    """Read a style sheet or script, e.g. `inference/report/page.css`; several are joined."""
+    text = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in paths)
     return Asset(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 

@@ -47,4 +47,7 @@ def _make(name: str, settings: AnswerSettings, parts: PipelineParts) -> ClosedBo
     return ClosedBook(name, Reader(needed(parts.engine), settings.max_new_tokens))
 
 
-RECIPES = baseline("closed_book", Recipe(_make, AnswerSettings, "base_model", every, form="closed_book", reads="none"))
+RECIPES = baseline(
+    "closed_book",
+    Recipe(_make, AnswerSettings, "base_model", every, title="Closed book", form="closed_book", reads="none"),
+)

@@ -54,20 +54,21 @@ class TextScored(MR2AG):
         return dataclasses.replace(judged, relevance=relevance)
 
 
-def _recipe(kind: type[MR2AG], *parts: Requirement) -> Recipe[Any]:
+def _recipe(kind: type[MR2AG], title: str, *parts: Requirement) -> Recipe[Any]:
     return Recipe(
         lambda name, settings, parts: make(kind, settings, parts),
         Mr2agSettings,
         "model",
         every,
         requires=(ENTRIES, *parts),
+        title=f"mR²AG, {title}",
         form=CONTROLS,
         scheme="mr2ag",
     )
 
 
 RECIPES = {
-    Unjudged.name: _recipe(Unjudged),
-    FirstPassage.name: _recipe(FirstPassage, RERANKER),
-    TextScored.name: _recipe(TextScored, RERANKER),
+    Unjudged.name: _recipe(Unjudged, "passages not judged"),
+    FirstPassage.name: _recipe(FirstPassage, "best passage of the first entry", RERANKER),
+    TextScored.name: _recipe(TextScored, "judged by a text score", RERANKER),
 }

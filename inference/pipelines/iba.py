@@ -137,4 +137,6 @@ def scaled(scores: Sequence[float]) -> list[float]:
     return [(score - low) / (high - low) if high > low else 0.0 for score in scores]
 
 
-RECIPES = iterative_recipe("iba", IbaSettings, lambda settings, parts: Iba(settings), requires=(ENTRY_INDEX, RERANKER))
+RECIPES = iterative_recipe(
+    "iba", "IBA", IbaSettings, lambda settings, parts: Iba(settings), requires=(ENTRY_INDEX, RERANKER)
+)

@@ -200,6 +200,7 @@ def trajectory_models(config: Settings) -> ModelUse:
 
 def iterative_recipe(
     name: str,
+    title: str,
     settings: type[Kind],
     make: Callable[[Kind, PipelineParts], Trajectory],
     *,
@@ -246,6 +247,7 @@ def iterative_recipe(
         knowledge_based,
         requires=(*requires, REMOTE, BUDGET),
         uses=trajectory_models,
+        title=title,
         form=name,
         is_iterative=True,
         takes_texts=takes_texts,

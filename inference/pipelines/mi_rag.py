@@ -154,6 +154,7 @@ def answered(
 
 RECIPES = iterative_recipe(
     "mi_rag",
+    "MI-RAG",
     RecordSettings,
     lambda settings, parts: MiRag(settings, settings.budgets(parts)),
     requires=(ANY_INDEX, OPTIONAL_TEXTS),

@@ -137,5 +137,5 @@ def _listed(units: Mapping[MapUnit, Sequence[Passage]]) -> list[str]:
 
 
 RECIPES = iterative_recipe(
-    "mm_r2", MmR2Settings, lambda settings, parts: MmR2(settings), requires=(ENTRY_INDEX, RERANKER)
+    "mm_r2", "MM-R2", MmR2Settings, lambda settings, parts: MmR2(settings), requires=(ENTRY_INDEX, RERANKER)
 )

@@ -313,6 +313,7 @@ RECIPES = {
         requires=(ENTRIES, RERANKER),
         uses=lambda config: ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base"),
         may_use_base=True,
+        title="MMKB-RAG",
         form="mmkb_rag",
         scheme="mmkb_rag",
         measured_by="reflection",

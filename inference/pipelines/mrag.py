@@ -127,7 +127,9 @@ class Mrag:
         )
 
 
-def mrag_recipe(name: str, settings: type[Stages], make: Callable[[Stages], Trajectory]) -> Mapping[str, Recipe[Any]]:
+def mrag_recipe(
+    name: str, title: str, settings: type[Stages], make: Callable[[Stages], Trajectory]
+) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of a pipeline over such documents, which reads with the base model, without training.
 
     Args:
@@ -151,10 +153,11 @@ def mrag_recipe(name: str, settings: type[Stages], make: Callable[[Stages], Traj
         knowledge_based,
         requires=(ENTRY_INDEX, RERANKER, REMOTE, BUDGET),
         uses=trajectory_models,
+        title=title,
         form=name,
         is_iterative=True,
     )
     return {name: recipe}
 
 
-RECIPES = mrag_recipe("mrag", MragSettings, Mrag)
+RECIPES = mrag_recipe("mrag", "mRAG", MragSettings, Mrag)

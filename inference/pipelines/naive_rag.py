@@ -53,6 +53,14 @@ class NaiveRagSettings(PickingSettings, EntrySettings):
     """Settings of naive RAG over picked passages."""
 
 
+_READ = {
+    "article": "first article",
+    "articles": "{top_n} articles",
+    "passage": "best passage",
+    "passages": "{passages} passages",
+}
+
+
 def _recipe(form: ContextForm) -> Recipe[Any]:
     def make(name: str, settings: EntrySettings, parts: PipelineParts) -> NaiveRAG:
         passages = settings.passages if isinstance(settings, NaiveRagSettings) else 0
@@ -66,6 +74,7 @@ def _recipe(form: ContextForm) -> Recipe[Any]:
         "base_model",
         knowledge_based,
         requires=(ENTRIES, RERANKER) if form in PICKED else (ENTRIES,),
+        title=f"Naive RAG, {_READ[form]}",
         form="naive_rag",
         reads=form,
     )

@@ -16,7 +16,15 @@ from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.pipelines.base import Clock, Pipeline, answer_with_context
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.naive_rag import NaiveRAG, NaiveRagSettings
-from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, needed, with_entry, with_evidence
+from reflectune.inference.pipelines.recipe import (
+    PipelineParts,
+    Recipe,
+    baseline,
+    needed,
+    tuned,
+    with_entry,
+    with_evidence,
+)
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
 from reflectune.inference.reading.reader import Reader
@@ -175,17 +183,41 @@ def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) 
     return WithGoldEntries(name, lambda gold: NaiveRAG(name, reader, gold, contexts, "passages"))
 
 
-_ARTICLE = Recipe(_oracle("article"), LeadSettings, "base_model", with_entry, form="oracle", reads="article")
+_ARTICLE = Recipe(
+    _oracle("article"),
+    LeadSettings,
+    "base_model",
+    with_entry,
+    title="Oracle, right article",
+    form="oracle",
+    reads="article",
+)
 _ARTICLES = Recipe(
-    _among_others, EntrySettings, "base_model", with_entry, requires=(ENTRIES,), form="oracle", reads="articles"
+    _among_others,
+    EntrySettings,
+    "base_model",
+    with_entry,
+    requires=(ENTRIES,),
+    title="Oracle, right article among {top_n}",
+    form="oracle",
+    reads="articles",
 )
 _PASSAGES = Recipe(
-    _best_passages, NaiveRagSettings, "base_model", with_entry, (RERANKER,), form="oracle_passages", reads="passages"
+    _best_passages,
+    NaiveRagSettings,
+    "base_model",
+    with_entry,
+    (RERANKER,),
+    title="Oracle, {passages} passages of the right article",
+    form="oracle_passages",
+    reads="passages",
 )
 RECIPES = {
     **baseline("oracle_article", _ARTICLE),
     **baseline("oracle_articles", _ARTICLES),
     "oracle_passages": _PASSAGES,  # LLaVA-SFR with oracle entries
-    "oracle_passages_tuned": dataclasses.replace(_PASSAGES, model="plain_model", form="oracle_passages_tuned"),
-    "oracle_passage": Recipe(_oracle("passage"), LeadSettings, "base_model", with_evidence, form="oracle"),
+    "oracle_passages_tuned": tuned(_PASSAGES, "oracle_passages_tuned"),
+    "oracle_passage": Recipe(
+        _oracle("passage"), LeadSettings, "base_model", with_evidence, title="Oracle, right passage", form="oracle"
+    ),
 }

@@ -131,6 +131,11 @@ _recipe = partial(
     iterative_recipe, requires=(ANY_INDEX, OPTIONAL_TEXTS), pair_text="summary", takes_texts=True, has_own_depth=True
 )
 RECIPES = {
-    **_recipe("pmsr", PmsrSettings, lambda settings, parts: Pmsr(settings, settings.budgets(parts))),
-    **_recipe("pmsr_fixed", PmsrFixedSettings, lambda settings, parts: PmsrFixed(settings, settings.budgets(parts))),
+    **_recipe("pmsr", "PMSR", PmsrSettings, lambda settings, parts: Pmsr(settings, settings.budgets(parts))),
+    **_recipe(
+        "pmsr_fixed",
+        "PMSR, all iterations",
+        PmsrFixedSettings,
+        lambda settings, parts: PmsrFixed(settings, settings.budgets(parts)),
+    ),
 }

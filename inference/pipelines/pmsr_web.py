@@ -139,6 +139,7 @@ def _make(settings: PmsrWebSettings, parts: PipelineParts) -> PmsrWeb:
 
 RECIPES = iterative_recipe(
     "pmsr_web",
+    "PMSR, web pages",
     PmsrWebSettings,
     _make,
     requires=(ENTRY_INDEX, PAGES, OPTIONAL_TEXTS),

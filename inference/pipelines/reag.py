@@ -144,4 +144,4 @@ class ReAG:
         )
 
 
-RECIPES = iterative_recipe("reag", ReagSettings, lambda settings, parts: ReAG(settings))
+RECIPES = iterative_recipe("reag", "ReAG", ReagSettings, lambda settings, parts: ReAG(settings))

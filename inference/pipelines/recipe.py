@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,7 @@ class Recipe(Generic[PipelineSettings]):
         requires: The other parts that it needs.
         takes: Returns True for a question that it answers.
         uses: Returns the models that it uses under a command's config; None: `model` alone.
+        title: Its plain name in reports, with settings in braces: `Naive RAG, {top_n} articles`; "" for a stage.
         form: The name in a config that selects it, perhaps with others; "" for a stage.
         scheme: The scheme that the checkpoint must have; "" for any.
         measured_by: The stage that measures its decisions; "" for none.
@@ -142,6 +144,7 @@ class Recipe(Generic[PipelineSettings]):
     takes: Callable[[Question], bool]
     requires: tuple[Requirement, ...] = ()
     uses: Callable[[Settings], ModelUse] | None = None
+    title: str = ""
     form: str = ""
     scheme: str = ""
     measured_by: str = ""
@@ -152,6 +155,11 @@ class Recipe(Generic[PipelineSettings]):
     has_own_depth: bool = False
     reads: str = ""
     answer_each: Callable[[PipelineSettings, PipelineParts], Pipeline] | None = None
+
+    def plain_name(self, settings: Settings) -> str:
+        """Return `title` with the numbers of the pipeline's settings, small ones in words."""
+        counts = {key: _WORDS.get(value, value) for key, value in settings if isinstance(value, int)}
+        return re.sub(r"\b(one \w+)s\b", r"\1", self.title.format(**counts))
 
     def settings_of(self, config: Settings) -> PipelineSettings:
         """Return the pipeline's part of a command's config."""
@@ -175,6 +183,8 @@ class Recipe(Generic[PipelineSettings]):
         return (*self.settings.model_fields, *self.choices)
 
 
+_WORDS = dict(enumerate(("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")))
+
 TUNED_BASELINES = "tuned_baselines"
 """The form of baselines whose model was fine-tuned on the same questions, without reflection."""
 
@@ -184,8 +194,12 @@ CONTROLS = "controls"
 
 def baseline(name: str, recipe: Recipe[Any]) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of a baseline of the base model, and of the model that was fine-tuned without reflection."""
-    tuned = dataclasses.replace(recipe, model="plain_model", form=TUNED_BASELINES)
-    return {name: recipe, f"{name}_tuned": tuned}
+    return {name: recipe, f"{name}_tuned": tuned(recipe, TUNED_BASELINES)}
+
+
+def tuned(recipe: Recipe[Any], form: str, **more: Any) -> Recipe[Any]:
+    """Return the recipe of a baseline whose model was fine-tuned without reflection."""
+    return dataclasses.replace(recipe, model="plain_model", title=f"{recipe.title}, tuned", form=form, **more)
 
 
 def needed(part: Part | None) -> Part:

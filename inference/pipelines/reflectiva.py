@@ -120,6 +120,7 @@ RECIPES = {
         "model",
         every,
         requires=(ENTRIES,),
+        title="ReflectiVA",
         form="reflectiva",
         scheme="reflectiva",
         measured_by="relevance",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock, answer_with_context
-from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed, tuned
 from reflectune.inference.pipelines.requirements import TEXTS
 from reflectune.inference.pipelines.settings import LeadSettings, PickingSettings
 from reflectune.inference.reading.reader import Reader
@@ -73,9 +72,16 @@ def _make(name: str, settings: TextRagSettings, parts: PipelineParts) -> TextRAG
 
 
 _RECIPE = Recipe(
-    _make, TextRagSettings, "base_model", knowledge_based, requires=(TEXTS,), form="text_rag", has_own_depth=True
+    _make,
+    TextRagSettings,
+    "base_model",
+    knowledge_based,
+    requires=(TEXTS,),
+    title="Text RAG, {passages} passages",
+    form="text_rag",
+    has_own_depth=True,
 )
 RECIPES = {
     "text_rag": _RECIPE,
-    "text_rag_tuned": dataclasses.replace(_RECIPE, model="plain_model", form="text_rag_tuned", reads="passages"),
+    "text_rag_tuned": tuned(_RECIPE, "text_rag_tuned", reads="passages"),
 }

@@ -86,5 +86,5 @@ class WikiSeeker:
 
 
 RECIPES = iterative_recipe(
-    "wikiseeker", WikiSeekerSettings, lambda settings, parts: WikiSeeker(settings), has_own_depth=True
+    "wikiseeker", "WikiSeeker", WikiSeekerSettings, lambda settings, parts: WikiSeeker(settings), has_own_depth=True
 )

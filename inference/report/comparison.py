@@ -91,7 +91,7 @@ def _pipeline(name: str, evaluations: Sequence[Metrics]) -> Record:
     budgets = [content["budgets"][name] for content in ran if name in content["budgets"]]
     columns = [column for column in evaluations[0]["metric"]["columns"] if column != OVERALL]
     return {
-        "score": [_headline(content["pipelines"][name]) for content in ran],
+        "score": [headline_score(content["pipelines"][name]) for content in ran],
         "columns": {column: [content["pipelines"][name].get(column) for content in ran] for column in columns},
         "lead": leads,
         "standing": standing(leads),
@@ -105,7 +105,7 @@ def _question_sets(evaluations: Sequence[Metrics]) -> set[str]:
     return {content.get("questions", "") for content in evaluations}
 
 
-def _headline(table: Metrics) -> Metrics | None:
+def headline_score(table: Metrics) -> Metrics | None:
     """Return the overall score; the score of InfoSeek's one half if only that was asked."""
     scores = (table.get(OVERALL), *(score for column, score in table.items() if column != "by_type"))
     return next((score for score in scores if score is not None), None)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 from PIL import Image
 
 from reflectune.core.errors import UserError
@@ -17,49 +20,77 @@ from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.formats.dataset import Dataset
+from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.reading.ranking import product
 from reflectune.inference.report.trajectories import browsed
+from reflectune.inference.scoring.losses import OUTCOMES, outcome
 from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics.official.infoseek import normalize_answer
+from reflectune.metrics.reporting.breakdown import headline
 
-LONGEST_SIDE = 288
-"""Pixels; larger images are scaled down to this."""
+REFLECTING = MR2AG.name
+"""The pipeline whose stored candidates can be chosen among again."""
+
+QUESTION_SIDE, ENTRY_SIDE = 224, 128
+"""Longest sides of a question's and an entry's picture, in pixels; larger ones are scaled down."""
 
 
 def browser_data(
-    dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float, measure: TraceScorer
+    dataset: Dataset,
+    questions: Sequence[Question],
+    traces: Traces,
+    measure: TraceScorer,
+    *,
+    gamma: float,
+    names: Mapping[str, str],
+    choice: ChoiceSettings | None = None,
+    most_bytes: float = math.inf,
 ) -> dict[str, Any]:
     """Return the JSON that `page.js` reads.
 
     Args:
         dataset: The data set with images and entries.
-        questions: The questions to list.
+        questions: The questions to list. The first ones that fit `most_bytes` are listed, in the order of their ids.
         traces: By pipeline, then by question id.
         measure: Scorer of answers.
+        gamma: Threshold of the gate.
+        names: Plain names of the pipelines.
+        choice: Settings of mR²AG's choice, if its answers can be chosen again.
+        most_bytes: Size of the JSON.
 
     Returns:
-        `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
+        `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position. Rows
+        leave out fields that are None, false or empty.
     """
-    tables = _Tables(dataset)
-    names = sorted(traces, key=lambda name: (name not in reflecting(), name))
-    rows = [
-        _question(
-            question,
-            {name: traces[name][question.id] for name in names if question.id in traces[name]},
-            tables,
-            measure,
-        )
-        for question in questions
-    ]
+    tables, rows, size = _Tables(dataset), [], 0
+    ordered = sorted(traces, key=lambda name: (name not in reflecting(), name))
+    official = measure.official(questions)
+    half = headline(measure.metric, official).half
+    parts = dict(zip((q.id for q in official), [0] * len(official) if half is None else half.tolist(), strict=True))
+    for question in questions:
+        asked = {name: traces[name][question.id] for name in ordered if question.id in traces[name]}
+        row = _question(question, asked, tables, measure, parts.get(question.id), choice)
+        size += len(script_json(row).encode())
+        if size + tables.bytes > most_bytes:
+            break
+        rows.append(row)
     return {
         "gamma": gamma,
-        "pipelines": names,
+        "pipelines": [[name, names.get(name, name)] for name in ordered],
+        "outcomes": OUTCOMES,
+        "again": None if choice is None else _again(choice, traces[REFLECTING]),
         "images": tables.images,
         "entries": tables.entries,
         "passages": tables.passages,
-        "questions": rows,
+        "questions": sorted(rows, key=lambda row: str(row["id"])),
     }
+
+
+def script_json(value: Any) -> Markup:
+    """Return JSON for a `<script>` element: no text in it can close the element or open a comment."""
+    return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Tables:
@@ -71,14 +102,14 @@ class _Tables:
         self.passages: list[dict[str, Any]] = []
         self._dataset = dataset
         self._places: dict[tuple[object, ...], int] = {}
+        self.bytes = 0
 
-    def image(self, path: str | Path, roots: Roots) -> int:
+    def image(self, path: str | Path, roots: Roots, side: int) -> int:
         """Return the position of an image below `roots`; -1 if it can't be read, which the evaluation has reported."""
-        key = ("image", str(Path(self._dataset.root, path).resolve()))
+        key = ("image", side, str(Path(self._dataset.root, path).resolve()))
         if key not in self._places:
             try:
-                self.images.append(data_uri(load_image(path, root=roots)))
-                self._places[key] = len(self.images) - 1
+                self._places[key] = self._add(self.images, data_uri(load_image(path, root=roots), side))
             except UserError:
                 self._places[key] = -1
         return self._places[key]
@@ -88,14 +119,13 @@ class _Tables:
         home = self._dataset.knowledge.name
         key = ("entry", entry_id if kb in ("", home) else f"{kb}: {entry_id}")
         if key not in self._places and kb not in ("", home):
-            self._places[key] = len(self.entries)
-            self.entries.append({"id": entry_id, "title": title or entry_id, "image": -1})
+            self._places[key] = self._add(self.entries, {"id": entry_id, "title": title or entry_id, "image": -1})
         elif key not in self._places:
             entry = self._dataset.knowledge.get(entry_id)
             roots = (self._dataset.knowledge.image_root, *self._dataset.image_roots)
-            image = self.image(self._dataset.knowledge.image_path(entry), roots) if entry.images else -1
-            self._places[key] = len(self.entries)
-            self.entries.append({"id": entry.id, "title": entry.title, "image": image})
+            path = self._dataset.knowledge.image_path(entry) if entry.images else ""
+            image = self.image(path, roots, ENTRY_SIDE) if path else -1
+            self._places[key] = self._add(self.entries, {"id": entry.id, "title": entry.title, "image": image})
         return self._places[key]
 
     def passage(self, passage: Passage, kb: str = "") -> int:
@@ -105,28 +135,40 @@ class _Tables:
         """
         key = ("passage", kb, passage)
         if key not in self._places:
-            self._places[key] = len(self.passages)
-            self.passages.append(
-                {
-                    "entry": self.entry(passage.entry_id, kb, passage.title),
-                    "place": f"{passage.entry_id}#{passage.section}",
-                    "heading": passage.heading,
-                    "text": " ".join(filter(None, [passage.lead, passage.text])),
-                }
-            )
+            row = {
+                "entry": self.entry(passage.entry_id, kb, passage.title),
+                "place": f"{passage.entry_id}#{passage.section}",
+                "heading": passage.heading,
+                "text": " ".join(filter(None, [passage.lead, passage.text])),
+            }
+            self._places[key] = self._add(self.passages, row)
         return self._places[key]
 
+    def _add(self, rows: list[Any], row: Any) -> int:
+        """Append a row, count its bytes in the page, and return its position."""
+        rows.append(row)
+        self.bytes += len(script_json(row).encode()) + 1
+        return len(rows) - 1
 
-def data_uri(image: Image.Image) -> str:
+
+def data_uri(image: Image.Image, side: int) -> str:
     """Return a small copy of an image as a data URI. It is made from the pixels, without the file's metadata."""
     small = image.copy()
-    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    small.thumbnail((side, side))
     buffer = io.BytesIO()
     small.save(buffer, format="WEBP", quality=82)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
+def _question(
+    question: Question,
+    traces: Mapping[str, Trace],
+    tables: _Tables,
+    measure: TraceScorer,
+    part: float | None,
+    choice: ChoiceSettings | None,
+) -> dict[str, Any]:
+    """Return a question's row; `part` is None for a question that isn't scored, and 1 in InfoSeek's first half."""
     return {
         "id": question.id,
         "split": question.split,
@@ -134,27 +176,33 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
         "text": question.text,
         "answers": list(question.answers),
         "range": list(question.range) if question.range else None,
-        "image": tables.image(question.image, tables._dataset.image_roots) if question.image else -1,
+        "part": part,
+        "image": tables.image(question.image, tables._dataset.image_roots, QUESTION_SIDE) if question.image else -1,
         "knowledge": question.is_knowledge_based,
         "entities": list(question.entity_ids),
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
         "traces": {
             name: {
-                **_trace(question, trace, tables, measure),
+                **_trace(question, trace, tables, measure, is_scored=part is not None),
                 "lookup": _should_look_up(name, question, traces, measure),
+                **({"again": _candidates(question, trace, measure, choice)} if choice and name == REFLECTING else {}),
             }
             for name, trace in traces.items()
         },
     }
 
 
-def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
+def _trace(
+    question: Question, trace: Trace, tables: _Tables, measure: TraceScorer, *, is_scored: bool
+) -> dict[str, Any]:
+    correctness = measure.correctness(question, trace) if measure.has_truth(question) else 0
     bases = {hit.entry_id: hit.kb for hit in trace.hits}
     titles = {read.passage.entry_id: read.passage.title for read in trace.passages}
-    return {
+    row = {
         "answer": trace.answer,
-        "correct": measure.correctness(question, trace) if measure.has_truth(question) else 0,
-        "gate": _round(trace.gate),
+        "correct": correctness,
+        "outcome": outcome(question, trace, correctness) if is_scored else None,
+        "gate": trace.gate,
         "retrieved": trace.retrieved,
         "hits": [
             [tables.entry(hit.entry_id, hit.kb, titles.get(hit.entry_id, "")), _round(hit.score)] for hit in trace.hits
@@ -167,8 +215,53 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScor
         "mct": None if trace.mct is None else dataclasses.asdict(trace.mct),
         "fallback": trace.fallback,
         "error": trace.error,
-        **({"steps": browsed(trace, question.entity_ids), "ended": trace.ended} if trace.steps else {}),
+        "steps": browsed(trace, question.entity_ids),
+        "ended": trace.ended,
     }
+    return _without_empty(row)
+
+
+def _without_empty(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out None, False and empty values, to keep the page small; 0 stays."""
+    return {key: value for key, value in row.items() if not (value is None or value is False or value in ("", []))}
+
+
+def _again(choice: ChoiceSettings, traces: Mapping[str, Trace]) -> dict[str, Any]:
+    """Return the settings of mR²AG's choice, and the range in which its stored candidates allow others.
+
+    A passage below the run's threshold was not answered from, unless all were.
+    """
+    judged = [read for trace in traces.values() for read in trace.passages]
+    return {
+        "pipeline": REFLECTING,
+        "threshold": 0.5,
+        "least": 0.5 if any(read.answer is None for read in judged) else 0.0,
+        "entries": max((len(trace.hits) for trace in traces.values()), default=0),
+        "exponents": choice.exponents,
+        "votes": choice.votes,
+        "temperature": choice.s_ret_temperature,
+    }
+
+
+def _candidates(
+    question: Question, trace: Trace, measure: TraceScorer, choice: ChoiceSettings
+) -> dict[str, list[Any]] | None:
+    """Return the entries' similarities, and of each answered passage position, entry's rank, scores, worth and vote.
+
+    Numbers are whole, since a rounded one may decide otherwise.
+    """
+    ranks = {hit.entry_id: rank for rank, hit in enumerate(trace.hits)}
+    known = measure.has_truth(question)
+    read = [
+        [
+            *(k, ranks[p.passage.entry_id], p.s_rel, p.s_irr, p.s_ans),
+            measure.worth(p.answer, question) if known else 0,
+            *([normalize_answer(p.answer)] if choice.votes else []),
+        ]
+        for k, p in enumerate(trace.passages)
+        if p.answer is not None and p.passage.entry_id in ranks
+    ]
+    return {"ret": [hit.score for hit in trace.hits], "read": read} if read and not trace.error else None
 
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> bool | None:
@@ -183,10 +276,10 @@ def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], 
     )
 
 
-def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any]:
-    scores = read.scores
-    return {
-        "passage": tables.passage(read.passage, kb),
+def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any] | int:
+    """Return a passage's position and scores, or its position alone."""
+    scores, position = read.scores, tables.passage(read.passage, kb)
+    row = {
         "ret": _round(read.s_ret),
         "rel": _round(read.s_rel),
         "relevant": read.relevant,
@@ -194,6 +287,7 @@ def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any]:
         "ans": _round(read.s_ans),
         "product": None if scores is None else _round(product(scores)),
     }
+    return {"passage": position, **row} if (row := _without_empty(row)) else position
 
 
 def _round(value: float | None) -> float | None:

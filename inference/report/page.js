@@ -5,8 +5,14 @@ const form = document.getElementById("filters");
 const list = document.getElementById("list");
 const more = document.getElementById("more");
 const PAGE = 40;
+const CHANGED = "changed by the sliders";
+const TRACE = { answer: "", outcome: "", gate: null, retrieved: false, hits: [], passages: [], chosen: null,
+  confidence: null, kept: [], used: [], mct: null, fallback: "", error: "", steps: null };
+const READ = { ret: null, rel: null, relevant: false, answer: null, ans: null, product: null };
+const nameOf = new Map(data.pipelines ?? []);
 let shown = [];
 let built = 0;
+let only = "";  // the one question that the address names
 
 function element(tag, name, ...children) {
   const node = document.createElement(tag);
@@ -27,6 +33,11 @@ function picture(index, name, alt) {
 const number = (value) => (value !== 0 && Math.abs(value) < 0.01 ? value.toPrecision(2) : value.toFixed(3));
 const limit = (value) => String(Number(value.toPrecision(6)));
 const percent = (value) => (100 * value).toFixed(1) + " %";
+
+const readAt = (trace, position) => {
+  const read = trace.passages[position];
+  return { ...READ, ...(typeof read === "number" ? { passage: read } : read) };
+};
 
 function gateTrace(question, pipeline) {
   const own = question.traces[pipeline];
@@ -68,13 +79,16 @@ function answerLine(trace) {
 function row(question, pipeline) {
   const trace = question.traces[pipeline];
   const about = [question.id, question.split, question.type, question.knowledge === false ? "visual" : "",
-    trace.fallback ? "nothing relevant → " + trace.fallback : ""];
+    trace.fallback ? "nothing relevant → " + trace.fallback : "", data.outcomes[trace.outcome]];
   const middle = element("div", "",
     element("div", "asked", question.text),
     element("div", "outcome", answerLine(trace), " ", element("span", "truth", "truth: " + truth(question))),
+    element("div", "again"),
     element("div", "meta", about.filter(Boolean).join(" · ")));
   const node = element("details", "question",
     element("summary", "", picture(question.image, "thumb", ""), middle, gateBar(question, pipeline)));
+  node.question = question;
+  showAgain(node);
   node.addEventListener("toggle", () => {
     if (node.open && node.children.length === 1) node.append(detail(question, pipeline));
   });
@@ -85,15 +99,19 @@ function detail(question, pipeline) {
   const trace = question.traces[pipeline];
   const left = element("div", "side", picture(question.image, "picture", "the question's image"),
     element("h3", "", "Every pipeline's answer"));
-  for (const name of data.pipelines) {
-    if (question.traces[name]) left.append(element("div", "outcome", name + ": ", answerLine(question.traces[name])));
+  for (const name of nameOf.keys()) {
+    const of = question.traces[name];
+    if (of) left.append(element("div", "outcome", nameOf.get(name) + ": ", answerLine(of)));
   }
   if (trace.confidence !== null) left.append(element("div", "meta", "S_ans of this answer " + number(trace.confidence)));
   if (pipeline === "mmkb_rag" && trace.gate !== null) {
     left.append(element("div", "meta", "Score_RET " + number(trace.gate)));
   }
+  const link = element("a", "link", "Link to this question");
+  link.href = "#" + new URLSearchParams({ question: question.id, pipeline });
+  left.append(link);
   const right = element("div", "");
-  const walked = data.pipelines.filter((name) => question.traces[name]?.steps);
+  const walked = [...nameOf.keys()].filter((name) => question.traces[name]?.steps);
   if (walked.length) {
     right.append(element("h3", "", "Trajectories"),
       element("div", "trajectories", ...walked.map((name) => trajectory(name, question.traces[name]))));
@@ -117,7 +135,7 @@ function detail(question, pipeline) {
 }
 
 function trajectory(name, trace) {
-  const box = element("div", "trajectory", element("h4", "", name + " ", answerLine(trace)));
+  const box = element("div", "trajectory", element("h4", "", nameOf.get(name) + " ", answerLine(trace)));
   const iterations = new Set(trace.steps.map((step) => step.iteration)).size;
   let iteration = -1;
   for (const step of trace.steps) {
@@ -161,7 +179,7 @@ function agreement(trace) {
 }
 
 function documentTitle(trace, position) {
-  const text = data.passages[trace.passages[position].passage];
+  const text = data.passages[readAt(trace, position).passage];
   return data.entries[text.entry].title + (text.heading ? " – " + text.heading : "");
 }
 
@@ -189,7 +207,7 @@ function hits(question, trace) {
 }
 
 function passage(question, trace, position) {
-  const read = trace.passages[position];
+  const read = readAt(trace, position);
   const text = data.passages[read.passage];
   const gold = question.evidence.includes(text.place);
   const head = element("div", "", element("b", "", data.entries[text.entry].title + (text.heading ? " – " + text.heading : "")));
@@ -216,11 +234,19 @@ function matches(question, wanted) {
   if (!trace) return false;
   if (wanted.split && question.split !== wanted.split) return false;
   if (wanted.kind && kind(question) !== wanted.kind) return false;
-  if (wanted.wrong && trace.correct >= 1) return false;
-  if (wanted.gate && !gateWrong(question, wanted.pipeline)) return false;
-  if (wanted.nothing && !trace.fallback) return false;
+  if (only && question.id !== only) return false;
+  const passes = filters[wanted.outcome] ?? (() => trace.outcome === wanted.outcome);
+  if (!passes(trace, question, wanted.pipeline)) return false;
   return !wanted.search || haystack(question, trace).includes(wanted.search);
 }
+
+const filters = {
+  "": () => true,
+  wrong: (trace) => trace.correct < 1,
+  "gate wrong": (_, question, pipeline) => gateWrong(question, pipeline),
+  "nothing relevant": (trace) => trace.fallback !== "",
+  [CHANGED]: (_, question, pipeline) => decided.has(question) && pipeline === data.again.pipeline,
+};
 
 function haystack(question, trace) {
   const titles = trace.hits.map(([index]) => data.entries[index].title);
@@ -234,8 +260,7 @@ function kind(question) {
 function refresh() {
   const wanted = {
     pipeline: form.elements.pipeline.value, split: form.elements.split.value, kind: form.elements.kind.value,
-    search: form.elements.search.value.trim().toLowerCase(), wrong: form.elements.wrong.checked,
-    gate: form.elements.gate.checked, nothing: form.elements.nothing.checked,
+    search: form.elements.search.value.trim().toLowerCase(), outcome: form.elements.outcome.value,
   };
   shown = data.questions.filter((question) => matches(question, wanted));
   built = 0;
@@ -257,16 +282,27 @@ function extend() {
 function options(name, values, all) {
   const select = form.elements[name];
   if (all) select.append(new Option(all, ""));
-  for (const value of values) select.append(new Option(value, value));
+  for (const value of values) {
+    select.append(Array.isArray(value) ? new Option(value[1], value[0]) : new Option(value, value));
+  }
+}
+
+// The address after #: pipeline and outcome, as a chart's part names them, or one question.
+function follow() {
+  const named = new URLSearchParams(location.hash.slice(1));
+  only = named.get("question") ?? "";
+  if (!only && !named.has("outcome")) return;
+  form.reset();
+  for (const name of ["pipeline", "outcome"]) {
+    const select = form.elements[name];
+    if ([...select.options].some((option) => option.value === named.get(name))) select.value = named.get(name);
+  }
+  refresh();
+  if (only && list.firstChild) list.firstChild.open = true;
+  form.scrollIntoView();
 }
 
 const watcher = new IntersectionObserver((seen) => {
   if (seen.some((item) => item.isIntersecting)) extend();
 }, { rootMargin: "600px" });
 
-options("pipeline", data.pipelines, "");
-options("split", [...new Set(data.questions.map((question) => question.split))].sort(), "all");
-options("kind", [...new Set(data.questions.map(kind))].sort(), "all");
-form.addEventListener("input", refresh);
-form.addEventListener("submit", (event) => event.preventDefault());
-refresh();

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.html import read_asset, render
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
-from reflectune.inference.report import charts, tables, trajectories
-from reflectune.inference.report.data import browser_data
+from reflectune.inference.report import charts, overview, tables, trajectories
+from reflectune.inference.report.data import browser_data, script_json
 from reflectune.inference.scoring.scores import Traces, TraceScorer
-from reflectune.inference.trace_files.columns import TraceColumns, with_texts
+from reflectune.inference.trace_files.columns import with_texts
 
-MOST_TEXTS = 30_000
-"""Most passages from Parquet traces whose text is in a report: some 15 MB of HTML."""
+MOST_BYTES = 20_000_000
+"""Size of a report. As many questions are listed as fit."""
+_RESERVED = 10_000
+"""Bytes for sentences that depend on the number of listed questions."""
 
 
 def write_report(
@@ -38,6 +39,7 @@ def write_report(
     notices: Sequence[str],
     measure: TraceScorer,
     gamma: float,
+    choice: ChoiceSettings | None,
     most: int,
     seed: int,
 ) -> None:
@@ -51,20 +53,20 @@ def write_report(
         facts: Facts of the run by name, shown as a table.
         notices: Sentences at the head.
         measure: Scorer of answers.
+        choice: Settings of mR²AG's choice; None if it was not run.
         most: Most questions to list; a random sample if there are more.
     """
     shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
-    listed = sample(questions, most, seed, functools.partial(_texts_read, shown))
-    whole = {name: with_texts(table, [question.id for question in listed]) for name, table in shown.items()}
-    note = (
-        f"All {len(questions)} questions."
-        if len(listed) == len(questions)
-        else (f"A random sample of {len(listed)} of the {len(questions)} questions; traces/ has all of them.")
-    )
-    page = fill(
+    drawn, names = sample(questions, most, seed), tables.plain_names(metrics)
+    filled = functools.partial(
+        fill,
         title=title,
-        subtitle=f"{len(questions)} questions, {len(shown)} pipelines: {', '.join(shown)}.",
+        subtitle=f"{len(questions)} questions, {len(shown)} pipelines. {metrics['metric']['caption']}.",
+        finding=overview.finding(metrics),
         notices=notices,
+        overview=overview.scores(metrics),
+        losses=overview.losses(metrics),
+        lost=overview.lost(metrics),
         scores=tables.scores(metrics),
         parts=tables.parts(metrics),
         rankings=tables.rankings(metrics),
@@ -72,76 +74,42 @@ def write_report(
         charts=charts.charts(questions, traces, gamma, measure),
         calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
-        browse_note=f"{note} Click a question to see its entries, the judgement of each passage, and the answer.",
-        data=browser_data(dataset, listed, whole, gamma, measure),
     )
-    write_atomically(path, page)
+    data = browser_data(
+        dataset,
+        drawn,
+        {name: with_texts(table, [question.id for question in drawn]) for name, table in shown.items()},
+        measure,
+        gamma=gamma,
+        names=names,
+        choice=choice,
+        most_bytes=MOST_BYTES - _RESERVED - len(filled(browse_note="", data={}).encode()),
+    )
+    count = len(data["questions"])
+    why = f" The file is kept below {MOST_BYTES / 1e6:g} MB." if count < len(drawn) else ""
+    note = (
+        f"All {count} questions."
+        if count == len(questions)
+        else f"A random sample of {count} of the {len(questions)} questions; traces/ has all of them.{why}"
+    )
+    write_atomically(path, filled(browse_note=note, data=data))
 
 
-def fill(
-    *,
-    title: str,
-    subtitle: str,
-    notices: Sequence[str],
-    scores: Markup,
-    parts: Markup,
-    rankings: Markup,
-    costs: Markup,
-    charts: Markup,
-    calibration: Markup,
-    facts: Markup,
-    browse_note: str,
-    data: Mapping[str, Any],
-) -> Markup:
-    """Fill the page. Parts of type `Markup` are HTML, the others are text.
+def fill(*, data: Mapping[str, Any], **values: Any) -> Markup:
+    """Fill the page's template. Values of type `Markup` are HTML, the others are text.
 
     The page's policy allows our own script and style by their hashes, and images from data URIs. Nothing else runs or
     loads, whatever a question or a passage contains.
     """
     return render(
         "inference/report/templates/report.html",
-        title=title,
-        subtitle=subtitle,
-        notices=notices,
-        scores=scores,
-        parts=parts,
-        rankings=rankings,
-        costs=costs,
-        charts=charts,
-        calibration=calibration,
-        facts=facts,
-        browse_note=browse_note,
+        **values,
         data=script_json(data),
         style=read_asset("inference/report/page.css"),
-        script=read_asset("inference/report/page.js"),
+        script=read_asset("inference/report/page.js", "inference/report/sliders.js"),
     )
 
 
-def script_json(value: Any) -> Markup:
-    """Return JSON for a `<script>` element: no text in it can close the element or open a comment."""
-    return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _texts_read(traces: Traces, question: Question) -> int:
-    """Return the number of passages whose text is read from the disk to show a question."""
-    columns = [column for column in traces.values() if isinstance(column, TraceColumns)]
-    return sum(len(column[question.id].passages) for column in columns if question.id in column)
-
-
-def sample(
-    questions: Sequence[Question], most: int, seed: int, texts: Callable[[Question], int] = lambda question: 0
-) -> list[Question]:
-    """Return at least one question and at most `most`, in the order of their ids; a random sample if there are more.
-
-    Args:
-        most: Most questions.
-        texts: Number of passage texts that a question adds. The draw ends before there are more than `MOST_TEXTS`.
-    """
-    chosen = list(questions) if len(questions) <= most else random.Random(seed).sample(list(questions), most)
-    added = list(itertools.accumulate(map(texts, chosen)))
-    if added and added[-1] > MOST_TEXTS:
-        if len(questions) <= most:
-            random.Random(seed).shuffle(chosen)
-            added = list(itertools.accumulate(map(texts, chosen)))
-        chosen = chosen[: max(1, sum(total <= MOST_TEXTS for total in added))]
-    return sorted(chosen, key=lambda question: question.id)
+def sample(questions: Sequence[Question], most: int, seed: int) -> list[Question]:
+    """Return at most `most` questions, in random order."""
+    return random.Random(seed).sample(list(questions), min(most, len(questions)))

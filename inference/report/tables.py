@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from reflectune.core.html import Cell, Table, render
 from reflectune.inference.reading.ranking import standing
+from reflectune.inference.scoring.evaluation import BEST_BASELINE, BEST_OF_ALL, BESTS
 
 GATE_TITLES = {
     "gate": "gate: knowledge-based or visual",
@@ -29,17 +30,23 @@ COST_HEADS = {
 """Heads of `COSTS`."""
 COMPUTE = ("calls", "read", "computed")
 """Costs that stand next to each score."""
-BEST_OF = {"best_baseline": "at equal depth", "best_of_all": "of all baselines and controls"}
-"""Explanation of the strongest pipeline's rows."""
+
+
+def plain_names(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the plain name of each pipeline, and of the best ones."""
+    names = {name: metrics.get("names", {}).get(name, name) for name in metrics["pipelines"]}
+    titles = {BEST_BASELINE: "best baseline", BEST_OF_ALL: "best of all baselines and controls"}
+    return names | {best: f"{title} ({names[metrics[best]]})" for best, title in titles.items() if metrics.get(best)}
 
 
 def scores(metrics: Mapping[str, Any]) -> Markup:
     """Return the official scores of every pipeline by split and type, the leads of tuned ones, and the break-downs."""
-    tables, heads = metrics["pipelines"], metrics["metric"]["columns"]
+    heads, names = metrics["metric"]["columns"], plain_names(metrics)
+    tables = {name: table for name, table in metrics["pipelines"].items() if name not in BESTS}
     types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
     rows = [
         [
-            Cell(name, note) if (note := _reader(metrics, name)) else name,
+            Cell(names[name], note) if (note := _reader(metrics, name)) else names[name],
             *(score_cell(table.get(column)) for column in heads),
             *(score_cell(table["by_type"].get(kind)) for kind in types),
             _share(metrics["coverage"].get(name)),
@@ -57,9 +64,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
 
 
 def _reader(metrics: Mapping[str, Any], name: str) -> str:
-    """Return the contexts of a tuned baseline's training, and if it reads others; the name of the best baseline."""
-    if name in BEST_OF:
-        return f"{BEST_OF[name]}: {metrics[name]}"
+    """Return the contexts of a tuned baseline's training, and if it reads others."""
     if not (reader := metrics.get("readers", {}).get(name)):
         return ""
     tuned_on = ", ".join(reader["tuned_on"]) or "unknown contexts"
@@ -181,14 +186,23 @@ def _splits(metrics: Mapping[str, Any]) -> Table | None:
     shown = set(metrics["metric"]["columns"].values())
     if len(splits) <= 1 or set(splits) <= shown or (len(splits) == 2 and metrics["metric"]["name"] == "infoseek"):
         return None
-    rows = [[name, *(score_cell(table.get(split)) for split in splits)] for name, table in by_split.items()]
+    names = plain_names(metrics)
+    rows = [
+        [names[name], *(score_cell(table.get(split)) for split in splits)]
+        for name, table in by_split.items()
+        if name not in BESTS
+    ]
     return Table(["pipeline", *splits], rows, "By split, two-hop questions included.")
 
 
 def _gains(metrics: Mapping[str, Any]) -> Table | None:
-    heads = metrics["metric"]["columns"]
+    heads, names = metrics["metric"]["columns"], plain_names(metrics)
     rows = [
-        [name, score_cell(gain, sign=True), heads[gain["of"]] if gain else "–"]
+        [
+            " − ".join(names[part] for part in name.split(" - ")),
+            score_cell(gain, sign=True),
+            heads[gain["of"]] if gain else "–",
+        ]
         for name, gain in metrics["comparisons"].items()
     ]
     caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
@@ -199,9 +213,10 @@ def _groups(metrics: Mapping[str, Any]) -> Table | None:
     """Return scores and leads over the best baseline by group of questions, if groups are configured."""
     if not (parts := metrics["groups"]):
         return None
+    names = plain_names(metrics)
     rows = [
         [
-            name,
+            names[name],
             *(score_cell(part[name][key], sign=key == "lead") for part in parts.values() for key in ("score", "lead")),
         ]
         for name in parts["overall"]
@@ -209,7 +224,7 @@ def _groups(metrics: Mapping[str, Any]) -> Table | None:
     counts = {part: max((row["score"] or {"n": 0})["n"] for row in table.values()) for part, table in parts.items()}
     head = ["pipeline", *(title for part, count in counts.items() for title in (f"{part}, {count}", "lead"))]
     return Table(
-        head, rows, f"By group, with the number of questions; leads over {metrics['best_baseline']} in points."
+        head, rows, f"By group, with the number of questions; leads over the {names[BEST_BASELINE]} in points."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from reflectune.core.html import Table, render
-from reflectune.inference.report.tables import COST_HEADS, number, score_cell
+from reflectune.inference.report.tables import COST_HEADS, number, plain_names, score_cell
 from reflectune.inference.scoring.evaluation import BESTS
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.inference.scoring.variants import LEAST_SAVED, MOST_LOST
@@ -26,8 +26,9 @@ _COURSES = {
 
 def costs(metrics: Mapping[str, Any]) -> Markup:
     """Return the costs of a question by pipeline, and the iterations of each iterative one."""
+    names = plain_names(metrics)
     rows = [
-        [name, *(number(cost[column]) for column in COSTS)]
+        [names[name], *(number(cost[column]) for column in COSTS)]
         for name, cost in metrics["costs"].items()
         if name not in BESTS
     ]
@@ -40,8 +41,8 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
     notes = []
     for name, measured in metrics["trajectories"].items():
         if len(measured["by_iteration"]) > 1:
-            tables.append(_iterations(name, measured))
-        notes.append(_sentence(name, measured))
+            tables.append(_iterations(names[name], measured))
+        notes.append(_sentence(names[name], measured))
     if stop := metrics.get("stop_rule"):
         notes.append(_stop_sentence(stop))
     return render("inference/report/templates/tables.html", tables=tables, notes=notes)

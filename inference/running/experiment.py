@@ -23,6 +23,7 @@ from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.pipelines.gated import GatedSettings
+from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
 from reflectune.inference.report.page import write_report
@@ -41,6 +42,7 @@ from reflectune.inference.running.parts import hash_parts, open_parts, open_serv
 from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.calibration import GATE_NAMES, fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.losses import counted, outcomes
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
@@ -111,9 +113,16 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
     }
+    answered, official = (
+        {name: traces[name] for name in traces if name in metrics["pipelines"]},
+        measure.official(questions),
+    )
+    lost = {name: outcomes(official, made, measure) for name, made in answered.items()}
+    metrics["names"] = {name: planned[name].recipe.plain_name(settings[name]) for name in answered}
+    metrics["losses"] = {name: counted(keys) for name, keys in lost.items()}
     write_json(Path(config.output, "metrics.json"), metrics)
-    answered = {name: made for name, made in traces.items() if name in metrics["pipelines"]}
-    write_json(Path(config.output, RECORD), record_of(measure.official(questions), answered, config.groups, measure))
+    record = {**record_of(official, answered, config.groups, measure), "outcomes": lost}
+    write_json(Path(config.output, RECORD), record)
     if config.fit_calibration:
         _fit_calibration(config, dataset, metrics["calibration"])
     write_report(
@@ -125,6 +134,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         title=f"reflectune on {data_set_name(dataset)}",
         facts=run_facts(config, dataset, loaded, settings),
         notices=notices(questions, traces, metrics, dataset.manifest, loaded, measure),
+        choice=ChoiceSettings.of(settings[MR2AG.name]) if MR2AG.name in settings else None,
         most=config.report_questions,
         **scored_by,
     )

@@ -89,3 +89,15 @@ def test_every_key_of_a_pipeline_is_a_key_of_evaluate_with_one_help() -> None:
         for key, field in recipe.settings.model_fields.items():
             assert EvaluateConfig.model_fields[key].description == field.description, (name, key)
     assert find_problems(EvaluateConfig, {"saturation": 3.0})[0].startswith("`saturation` must be between -1 and 2")
+
+
+def test_pipelines_have_plain_names_of_their_own_and_stages_none() -> None:
+    config = EvaluateConfig(top_n=5, passages=1)
+    names = {
+        name: recipe.plain_name(recipe.settings_of(config)) for name, recipe in all_recipes().items() if recipe.form
+    }
+    assert len(set(names.values())) == len(names)
+    assert not any("{" in name or "_" in name or not name for name in names.values())
+    assert names["naive_rag_articles_tuned"] == "Naive RAG, five articles, tuned"
+    assert names["naive_rag_passages"] == "Naive RAG, one passage"
+    assert not any(recipe.title for recipe in all_recipes().values() if not recipe.form)

@@ -7,7 +7,7 @@ from PIL import Image
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.reading.document_choice import MctTrace
-from reflectune.inference.report.data import browser_data
+from reflectune.inference.report.data import browser_data, script_json
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import PassageTrace
 
@@ -22,8 +22,8 @@ def dataset(tmp_path) -> SimpleNamespace:
     return SimpleNamespace(root=tmp_path, image_roots=(tmp_path,), knowledge=knowledge)
 
 
-def browsed(dataset, questions, traces, metric="infoseek"):
-    return browser_data(dataset, questions, traces, gamma=0.5, measure=TraceScorer(metric))
+def browsed(dataset, questions, traces, metric="infoseek", **more):
+    return browser_data(dataset, questions, traces, TraceScorer(metric), gamma=0.5, names={}, **more)
 
 
 def test_every_decision_of_mmkb_rag_reaches_the_page(make, dataset) -> None:
@@ -46,7 +46,7 @@ def test_looking_up_is_right_where_the_base_model_is_wrong(make, dataset, answer
     }
     data = browsed(dataset, [make.question(0)], traces)
     assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is expected
-    assert data["pipelines"][0] == "mmkb_rag"
+    assert data["pipelines"][0] == ["mmkb_rag", "mmkb_rag"]
     del traces["closed_book"]
     data = browsed(dataset, [make.question(0)], traces)
     assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is None
@@ -77,6 +77,23 @@ def test_a_page_that_two_questions_read_has_the_summary_of_each(make, dataset) -
     traces = {f"q00{i}": make.trace(i, "pmsr_web", passages=(PassageTrace(read),)) for i, read in enumerate(page)}
     questions = [make.question(number) for number in range(3)]
     data = browsed(dataset, questions, {"pmsr_web": traces})
-    read_by = [row["traces"]["pmsr_web"]["passages"][0]["passage"] for row in data["questions"]]
+    read_by = [row["traces"]["pmsr_web"]["passages"][0] for row in data["questions"]]
     assert [data["passages"][place]["text"] for place in read_by] == list(texts)
     assert len(data["passages"]) == 2  # what is equal is kept once
+
+
+def test_fields_without_a_value_are_left_out_and_zeros_are_not(make, dataset) -> None:
+    read = (make.read(rel=0.0), make.read(section=1, rel=0.9, answer="fir", ans=0.5))
+    trace = make.trace(0, answer="fir", gate=0.0, passages=read, chosen=0)
+    shown = browsed(dataset, [make.question(0)], {"mr2ag": {"q000": trace}})["questions"][0]["traces"]["mr2ag"]
+    assert not {"error", "mct", "kept", "retrieved", "steps"} & shown.keys()
+    assert (shown["gate"], shown["correct"], shown["chosen"]) == (0.0, 0.0, 0)
+    assert shown["passages"][0] == {"passage": 0, "ret": 0.5, "rel": 0.0}
+
+
+def test_as_many_questions_are_listed_as_fit_in_the_page(make, dataset) -> None:
+    questions = [make.question(number, text="?" * 2000) for number in (3, 1, 2, 0)]
+    data = browsed(dataset, questions, {}, most_bytes=3 * 2500)
+    assert [row["id"] for row in data["questions"]] == ["q001", "q002", "q003"]  # the first three, in order
+    assert len(script_json(data).encode()) < 3 * 2500 + 1000
+    assert len(browsed(dataset, questions, {})["questions"]) == 4

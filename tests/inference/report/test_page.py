@@ -4,11 +4,11 @@ import json
 import re
 from html.parser import HTMLParser
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.inference.report.page import MOST_TEXTS, fill, sample, script_json
+from reflectune.inference.report.data import script_json
+from reflectune.inference.report.page import fill, sample
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -41,8 +41,18 @@ class Elements(HTMLParser):
 
 
 def page(**more: object) -> str:
-    empty = dict.fromkeys(("scores", "parts", "rankings", "costs", "charts", "calibration", "facts"), "")
-    values = {**empty, "title": "t", "subtitle": "s", "notices": [], "browse_note": "b", "data": {}}
+    parts = ("overview", "losses", "scores", "parts", "rankings", "costs", "charts", "calibration", "facts")
+    empty = dict.fromkeys(parts, "")
+    values = {
+        **empty,
+        "title": "t",
+        "subtitle": "s",
+        "finding": "f",
+        "lost": "l",
+        "notices": [],
+        "browse_note": "b",
+        "data": {},
+    }
     return fill(**{**values, **more})
 
 
@@ -55,7 +65,9 @@ def test_embedded_json_comes_back_and_cannot_leave_its_element(value: object) ->
 
 def test_untrusted_text_adds_no_element() -> None:
     plain = Elements(page(notices=["x"], data={"text": "x"}))
-    evil = Elements(page(title=EVIL, subtitle=EVIL, notices=[EVIL], browse_note=EVIL, data={"text": EVIL}))
+    evil = Elements(
+        page(title=EVIL, subtitle=EVIL, finding=EVIL, lost=EVIL, notices=[EVIL], browse_note=EVIL, data={"text": EVIL})
+    )
     assert evil.tags == plain.tags
     assert json.loads(evil.raw["script"][0]) == {"text": EVIL}
 
@@ -81,22 +93,10 @@ def test_scripts_write_text_only() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
 
 
-def test_a_sample_is_repeatable_and_in_order(make) -> None:
+def test_a_sample_is_repeatable_and_drawn(make) -> None:
     questions = [make.question(i) for i in range(50)]
     chosen = sample(questions, 10, seed=3)
     assert chosen == sample(questions, 10, seed=3)
-    assert [q.id for q in chosen] == sorted(q.id for q in chosen)
     assert len(chosen) == 10
-    assert sample(questions, 50, seed=3) == questions
-
-
-@pytest.mark.parametrize("most", [10, 50], ids=["of-a-sample", "of-all"])
-def test_a_sample_ends_before_its_passages_are_too_many(make, most: int) -> None:
-    questions = [make.question(i) for i in range(20)]
-    third = MOST_TEXTS // 3
-    chosen = sample(questions, most, seed=3, texts=lambda question: third)
-    assert len(chosen) == 3
-    assert chosen == sample(questions, most, seed=3, texts=lambda question: third)
-    assert chosen != questions[:3]  # drawn, not the first ones
-    assert len(sample(questions, most, seed=3, texts=lambda question: 2 * MOST_TEXTS)) == 1
-    assert sample(questions, most, seed=3, texts=lambda question: 1) == sample(questions, most, seed=3)
+    assert chosen != questions[:10]
+    assert sorted(sample(questions, 99, seed=3), key=lambda question: question.id) == questions

@@ -21,7 +21,7 @@ def test_scores_are_in_percent_with_their_intervals(metrics) -> None:
     table = report_tables.scores(metrics)
     assert "mr2ag</th><td>100.0<span" in table
     assert "naive_rag_article</th><td>0.0<span" in table
-    assert "at equal depth: naive_rag_article" in table
+    assert "mr2ag − best baseline (naive_rag_article)</th>" in table
     assert "+100.0<span" in table  # the difference
 
 

@@ -37,6 +37,7 @@ def test_only_what_iterates_has_a_table_of_iterations() -> None:
 
     shown = costs(
         {
+            "pipelines": {"once": {}, "twice": {}},
             "costs": {name: dict.fromkeys(COSTS, 1.0) for name in ("once", "twice")},
             "trajectories": {"once": walked(1), "twice": walked(2)},
         }

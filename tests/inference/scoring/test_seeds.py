@@ -55,7 +55,7 @@ def test_scores_and_leads_by_group_are_those_of_its_questions_alone(make, asked)
     shown = f"50.0 [{100 * row['lead']['low']:.1f}, {100 * row['lead']['high']:.1f}], n = 20"
     assert shown in summary(metrics)
     assert "flag, 20" in (page := str(tables(metrics)))
-    assert "leads over naive_rag_article in points" in page
+    assert "leads over the best baseline (naive_rag_article) in points" in page
     assert alone["groups"] == {}
 
 

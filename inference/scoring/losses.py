@@ -1,0 +1,96 @@
+"""Attribute each wrong answer to the step of its pipeline that lost it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from reflectune.core.types import Evidence, Passage, Question
+from reflectune.data_builders.probing.labels import Rule
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.columns import with_texts
+
+RIGHT: Final = "right"
+OUTCOMES: Final[Mapping[str, str]] = {
+    RIGHT: "right",
+    "gate": "gate said no",
+    "unread": "nothing looked up",
+    "not_found": "entry not found",
+    "rejected": "passage rejected or not read",
+    "outranked": "other passage preferred",
+    "misread": "misread",
+    "unknown": "right entry unknown",
+    "failed": "failed",
+}
+"""Titles of outcomes: right, then the steps that can lose an answer, in their order."""
+
+_CHUNK = 500
+"""Questions whose passages are in memory at once."""
+
+
+def outcome(question: Question, trace: Trace, correctness: float) -> str:
+    """Return a key of `OUTCOMES`: `right`, or the first step after which the answer could no longer be right.
+
+    The right passage is a section of the question's evidence; without evidence, any of its entry's. It is rejected if
+    it was judged irrelevant or not read, outranked if it was judged relevant and the answer is another passage's, and
+    misread if it was read. An answer is right from half of the score on, as for MMKB-RAG's labels.
+    """
+    if not Rule().is_wrong(correctness):
+        return RIGHT
+    if trace.error:
+        return "failed"
+    found = _entries(trace)
+    if not (trace.retrieved or found):
+        return "unread" if trace.gate is None else "gate"
+    entries = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
+    if not entries:
+        return "unknown"
+    if not entries & found:
+        return "not_found"
+    right = {k for k, read in enumerate(trace.passages) if _is_right(question, read.passage, entries)}
+    if right & _read(trace):
+        return "misread"
+    return "outranked" if any(trace.passages[k].relevant for k in right) else "rejected"
+
+
+def outcomes(questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer) -> list[str | None]:
+    """Return `outcome` of each question; None where the pipeline wasn't asked."""
+    keys: list[str | None] = []
+    for start in range(0, len(questions), _CHUNK):
+        chunk = questions[start : start + _CHUNK]
+        whole = with_texts(traces, [question.id for question in chunk])
+        keys += [
+            outcome(question, whole[question.id], measure.correctness(question, whole[question.id]))
+            if question.id in whole
+            else None
+            for question in chunk
+        ]
+    return keys
+
+
+def counted(keys: Iterable[str | None]) -> dict[str, int]:
+    """Count outcomes, in the order of `OUTCOMES`, without those that didn't occur."""
+    counts = Counter(keys)
+    return {key: counts[key] for key in OUTCOMES if counts[key]}
+
+
+def _entries(trace: Trace) -> set[str]:
+    """Return all entries that a pipeline found or was given."""
+    found = {hit.entry_id for hit in trace.hits} | {read.passage.entry_id for read in trace.passages}
+    return found | {hit.entry_id for step in trace.steps for hit in step.found}
+
+
+def _is_right(question: Question, passage: Passage, entries: set[str]) -> bool:
+    if question.evidence:
+        return Evidence(passage.entry_id, passage.section) in question.evidence
+    return passage.entry_id in entries
+
+
+def _read(trace: Trace) -> set[int]:
+    """Return the positions of the passages that the answer was read from."""
+    if trace.chosen is not None:
+        return {trace.chosen}
+    is_judged = bool(trace.kept) or any(read.s_rel is not None for read in trace.passages)
+    return set(trace.used) if trace.used or is_judged else set(range(len(trace.passages)))
