@@ -28,7 +28,7 @@ class CompareConfig(Settings):
     @cross_check
     def evaluation_problems(self) -> list[str]:
         """Return the evaluations that are not finished, one sentence each."""
-        needed = ["metrics.json", *(["scored.json"] if self.seeds else [])]
+        needed = ["metrics.json", *(["scored.json"] if self.seeds or len(self.evaluations) == 2 else [])]
         problems = [
             f"`evaluations`: {name} has no {file}; is its evaluation finished?"
             for name in self.evaluations
@@ -40,9 +40,9 @@ class CompareConfig(Settings):
 
 @command(CompareConfig, writes="output")
 def compare(config: CompareConfig) -> None:
-    """Compare finished evaluations in one table of scores and costs."""
+    """Compare finished evaluations in one table of scores and costs; of two, also name the questions that flipped."""
     from reflectune.core.durable import write_atomically, write_json  # slow to import: after the config is right
-    from reflectune.inference.report.comparison import compared, read_metrics
+    from reflectune.inference.report.comparison import compared, flips, read_metrics
     from reflectune.inference.report.comparison_page import page, plot
     from reflectune.inference.report.drawing import can_draw
     from reflectune.inference.scoring.evaluation import baselines
@@ -54,6 +54,8 @@ def compare(config: CompareConfig) -> None:
     record = compared(read_metrics(config.evaluations))
     if config.seeds:
         record["over_seeds"] = parts_over_seeds(read_metrics(config.evaluations, RECORD), config.against, baselines())
+    elif len(record["evaluations"]) == 2:
+        record["flips"] = flips(*read_metrics(config.evaluations, RECORD).values())
     write_json(Path(config.output, "compare.json"), record)
     if can_draw():
         write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))

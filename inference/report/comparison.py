@@ -9,6 +9,7 @@ from typing import Any
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.inference.scoring.evaluation import BEST_BASELINE, BESTS
+from reflectune.inference.scoring.losses import RIGHT
 from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
 from reflectune.metrics.reporting.breakdown import OVERALL
 
@@ -31,10 +32,10 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
         metrics: Content of metrics.json, by evaluation.
 
     Returns:
-        `metric`, `evaluations` (names), `best_baselines` (one per evaluation), `question_sets` (count), and by pipeline
-        in `pipelines`: `score`, `columns` and `lead` over the evaluation's best baseline (lists, one item for each
-        evaluation that ran it), `standing`, `costs` (means), `budget` (values by key), `unasked` (question sets that it
-        was not asked) and `on_front` (by kind of cost).
+        `metric`, `evaluations` (names), `names` (plain ones of pipelines), `best_baselines` (one per evaluation),
+        `question_sets` (count), and by pipeline in `pipelines`: `score`, `columns` and `lead` over the evaluation's
+        best baseline (lists, one item for each evaluation that ran it), `standing`, `costs` (means), `budget` (values
+        by key), `unasked` (question sets that it was not asked) and `on_front` (by kind of cost).
 
     Raises:
         UserError: The evaluations are scored by different metrics.
@@ -50,10 +51,38 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
     return {
         "metric": contents[0]["metric"],
         "evaluations": list(metrics),
+        "names": {name: title for content in contents for name, title in content.get("names", {}).items()},
         "question_sets": len(_question_sets(contents)),
         "best_baselines": [content[BEST_BASELINE] for content in contents],
         "pipelines": pipelines,
     }
+
+
+def flips(before: Metrics, after: Metrics) -> Record:
+    """Return the questions that one evaluation answers right and the other wrong, by pipeline that both ran.
+
+    Args:
+        before: Content of an evaluation's scored.json.
+        after: That of the other one.
+
+    Returns:
+        By pipeline `asked`, the number of questions that both asked, and `flipped`: id, and outcome in each.
+    """
+    table = {}
+    for name in before["outcomes"]:
+        if name in after["outcomes"]:
+            sides = [_outcomes(record, name) for record in (before, after)]
+            asked = [key for key in sides[0] if key in sides[1]]
+            rows = [{"id": key, "before": sides[0][key], "after": sides[1][key]} for key in asked]
+            flipped = [row for row in rows if (row["before"] == RIGHT) != (row["after"] == RIGHT)]
+            table[name] = {"asked": len(asked), "flipped": flipped}
+    return table
+
+
+def _outcomes(record: Metrics, name: str) -> dict[str, str]:
+    """Return the outcome of each question that a pipeline was asked."""
+    pairs = zip(record["questions"], record["outcomes"][name], strict=True)
+    return {question["id"]: outcome for question, outcome in pairs if outcome is not None}
 
 
 def mean_score(scores: Sequence[Mapping[str, float] | None]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,13 @@ from reflectune.inference.pipelines.registry import all_recipes
 from reflectune.inference.report.comparison import ORACLE, mean_score
 from reflectune.inference.report.drawing import COLOURS, GREY, INSTALL, can_draw, canvas
 from reflectune.inference.report.tables import COST_HEADS, number
+from reflectune.inference.scoring.losses import OUTCOMES, RIGHT
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.reporting.breakdown import OVERALL
 
 _LEAST = 1e-3
 """Position of a cost of 0 on the logarithmic axis."""
+_MOST_FLIPS = 20
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -31,10 +34,11 @@ def page(record: Mapping[str, Any]) -> str:
     for name, row in sorted(
         pipelines.items(), key=lambda item: (ORACLE in item[0], -(mean_score(item[1]["score"]) or 0))
     ):
-        cells = [name, _spread(row["score"]), _spread(row["lead"], sign=True), row["standing"] or "–"]
+        cells = [_named(name, record), _spread(row["score"]), _spread(row["lead"], sign=True), row["standing"] or "–"]
         cells += [_spread(row["columns"][column]) for column in heads]
         lines.append(f"| {' | '.join([*cells, *(number(row['costs'][cost]) for cost in COSTS)])} |")
-    lines += ["", *_notes(record), *(seeds_table(record["over_seeds"]) if "over_seeds" in record else ()), ""]
+    lines += ["", *_notes(record), *(seeds_table(record["over_seeds"]) if "over_seeds" in record else ())]
+    lines += [*(flips_table(record) if "flips" in record else ()), ""]
     lines.append("![Score against cost](compare.svg)" if can_draw() else f"No plot: {INSTALL}.")
     return "\n".join(lines) + "\n"
 
@@ -62,7 +66,11 @@ def plot(record: Mapping[str, Any], cost: str) -> str:
             axes.plot(x, y, "o", color=colour, fillstyle="none" if is_on_front is None else "full")
             arrow = {"arrowstyle": "-", "color": GREY, "alpha": 0.3, "linewidth": 0.6}
             axes.annotate(
-                name, (x, y), (1.02, height), textcoords="axes fraction", va="center", arrowprops=arrow, color=colour
+                *(record["names"].get(name, name), (x, y), (1.02, height)),
+                textcoords="axes fraction",
+                va="center",
+                arrowprops=arrow,
+                color=colour,
             )
         front = sorted((x, y) for x, y, is_on_front in points.values() if is_on_front)
         axes.plot([x for x, _ in front], [y for _, y in front], "--", color=COLOURS[1], linewidth=1)
@@ -92,6 +100,38 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
         placed[position] = min(placed[position], limit)
         limit = placed[position] - gap
     return placed
+
+
+def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how many questions flipped and at which steps answers were lost or won, then the questions."""
+    before, after = record["evaluations"]
+    yield from ("", "## What flipped", "", f"From {before} to {after}, over the questions that both asked.")
+    yield from ("", "| pipeline | questions | became right | lost before | became wrong | lost after |")
+    yield "|---|--:|--:|---|--:|---|"
+    for name, row in record["flips"].items():
+        won = Counter(flip["before"] for flip in row["flipped"] if flip["after"] == RIGHT)
+        lost = Counter(flip["after"] for flip in row["flipped"] if flip["before"] == RIGHT)
+        parts = (
+            f"{part.total()} | {', '.join(f'{OUTCOMES[key]} {n}' for key, n in part.most_common())}"
+            for part in (won, lost)
+        )
+        yield f"| {_named(name, record)} | {row['asked']} | {' | '.join(parts)} |"
+    yield from (
+        "",
+        f"The first {_MOST_FLIPS} of each pipeline; compare.json has all. `reflectune answer --evaluation FOLDER",
+    )
+    yield from ("--question_id ID` shows a trace.", "", "| pipeline | question | before | after |", "|---|---|---|---|")
+    for name, row in record["flips"].items():
+        for flip in row["flipped"][:_MOST_FLIPS]:
+            key = " ".join(flip["id"].split()).translate({ord("`"): "'", ord("|"): "¦"})
+            yield f"| {_named(name, record)} | `{key}` | {OUTCOMES[flip['before']]} | {OUTCOMES[flip['after']]} |"
+    yield ""
+
+
+def _named(name: str, record: Mapping[str, Any]) -> str:
+    """Return a pipeline's plain name with its technical one."""
+    plain = record["names"].get(name, name)
+    return name if plain == name else f"{plain} (`{name}`)"
 
 
 def seeds_table(record: Mapping[str, Any]) -> Iterator[str]:

@@ -283,11 +283,11 @@ def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any] | i
         "ret": _round(read.s_ret),
         "rel": _round(read.s_rel),
         "relevant": read.relevant,
-        "answer": read.answer,
         "ans": _round(read.s_ans),
         "product": None if scores is None else _round(product(scores)),
     }
-    return {"passage": position, **row} if (row := _without_empty(row)) else position
+    shown = _without_empty(row) | ({} if read.answer is None else {"answer": read.answer})
+    return {"passage": position, **shown} if shown else position
 
 
 def _round(value: float | None) -> float | None:

@@ -43,7 +43,7 @@ def lost(metrics: Mapping[str, Any]) -> str:
     counts = {key: count for key, count in metrics["losses"].get(_method(metrics), {}).items() if key != RIGHT}
     if not counts:
         return ""
-    steps = ", ".join(f"{OUTCOMES[key]} {counts[key]}" for key in sorted(counts, key=lambda key: -counts[key]))
+    steps = ", ".join(f"{counts[key]} {OUTCOMES[key]}" for key in sorted(counts, key=lambda key: -counts[key]))
     return f"{plain_names(metrics)[_method(metrics)]} loses {sum(counts.values())} answers: {steps}."
 
 

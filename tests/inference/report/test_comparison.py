@@ -214,3 +214,31 @@ def test_without_matplotlib_the_table_stays(monkeypatch: pytest.MonkeyPatch) -> 
     text = written(one=ONE)
     assert "| pmsr | 60.0" in text
     assert "No plot: charts are drawn by matplotlib: pip install 'reflectune[report]'." in text
+
+
+def scored(outcomes: dict[str, list[str | None]]) -> dict[str, Any]:
+    rows = [{"id": key, "split": "val", "entities": [], "groups": {}} for key in ("a", "b|`<i>", "c", "d")]
+    return {"metric": "infoseek", "questions": rows, "correct": {}, "outcomes": outcomes}
+
+
+def test_questions_that_flip_between_two_evaluations_are_named_with_the_step_that_lost_them(tmp_path: Path) -> None:
+    records = (
+        scored({"pmsr": ["right", "not_found", "misread", "gate"], "naive": ["right"] * 4}),
+        scored({"pmsr": ["rejected", "right", "not_found", None], "slow": ["right"] * 4}),
+    )
+    for name, record in zip(("one", "two"), records, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.json").write_text(json.dumps({**ONE, "names": {"pmsr": "PMSR"}}))
+        (tmp_path / name / "scored.json").write_text(json.dumps(record))
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    compare.main(["--evaluations", *folders, "--output", str(tmp_path / "out")])
+    flipped = [
+        {"id": "a", "before": "right", "after": "rejected"},
+        {"id": "b|`<i>", "before": "not_found", "after": "right"},
+    ]
+    found = json.loads((tmp_path / "out/compare.json").read_text())["flips"]
+    assert found == {"pmsr": {"asked": 3, "flipped": flipped}}
+    text = (tmp_path / "out/compare.md").read_text()
+    lost = "1 | entry not found 1 | 1 | passage rejected or not read 1 |"
+    assert f"| PMSR (`pmsr`) | 3 | {lost}" in text
+    assert "| PMSR (`pmsr`) | `b¦'<i>` | entry not found | right |" in text

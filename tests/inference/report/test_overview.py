@@ -61,7 +61,7 @@ def test_lost_answers_have_their_numbers_as_text_and_only_the_steps_that_happene
     assert page.count("<td>–</td>") == 3  # closed_book has no gate, and mr2ag looks things up
     widths = [float(width) for width in re.findall(r'part \w+" x="[\d.]+%" width="([\d.]+)%"', page)]
     assert sum(widths) == pytest.approx(200)
-    assert overview.lost(metrics()) == "mR²AG loses 40 answers: misread 39, gate said no 1."
+    assert overview.lost(metrics()) == "mR²AG loses 40 answers: 39 misread, 1 gate said no."
     assert overview.lost(metrics(losses={})) == ""
 
 
