@@ -179,7 +179,7 @@ def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path
     assert metrics["minutes"]["evaluate"] >= metrics["minutes"]["evaluate/mr2ag"] > 0
     assert metrics["peak_gib"] > 0
     report = (tmp_path / "report.html").read_text()
-    assert report.count("data:image/webp;base64,") == 3  # each image once
+    assert report.count("data:image/webp;base64,") == 6  # each image once as a question's, and once as an entry's
     assert checkpoints.tuned in report
 
 
