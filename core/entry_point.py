@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from reflectune.core.errors import DISK_FULL, UserError
+from reflectune.core.extras import install_line
 from reflectune.core.outputs import release_outputs
 from reflectune.core.progress import quiet_libraries
 from reflectune.core.secrets import conceal_named, redacted
@@ -22,8 +23,8 @@ from reflectune.core.secrets import conceal_named, redacted
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a script's `main`: a user's mistake, an unusable path and Ctrl-C end in one line, and outputs are released.
 
-    Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C,
-    141 without a line if nobody reads the output any more.
+    Exit status: 2 for a `UserError`, an extra that is not installed, and a path that can't be read or written, 28 for a
+    full disk, 130 for Ctrl-C, 141 without a line if nobody reads the output any more.
     Any other exception is a bug and keeps its traceback. Secrets are removed from both.
     """
 
@@ -41,6 +42,10 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             status = end.code
         except UserError as error:
             status = _say(f"error: {error}", 2)
+        except ModuleNotFoundError as error:
+            if not (line := install_line(error.name or "")):
+                raise
+            status = _say(f"error: {error.name} is not installed: {line}", 2)
         except KeyboardInterrupt:
             status = _say("stopped: finished work is kept; run the same command again to go on", 130)
         except BrokenPipeError:

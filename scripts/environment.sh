@@ -6,7 +6,7 @@ prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
     local stamp=".venv/.installed$1" wanted
     wanted=$(cat pyproject.toml constraints.txt | cksum)
     if [ ! -x .venv/bin/python ]; then "$PYTHON" -m venv .venv; fi
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    if ! grep -qsxF "$wanted" "$stamp" ".venv/.installed[dev]"; then # [dev] has all extras
         .venv/bin/python -m pip install --quiet --upgrade pip
         # torch first and exactly: a looser request can bring gigabytes of CUDA packages
         .venv/bin/python -m pip install --quiet --no-compile "$(grep '^torch==' constraints.txt)"

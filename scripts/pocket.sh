@@ -4,5 +4,5 @@
 # A second run resumes where the first one stopped.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-prepare "[pocket]"
+prepare "[pocket,train]"
 .venv/bin/python -m reflectune.examples.pocket.run "$@"

@@ -6,7 +6,7 @@
 # which these benchmarks don't import. A task that imports more says so: add it to examples/lmms_eval/requirements.txt.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/environment.sh"
-prepare ""
+prepare "[train]" # lmms-eval imports datasets
 own=.venv-lmms
 wanted=$(cat pyproject.toml constraints.txt examples/lmms_eval/requirements.txt | cksum)
 if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then

@@ -29,6 +29,7 @@ def run(error: BaseException) -> None:
         (OSError(errno.EACCES, "Permission denied", "runs/out"), 2, "error: runs/out: Permission denied"),
         (OSError(errno.EXDEV, "Other device", "partial", None, "a/b"), 2, "error: a/b: Other device"),
         (OSError(errno.EBUSY, "Device busy", b"a/b"), 2, "error: a/b: Device busy"),
+        (ModuleNotFoundError(name="trl.trainer"), 2, "trl.trainer is not installed: pip install 'reflectune[train]'"),
         (UserError("no answer of http://me:hidden@host/v1"), 2, "http://***@host/v1"),
     ],
 )
@@ -44,7 +45,14 @@ def test_a_users_mistake_is_one_line_and_a_status(error, status, message, capsys
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("a bug"), OSError(errno.EACCES, "denied"), OSError("a bug"), ConnectionResetError(104, "reset")],
+    [
+        ValueError("a bug"),
+        OSError(errno.EACCES, "denied"),
+        OSError("a bug"),
+        ImportError("x", name="trl"),
+        ModuleNotFoundError(name="torch"),
+        ConnectionResetError(104, "reset"),
+    ],
 )
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
