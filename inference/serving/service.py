@@ -171,7 +171,7 @@ class AnswerService:
         """Find the `top` best passages of each query.
 
         Raises:
-            UserError: There is no index of passages.
+            UserError: `text_index` was not given.
         """
         if (texts := self._parts.texts) is None:
             raise UserError("no index of passages is served; start the server with `text_index`")
@@ -183,7 +183,7 @@ class AnswerService:
         """Find the `top` best entries of each picture, without the excluded entries.
 
         Raises:
-            UserError: There is no index of entries.
+            UserError: `index` was not given.
         """
         if (retriever := self._parts.retriever) is None:
             raise UserError("no index of entries is served; start the server with `index`")

@@ -1,6 +1,8 @@
 """One service over a tiny world and random models, for all tests of the server."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,3 +32,19 @@ def service(
 @pytest.fixture(scope="module")
 def photo(world: Path) -> Image.Image:
     return Image.open(world / "images/e1.png").convert("RGB")
+
+
+@pytest.fixture(scope="module")
+def busy(service: AnswerService, photo: Image.Image) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context inside which the service's worker answers nothing."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        begun, may_go_on = threading.Event(), threading.Event()
+        future = service.submit("Is it busy?", photo, "mr2ag", lambda event: (begun.set(), may_go_on.wait(60)))
+        assert begun.wait(60)
+        yield
+        may_go_on.set()
+        future.result(60)
+
+    return block

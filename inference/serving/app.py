@@ -1,0 +1,208 @@
+"""The server's routes: chat completions, answers with events, searches, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from reflectune.core.errors import UserError
+from reflectune.inference.serving.admission import Admission, Load
+from reflectune.inference.serving.bodies import AnswerBody, ChatBody, SearchBody, check_text, parse
+from reflectune.inference.serving.config import ServerSettings
+from reflectune.inference.serving.events import Event
+from reflectune.inference.serving.metrics import ServerMetrics
+from reflectune.inference.serving.pictures import from_data_url, read_picture
+from reflectune.inference.serving.problems import RequestProblem
+from reflectune.inference.serving.replies import (
+    chunk_stream,
+    completion,
+    event_stream,
+    found_entries,
+    found_passages,
+)
+from reflectune.inference.serving.service import AnswerService
+from reflectune.inference.trace import Trace
+
+_LOG: Final = logging.getLogger("uvicorn.error")
+_TOP: Final = 3
+"""Documents a query, as Search-R1 has it by default."""
+_PART: Final = 8 << 20
+"""Bytes of a form's text; a longer question than is allowed is refused with its length."""
+Result = TypeVar("Result")
+
+
+def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
+    """Return the server of a service.
+
+    `app.state.load` holds the requests under way.
+
+    Args:
+        service: Answers the questions. Its `on_batch` is set.
+        settings: Access and limits.
+    """
+    metrics, load = ServerMetrics(service.waiting), Load()
+    service.on_batch = metrics.count_batch
+    app = FastAPI(title="reflectune", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.load = load
+    app.add_middleware(Admission, settings=settings, load=load, metrics=metrics)
+    app.add_exception_handler(RequestProblem, _refuse)
+    app.add_exception_handler(HTTPException, _refuse)
+    _add_answers(app, service, settings)
+    _add_chat(app, service, settings)
+    _add_search(app, service, settings)
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+def _add_answers(app: FastAPI, service: AnswerService, settings: ServerSettings) -> None:
+    @app.post("/answer")
+    async def answer(request: Request) -> StreamingResponse:
+        body, picture = await _question_of(request)
+        _, events = await _ask(service, settings, body, picture)
+        return _stream(event_stream(events))
+
+
+def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        common = {"object": "model", "created": 0, "owned_by": "reflectune"}
+        return {"object": "list", "data": [{"id": name, **common} for name in service.pipelines]}
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> Response:
+        body = await run_in_threadpool(parse, ChatBody, await request.body())
+        question, identity = body.question(), uuid.uuid4().hex
+        future, events = await _ask(service, settings, question, from_data_url(question.image))
+        if not body.stream:
+            return JSONResponse(completion(_complete(await _result(request, future)), identity))
+        return _stream(chunk_stream(events, identity, service.pipeline_named(question.pipeline)))
+
+
+def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings) -> None:
+    @app.post("/retrieve")
+    async def retrieve(request: Request) -> dict[str, Any]:
+        body = await run_in_threadpool(parse, SearchBody, await request.body())
+        body.check(settings)
+        top, scores = body.topk or _TOP, body.return_scores
+        if body.queries:
+            passages = await _in_thread(service.search_texts, body.queries, top)
+            return found_passages(await _result(request, passages), scores=scores)
+        images = [await _in_thread(read_picture, from_data_url(url), settings) for url in body.images]
+        entries = await _in_thread(service.search_images, images, top, body.exclude)
+        results = await _result(request, entries)
+        return await run_in_threadpool(found_entries, results, service.dataset.knowledge, scores=scores)
+
+
+async def _question_of(request: Request) -> tuple[AnswerBody, bytes]:
+    """Return a question and the bytes of its picture, from a form or from JSON with a data URL."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        body = await run_in_threadpool(parse, AnswerBody, await request.body())
+        return body, from_data_url(body.image)
+    async with request.form(max_files=1, max_fields=3, max_part_size=_PART) as form:
+        picture, question, pipeline = form.get("image"), form.get("question"), form.get("pipeline", "")
+        if not isinstance(picture, UploadFile) or not isinstance(question, str) or not isinstance(pipeline, str):
+            raise RequestProblem(400, "the form needs a file `image` and a text `question`, and may have a `pipeline`")
+        return AnswerBody(image="", question=question, pipeline=pipeline), await picture.read()
+
+
+async def _ask(
+    service: AnswerService, settings: ServerSettings, body: AnswerBody, picture: bytes
+) -> tuple[Future[Trace], AsyncIterator[Event]]:
+    """Enqueue a question; return its trace to come, and its events."""
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
+
+    def pass_on(event: Event | None) -> None:
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+    def submit() -> Future[Trace]:
+        service.pipeline_named(body.pipeline)
+        check_text("the question", body.question, settings)
+        return service.submit(body.question, read_picture(picture, settings), body.pipeline, pass_on)
+
+    future = await _in_thread(submit)
+    future.add_done_callback(lambda _: pass_on(None))
+    return future, _until_done(future, events)
+
+
+async def _until_done(future: Future[Trace], events: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
+    """Yield a question's events; the last one is `done` or `error`. A client that disconnects cancels the question."""
+    try:
+        while (event := await events.get()) is not None:
+            yield event
+        yield Event.done(_complete(future.result()))
+    except Exception as error:
+        yield Event("error", _problem_of(error, status=502).body())
+    finally:
+        future.cancel()
+
+
+async def _result(request: Request, future: Future[Result]) -> Result:
+    """Return the result to come. A client that disconnects cancels it."""
+    gone, result = asyncio.ensure_future(_disconnect(request)), asyncio.wrap_future(future)
+    try:
+        await asyncio.wait({gone, result}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise RequestProblem(499, "the client disconnected")
+        return result.result()
+    except Exception as error:
+        raise _problem_of(error, status=502) from error
+    finally:
+        gone.cancel()
+        result.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    """Wait until the client disconnects."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function on a thread. A user's mistake is a problem of the request: 404 if it names what isn't served."""
+    try:
+        return await run_in_threadpool(function, *arguments)
+    except UserError as error:
+        raise RequestProblem.of(error, status=404) from error
+
+
+def _complete(trace: Trace) -> Trace:
+    """Refuse a trace without an answer for a reason, such as a refusal of the model's server."""
+    if trace.error:
+        raise RequestProblem(502, trace.error)
+    return trace
+
+
+def _problem_of(error: Exception, *, status: int) -> RequestProblem:
+    problem = RequestProblem.of(error, status=status)
+    if problem.status == 500:
+        _LOG.error("a question failed", exc_info=error)
+    return problem
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        return RequestProblem(error.status_code, str(error.detail), error.headers or {}).response()
+    return _problem_of(error, status=500).response()
+
+
+def _stream(lines: AsyncIterator[str]) -> StreamingResponse:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)

@@ -1,0 +1,102 @@
+"""Bodies of requests, checked: a question with its picture, a conversation of OpenAI's API, a search."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from reflectune.inference.serving.config import ServerSettings
+from reflectune.inference.serving.problems import RequestProblem
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class AnswerBody(BaseModel):
+    """A question about a picture; `image` is a data URL, and `pipeline` one of the server's."""
+
+    image: str
+    question: str
+    pipeline: str = ""
+
+
+class _Url(BaseModel):
+    url: str
+
+
+class _Part(BaseModel):
+    type: Literal["text", "image_url"]
+    text: str = ""
+    image_url: _Url | None = None
+
+
+class _Message(BaseModel):
+    role: str
+    content: str | list[_Part]
+
+
+class ChatBody(BaseModel):
+    """A request of OpenAI's chat completions. Sampling options are ignored: answers are greedy."""
+
+    model: str
+    messages: list[_Message]
+    stream: bool = False
+    n: int | None = None
+
+    def question(self) -> AnswerBody:
+        """Return the question of a conversation.
+
+        Raises:
+            RequestProblem: It is not one message of the user with one picture, or several answers are requested.
+        """
+        if self.n not in (None, 1):
+            raise RequestProblem(400, "`n`: one answer is given; leave `n` out")
+        roles = [message.role for message in self.messages]
+        if roles != ["user"]:
+            problem = "one message of the role user is read; a pipeline has prompts of its own, and no earlier rounds"
+            raise RequestProblem(400, f"`messages`: {problem}")
+        content = self.messages[0].content
+        parts = [_Part(type="text", text=content)] if isinstance(content, str) else content
+        pictures = [part.image_url.url for part in parts if part.image_url]
+        if len(pictures) != 1:
+            raise RequestProblem(400, f"`messages`: one picture is needed, as `image_url`; found {len(pictures)}")
+        return AnswerBody(
+            image=pictures[0], question="\n".join(part.text for part in parts if part.text), pipeline=self.model
+        )
+
+
+class SearchBody(BaseModel):
+    """A search in Search-R1's shape for texts, or for pictures as data URLs without some entries."""
+
+    queries: list[str] = []
+    images: list[str] = []
+    exclude: list[str] = []
+    topk: int | None = Field(None, ge=0)
+    return_scores: bool = False
+
+    def check(self, settings: ServerSettings) -> None:
+        """Refuse a search of both kinds, or above the limits."""
+        if bool(self.queries) == bool(self.images) or (self.exclude and self.queries):
+            raise RequestProblem(400, "give `queries`, texts, or `images`, data URLs with entries to `exclude`")
+        longest = max(len(self.queries), len(self.images), len(self.exclude), self.topk or 0)
+        if longest > settings.most_queries:
+            problem = f"`queries`, `images`, `exclude` and `topk` are at most {settings.most_queries}"
+            raise RequestProblem(413, f"{problem}; found {longest}")
+        for query in self.queries:
+            check_text("a query", query, settings)
+
+
+def parse(kind: type[Body], content: bytes) -> Body:
+    """Return a body of JSON; refuse other content, and a body without a needed field."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise RequestProblem.of_body(error) from None
+
+
+def check_text(name: str, text: str, settings: ServerSettings) -> None:
+    """Refuse a text that is empty or too long."""
+    if not text.strip():
+        raise RequestProblem(400, f"{name} is empty")
+    if len(text) > settings.most_characters:
+        raise RequestProblem(413, f"{name} has {len(text):,} characters, more than {settings.most_characters:,}")

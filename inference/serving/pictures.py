@@ -1,0 +1,60 @@
+"""Pictures of requests: the bytes of a file, or a data URL. No address and no path is opened."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Final
+
+from PIL import Image
+
+from reflectune.core.images import BadImage, open_image, read_header
+from reflectune.inference.serving.config import ServerSettings
+from reflectune.inference.serving.problems import RequestProblem
+
+_DATA_URL: Final = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.IGNORECASE)
+
+
+def from_data_url(url: str) -> bytes:
+    """Return the bytes in a data URL.
+
+    Raises:
+        RequestProblem: It is a different URL, or not Base64.
+    """
+    if not (head := _DATA_URL.match(url)):
+        problem = "a picture must be a data URL, data:image/png;base64,…; addresses and paths are not opened"
+        raise RequestProblem(400, problem)
+    try:
+        return base64.b64decode(url[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestProblem(400, "the picture's data URL is not valid Base64") from None
+
+
+def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
+    """Decode a picture within the limits, upright. Its size is checked before it is decoded.
+
+    Raises:
+        RequestProblem: It is too large (413), animated or not a picture (415), or damaged (400).
+    """
+    if len(content) > settings.most_picture_mb * 10**6:
+        raise RequestProblem(413, f"the picture's file is larger than {settings.most_picture_mb} MB; scale it down")
+    try:
+        header = read_header(content)
+    except BadImage as error:
+        if isinstance(error.__cause__, Image.DecompressionBombError):
+            raise RequestProblem(413, str(error)) from error
+        if error.__cause__ is None:  # a strip
+            raise RequestProblem(400, str(error)) from error
+        raise RequestProblem(415, "the picture is in no format that is read; send a JPEG, PNG or WebP") from error
+    if header.width * header.height > settings.most_megapixels * 10**6:
+        size = f"{header.width:,} × {header.height:,} pixels"
+        raise RequestProblem(
+            413, f"the picture has {size}, more than {settings.most_megapixels} million; scale it down"
+        )
+    if header.is_animated:
+        raise RequestProblem(415, "the picture is animated; send a single frame")
+    try:
+        return open_image(content)
+    except BadImage as error:
+        raise RequestProblem(400, str(error)) from error

@@ -1,0 +1,54 @@
+"""Requests that can't be answered, each with the status of HTTP and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from reflectune.core.errors import UnusableInput, UserError
+from reflectune.core.secrets import redacted
+from reflectune.core.values import one_line
+
+_LONGEST = 500
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class RequestProblem(Exception):
+    """A request that can't be answered.
+
+    Attributes:
+        status: The status of HTTP.
+        message: One sentence for the client, without content of the request.
+        headers: Headers of the reply.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
+        self.status, self.message, self.headers = status, one_line(redacted(message))[:_LONGEST], dict(headers)
+        super().__init__(self.message)
+
+    @classmethod
+    def of(cls, error: Exception, *, status: int) -> RequestProblem:
+        """Return the problem of an error: 400 for input that can't be used, `status` for other mistakes of a user."""
+        if isinstance(error, RequestProblem):
+            return error
+        if isinstance(error, UserError):
+            return cls(400 if isinstance(error, UnusableInput) else status, str(error))
+        return cls(500, "the server failed; its log has the reason")
+
+    @classmethod
+    def of_body(cls, error: ValidationError) -> RequestProblem:
+        """Return the first problem of a body, by its field."""
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return cls(400, f"`{place}`: {first['msg']}" if place else str(first["msg"]))
+
+    def body(self) -> dict[str, object]:
+        """Return the reply's content, in OpenAI's shape."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "code": self.status}}
+
+    def response(self) -> JSONResponse:
+        """Return the reply."""
+        return JSONResponse(self.body(), self.status, self.headers)

@@ -1,0 +1,72 @@
+"""Run the server until a signal ends it: requests under way are finished, new ones refused."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from importlib.util import find_spec
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from reflectune.inference.serving.app import create_app
+from reflectune.inference.serving.config import ServeConfig
+from reflectune.inference.serving.service import AnswerService
+
+_PAGE: Final = "reflectune.inference.serving.page"
+
+
+class DrainingServer(uvicorn.Server):
+    """Refuses new requests with 503 after the first SIGTERM or Ctrl-C, and ends when no request is under way.
+
+    A second signal ends it at once.
+    """
+
+    config: uvicorn.Config
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; at the second signal, end."""
+        load = self.config.app.state.load  # type: ignore[union-attr]
+        if load.is_draining:
+            super().handle_exit(sig, frame)
+        load.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return True to end."""
+        load = self.config.app.state.load  # type: ignore[union-attr]
+        return await super().on_tick(counter) or (load.is_draining and not load.running)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and print the address."""
+        await super().startup(sockets)
+        for listening in self.servers[:1]:
+            host, port = listening.sockets[0].getsockname()[:2]
+            print(f"serving on http://{host}:{port}", flush=True)
+
+
+def serve(config: ServeConfig) -> None:
+    """Load a config's models and serve them until a signal.
+
+    Raises:
+        UserError: A model, the index or the data set can't be read.
+    """
+    with AnswerService(config) as service:
+        print(f"pipelines: {', '.join(service.pipelines)}", flush=True)
+        app = create_app(service, config)
+        if config.page and find_spec("gradio") and find_spec(_PAGE):
+            importlib.import_module(_PAGE).mount_page(app, service)
+        DrainingServer(server_config(app, config.host, config.port)).run()
+
+
+def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:
+    """Return the settings of the HTTP server. Requests are not logged: `/metrics` counts them."""
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
+    return uvicorn.Config(app, host=host, port=port, **quiet)
+
+
+def describe(config: ServeConfig) -> str:
+    """Describe the server, for `--dry_run`."""
+    access = f"a token in {config.token_variable}" if config.token else "no token, for this machine alone"
+    return f"would serve {', '.join(config.forms())} of {config.dataset} on {config.host}:{config.port}, with {access}"
