@@ -263,6 +263,7 @@ def training(arguments: argparse.Namespace, figures: Figures) -> None:
     import workload as w
 
     from reflectune.models.attention.collation import TreeCollator, loss_terms
+    from reflectune.models.attention.packed import in_blocks
 
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
@@ -277,7 +278,7 @@ def training(arguments: argparse.Namespace, figures: Figures) -> None:
     def flat_loss() -> Any:
         return model(**rows).loss
 
-    def tree_loss() -> Any:
+    def tree_loss(batch: dict[str, Any]) -> Any:
         loss, weight = loss_terms(model, batch)
         return loss / weight
 
@@ -289,12 +290,12 @@ def training(arguments: argparse.Namespace, figures: Figures) -> None:
         optimizer.zero_grad()
         return loss.item()
 
-    def measure(name: str, tokens: int, loss_of: Callable[[], Any]) -> None:
+    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, dynamic: bool = False) -> None:
         for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
             for layer in layers:
                 layer._compiled_call_impl = None
                 if suffix:
-                    layer.compile(dynamic=False)
+                    layer.compile(dynamic=dynamic)
             if figures.time("step", name + suffix, lambda: step(loss_of)) is not None:
                 seconds = figures.values["step"][name + suffix]
                 figures.put("tokens", name + suffix, tokens)
@@ -305,12 +306,16 @@ def training(arguments: argparse.Namespace, figures: Figures) -> None:
 
     measure("flat rows", rows["input_ids"].numel(), flat_loss)
     collated = TreeCollator(base)([tree] * TREES)  # from here on the model's attention reads trees
-    batch = {name: value.to(device) for name, value in collated.items()}
-    measure("trees", TREES * tree.length, tree_loss)
+    dense = {name: value.to(device) for name, value in collated.items()}
+    measure("trees, dense masks", TREES * tree.length, lambda: tree_loss(dense))
+    packed = in_blocks(collated, device) if device == "cuda" else dense  # flex_attention has no gradients on a CPU
+    packed = {name: value.to(device) for name, value in packed.items()}
+    measure("trees", TREES * tree.length, lambda: tree_loss(packed), dynamic=True)  # as `train/sft.py` compiles them
     model.eval()  # without dropout both sides have one loss
     with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
         figures.put("loss", "flat rows", flat_loss().item())
-        figures.put("loss", "trees", tree_loss().item())
+        figures.put("loss", "trees, dense masks", tree_loss(dense).item())
+        figures.put("loss", "trees", tree_loss(packed).item())
 
 
 def _with_lora(base: Any, rank: int) -> Any:

@@ -249,6 +249,21 @@ class Program:
         self.wait()
 
 
+@pytest.fixture
+def differentiable_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace FlexAttention, which has no backward pass on a CPU, by attention under the dense form of its mask."""
+    import torch
+    from torch.nn import functional
+
+    def attend(query, key, value, *, block_mask, scale, enable_gqa):
+        index = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])[None]
+        seen = block_mask.mask_mod(0, 0, *index)
+        attended = functional.scaled_dot_product_attention
+        return attended(query, key, value, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+
+    monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", attend)
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[Path]:
     """Return the socket of the process that programs are forked from. `python` in its folder requests such a fork."""

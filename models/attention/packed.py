@@ -6,15 +6,18 @@ A tree's branch sees its prefix and itself. Masks are built from lengths, withou
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from reflectune.models.attention.attention import attend_plainly
+from reflectune.models.attention.tree import IGNORE
+from reflectune.models.attention.tree_mask import STRIDE
 
 BLOCK = 128
 """Tokens of a block of queries or keys, FlexAttention's default; packed rows are padded to a multiple of it."""
@@ -52,6 +55,50 @@ def bounds_of(segments: Sequence[PackedSegment], past: int = 0) -> np.ndarray:
     bounds[-2:] = keys, keys + 1
     bounds[-2, :total] = np.repeat(past + np.cumsum(counts) - counts, counts)
     return bounds
+
+
+def tree_segments(codes: np.ndarray) -> list[PackedSegment]:
+    """Return the segments of a row of trees, without its padding.
+
+    Args:
+        codes: The segment ids of `tree_attention`, shape (L,).
+    """
+    segments: list[PackedSegment] = []
+    prefix, first = (0, 0), 0
+    for code, run in itertools.groupby(codes.tolist()):
+        count = len(list(run))
+        if code >= 0:
+            is_prefix = code % STRIDE == 0
+            prefix = (first, first + count) if is_prefix else prefix
+            segments.append((count, () if is_prefix else (prefix,)))
+        first += count
+    return segments
+
+
+PADDING = {
+    "input_ids": 0,
+    "labels": IGNORE,
+    "weights": 0,
+    "attention_mask": -1,
+    "position_ids": 0,
+    "mm_token_type_ids": 0,
+}
+"""Values of `TreeCollator`'s batches at tokens that pad a row."""
+
+
+def in_blocks(batch: Mapping[str, Any], device: torch.device | str, *, backward: bool = True) -> dict[str, Any]:
+    """Return a batch of `TreeCollator` padded to whole blocks, with the `packed_mask` of its trees.
+
+    Args:
+        batch: On the CPU; one row.
+        device: Device of the mask.
+        backward: Add the indices that a backward pass needs.
+    """
+    codes = batch["attention_mask"][0, 0, 0]
+    width = padded(len(codes)) - len(codes)
+    filled = {name: F.pad(batch[name], (0, width), value=v) for name, v in PADDING.items() if name in batch}
+    mask = block_mask(tree_segments(codes.numpy()), device=device, backward=backward)
+    return {**batch, **filled, "packed_mask": mask}
 
 
 def dense_mask(bounds: np.ndarray, keys: int) -> Tensor:
@@ -118,7 +165,7 @@ def _listed(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float, memory: list[Tensor]
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float, memory: list[Tensor] | None = None
 ) -> Tensor:
     """Compute the attention of a packed row: (1, T, heads, size).
 
@@ -128,11 +175,13 @@ def packed_attention(
         value: Shape of `key`.
         mask: From `block_mask`.
         scale: Factor of the scores.
-        memory: Keys and values before the row, or an empty list; replaced by all keys and values.
+        memory: Keys and values before the row, or an empty list; replaced by all keys and values. None: there are
+            none, and none are kept.
     """
     if memory:
         key, value = torch.cat([memory[0], key], 2), torch.cat([memory[1], value], 2)
-    memory[:] = [key, value]
+    if memory is not None:
+        memory[:] = [key, value]
     attend = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled()
     attended: Tensor = attend(
         query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -147,20 +196,37 @@ def _compiled() -> Any:
 
 
 @functools.cache
-def flex_problem(device: str, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> str:
-    """Return why FlexAttention can't be used, "" if a small trial gives the equation's numbers."""
+def flex_problem(
+    device: str, dtype: torch.dtype, heads: int, key_heads: int, size: int, *, backward: bool = False
+) -> str:
+    """Return why FlexAttention can't be used, "" if a small trial gives the equation's numbers.
+
+    Args:
+        backward: Compare gradients too. For others see `packed_attention`.
+    """
     segments: list[PackedSegment] = [(70, ()), (50, [(0, 70)]), (40, [(0, 70)])]
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, count, padded(160), size) for count in (heads, key_heads, key_heads)]
-    query, key, value = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
-    hidden = ~dense_mask(bounds_of(segments), padded(160)).to(device)
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[None, None]
-    expected, _ = attend_plainly(query, key, value, size**-0.5, bias, False)
-    try:
-        with torch.no_grad():
-            found = packed_attention(query, key, value, block_mask(segments, 0, device), size**-0.5, [])
-    except Exception as error:  # a missing compiler has many types of errors
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    tolerance = 1e-4 if dtype == torch.float32 else 0.03
-    is_right = torch.allclose(found.transpose(1, 2), expected, rtol=tolerance, atol=tolerance)
+    tensors = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(backward) for shape in shapes]
+    seen, mask = (
+        dense_mask(bounds_of(segments), padded(160)).to(device),
+        block_mask(segments, 0, device, backward=backward),
+    )
+    query, key, value = tensors
+    with torch.set_grad_enabled(backward):
+        sdpa = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=size**-0.5, enable_gqa=True)
+        expected = [sdpa, *_gradients(sdpa, tensors)]
+        try:
+            attended = packed_attention(query, key, value, mask, size**-0.5).transpose(1, 2)
+            found = [attended, *_gradients(attended, tensors)]
+        except Exception as error:  # a missing compiler has many types of errors
+            return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    tolerance = 1e-3 if dtype == torch.float32 else 0.03
+    pairs = zip(found, expected, strict=True)
+    is_right = all(bool((one - other).norm() <= tolerance * other.norm()) for one, other in pairs)
     return "" if is_right else "it gives other numbers"
+
+
+def _gradients(output: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradients of the sum of squares; none where no gradient is needed."""
+    return torch.autograd.grad(output.float().square().sum(), tensors) if output.requires_grad else ()

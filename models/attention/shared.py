@@ -206,7 +206,7 @@ def shared_attention(
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if packed_mask is not None:
-        return packed_attention(query, key, value, packed_mask, scale, [] if memory is None else memory), None
+        return packed_attention(query, key, value, packed_mask, scale, memory), None
     if shared_context is not None:
         layer: Any = module.layer_idx
         return shared_context.attend(query, key, value, layer, scale).transpose(1, 2), None

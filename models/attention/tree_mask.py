@@ -132,7 +132,7 @@ def tree_attention(
     """Compute attention over a batch of trees.
 
     On a CPU the kernels accept and return softmax denominators: prefixes and branches are computed separately and
-    merged. Elsewhere each tree has a dense mask.
+    merged. Elsewhere each tree has a dense mask; `packed_attention` is faster there.
 
     Args:
         query: Shape (B, heads, L, size).

@@ -111,7 +111,7 @@ def keep_published_names(network: PreTrainedModel) -> None:
     transformers (5.23) saves by the renamings that matched as the model was loaded. Of a CLIP tower without
     `vision_model.` in its names none does, so that this prefix would be lost for good. Can go once it is saved anyway.
     """
-    network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)
+    network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)  # type: ignore[assignment]
 
 
 def settle(module: PreTrainedModel, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.packed import in_blocks
 from reflectune.models.attention.pictures import places_of
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.prefix import engine as engine_module
@@ -244,16 +245,16 @@ def training(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("images", [1, 2])
-@pytest.mark.parametrize("by_parts", [True, False])
+@pytest.mark.parametrize("attention", ["by parts", "dense masks", "packed"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients_are_those_of_independent_rows(
-    model, images, by_parts, checkpointing, plainly_learned, monkeypatch
+    model, images, attention, checkpointing, plainly_learned, monkeypatch, differentiable_flex
 ):
     expected = plainly_learned(trees, images)
-    monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: by_parts)
-    made, collate = trees(model, images), TreeCollator(model)
+    monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: attention == "by parts")
+    batch = TreeCollator(model)(trees(model, images))
     with training(model, checkpointing):
-        actual = learned(model, [collate(made)])
+        actual = learned(model, [in_blocks(batch, "cpu") if attention == "packed" else batch])
     assert max(differences(actual, expected)) < 1e-4
 
 

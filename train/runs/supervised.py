@@ -23,6 +23,7 @@ from reflectune.train.data.order import TrainingOrder, training_order
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
 from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.packing import packs_trees
 from reflectune.train.runs.preview import describe
 from reflectune.train.runs.skeleton import Method, run
 from reflectune.train.runs.trainer import ReflectionTrainer
@@ -111,6 +112,7 @@ class SupervisedFineTuning(Method):
             projector_learning_rate=config.projector_learning_rate,
             gates=gates,
             answers=answers,
+            packs=packs_trees(loaded, config, run.args),
             brier=GateBrier(config.gate_brier, gate_ids) if config.gate_brier else None,
             patience=config.early_stopping_patience,
         )

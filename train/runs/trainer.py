@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import GateBrier, loss_terms
+from reflectune.models.attention.packed import in_blocks
 from reflectune.models.attention.tree import IGNORE
 from reflectune.train.data.order import FollowEpochs, TrainingOrder
 from reflectune.train.runs.answers import AnswerReader
@@ -41,6 +42,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         gates: Reads gates for validation, if there is any.
         answers: Reads answers for validation, if any are asked for.
         brier: Brier term of the loss at gates; None for none.
+        packs: Read trees by FlexAttention (`packs_trees`).
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
     """
 
@@ -57,6 +59,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         gates: GateReader | None = None,
         answers: AnswerReader | None = None,
         brier: GateBrier | None = None,
+        packs: bool = False,
         patience: int | None = None,
     ) -> None:
         validated, callbacks = gates.dataset if gates else None, [FollowEpochs(order), LogFile()]
@@ -64,7 +67,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
-        self._brier = brier
+        self._brier, self._packs = brier, packs
         self._tokens, self._tokens_since, self._left_out = 0, time.monotonic(), 0
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -109,6 +112,8 @@ class ReflectionTrainer(CheckpointedTrainer):
         Under DeepSpeed the stock trainer casts all floats, which is meant for a model's inputs: a weight of a third
         would be off by 0.2 % in bfloat16.
         """
+        if self._packs:
+            inputs = in_blocks(inputs, self.args.device, backward=self._bare_model.training)
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "weights" in inputs:
             prepared["weights"] = inputs["weights"].to(self.args.device)

@@ -50,6 +50,9 @@ class ComputeConfig(Settings):
         "auto: an accelerator if there is one; cuda: refused where there is none. Launches place their processes",
         hashed=False,  # its type is
     )
+    compile: Literal["auto", "off"] = setting(
+        "auto", "on a GPU, read trees by compiled attention, and compile the layers", hashed=False
+    )
     gradient_checkpointing: bool = setting(False, "recompute activations to save memory", hashed=False)
     cache_mib: int = setting(
         512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False

@@ -1,5 +1,6 @@
 """A packed row's mask is that of its segments, whatever their lengths, and so is FlexAttention under it."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,9 @@ from reflectune.models.attention.packed import (
     flex_problem,
     packed_attention,
     padded,
+    tree_segments,
 )
-from reflectune.models.attention.tree_mask import tree_mask
+from reflectune.models.attention.tree_mask import STRIDE, tree_mask
 
 LENGTHS = st.integers(1, 300) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 TREES = st.lists(st.tuples(LENGTHS, st.lists(LENGTHS, max_size=4)), min_size=1, max_size=3)
@@ -73,6 +75,19 @@ def test_the_mask_is_that_of_its_segments(trees, past):
     )
 
 
+@given(TREES, st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_segments_are_read_from_the_codes_of_a_row(trees, padding):
+    codes = [
+        number * STRIDE + part
+        for number, (prefix, branches) in enumerate(trees)
+        for part, count in enumerate([prefix, *branches])
+        for _ in range(count)
+    ]
+    expected = [(count, tuple(spans)) for count, spans in packed_trees(trees)]
+    assert [(count, tuple(spans)) for count, spans in tree_segments(np.array([*codes, *[-1] * padding]))] == expected
+
+
 def test_a_tree_is_that_of_training():
     segments = [(70, ()), (90, [(0, 70)]), (1, [(0, 70)])]
     codes = torch.tensor([[0] * 70 + [1] * 90 + [2]])
@@ -103,6 +118,7 @@ def test_flex_attention_is_attention_under_the_dense_mask(compiled, key_heads):
 
 def test_a_trial_finds_numbers_that_differ_and_errors(monkeypatch):
     assert flex_problem("cpu", torch.float32, 4, 2, 8) == ""
+    assert flex_problem("cpu", torch.float32, 4, 2, 8, backward=True).startswith("NotImplementedError")
     monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", lambda query, *_, **__: query * 0)
     assert flex_problem("cpu", torch.float32, 4, 2, 16) == "it gives other numbers"
     monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", None)

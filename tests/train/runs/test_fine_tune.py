@@ -162,6 +162,19 @@ def test_trees_and_separate_rows_train_the_same_weights(config, data_of, scheme:
     torch.testing.assert_close(weights(rows.output_dir), weights(trees.output_dir), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_packed_rows_train_the_same_weights(config, family, weights, differentiable_flex, monkeypatch) -> None:
+    plain, packed = (
+        config(name, family=family, max_steps=2, gradient_checkpointing=True, method="lora", lora_dropout=0.0)
+        for name in ("a", "b")
+    )
+    fine_tune(plain)
+    monkeypatch.setattr("reflectune.train.runs.supervised.packs_trees", lambda *of: True)
+    fine_tune(packed)
+
+    torch.testing.assert_close(weights(packed.output_dir), weights(plain.output_dir), rtol=1e-3, atol=1e-4)
+
+
 def test_accumulated_batches_train_the_weights_of_one_large_batch(config, weights, losses) -> None:
     """The loss is a mean over the tokens of the global batch, not of each batch's mean: label counts are ragged."""
     same: dict[str, Any] = {"max_steps": 3, "group_by_length": False}

@@ -1,0 +1,38 @@
+"""Training on a GPU: trees are read by FlexAttention, and layers are compiled."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from reflectune.models.attention.packed import flex_problem
+from reflectune.models.loading import Loaded
+from reflectune.train.runs.launch import sharding
+from reflectune.train.runs.skeleton import say
+from reflectune.train.settings.training import TrainingConfig
+
+
+def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
+    """Return True if a GPU should read trees by FlexAttention; if not, because of a problem, that is printed.
+
+    Layers are compiled too, unless weights are sharded or quantized: their hooks would end every compiled part. A part
+    that can't be compiled runs as it is, with a warning of torch's.
+    """
+    if args.device.type != "cuda" or config.compile == "off":
+        return False
+    text = loaded.model.config.get_text_config()
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    if problem := flex_problem("cuda", dtype, heads, text.num_key_value_heads, size, backward=True):
+        say(args, f"trees have dense masks, and are read more slowly: FlexAttention can't be used: {problem}")
+        return False
+    if sharding(os.environ) not in ("zero3", "fsdp") and config.method != "qlora":
+        torch._dynamo.config.suppress_errors = True
+        model: Any = loaded.model
+        for layer in model.model.language_model.layers:
+            layer.compile(dynamic=True)
+        say(args, "the layers are compiled in the first steps, which takes up to a minute")
+    return True
