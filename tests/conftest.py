@@ -366,6 +366,14 @@ def pretended() -> ModuleType:
     return pretend_devices
 
 
+@pytest.fixture(scope="session")
+def write_base() -> Callable[[str, Path], None]:
+    """Return a function that writes a narrow base model of a recipe's family, with random weights, into a folder."""
+    from .narrow_models import write_base  # imports torch
+
+    return write_base
+
+
 @pytest.fixture
 def stub_server() -> Iterator[Callable[..., StubServer]]:
     """Return a function that starts stub servers, which stop after the test."""

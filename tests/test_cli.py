@@ -77,7 +77,7 @@ def test_hyphens_are_underscores(capsys: pytest.CaptureFixture[str]) -> None:
         (["stf"], "unknown command `stf`; did you mean `sft`? `reflectune --help` lists all"),
         (["train", "stf"], "unknown command `train stf`; did you mean `sft`?"),
         (["x"], "unknown command `x`; `reflectune --help` lists all"),
-        (["train"], "`train` is a group of commands; name one of sft, grpo, reag_grpo, merge, estimate"),
+        (["train"], "`train` is a group of commands; name one of sft, grpo, reag_grpo, merge, export, estimate"),
         (["infer", "sft"], "unknown command `infer sft`; did you mean `sft`?"),
     ],
 )

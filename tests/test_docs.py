@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"", "python", "bash", "console", "sh", "yaml", "json", "{toctree}", "{eval-rst}"}
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:\$launch|accelerate launch|bash|pip install|(?:\.venv/bin/)?(?:python|reflectune))\s+\S")
-OTHERS = {"cd", "dvc", "export", "hf", "img2dataset", "lmms-eval", "pipx", "source", "vllm"}
+OTHERS = {"cd", "dvc", "export", "hf", "img2dataset", "lmms-eval", "pipx", "source", "true", "vllm"}
 """Programs that are not ours; any other word where a command stands is taken for a slip."""
 
 

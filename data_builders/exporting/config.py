@@ -1,23 +1,28 @@
-"""Settings of `export`."""
+"""Settings of `export`, as far as they are of data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import SplitName, output_of
 from reflectune.formats.reflection_data import MANIFEST
 from reflectune.models.schemes.registry import all_schemes
 
+SERVERS: Final = ("vllm", "sglang")
+"""Values of `to` that take a checkpoint."""
 
-class ExportConfig(Settings):
+
+class DataExportConfig(Settings):
     """Write reflection data in another tool's layout."""
 
-    data: str = setting("", "reflection data: its folder, or the Parquet file of the split", needed="")
-    output: Annotated[str, output_of("reflection.json")] = setting("", "folder to write into", needed="")
-    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "tool whose layout to write", needed="")
+    data: str = setting("", "reflection data: its folder, or the Parquet file of the split")
+    output: Annotated[str, output_of("reflection.json", "export.json")] = setting("", "folder to write into", needed="")
+    to: Literal["", "trl", "llamafactory", "ms-swift", "llava", "vllm", "sglang"] = setting(
+        "", "trainer whose layout to write, or server", needed=""
+    )
     split: SplitName = setting("train", "name of the split, and of its files", needed="")
     scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset")
     image_root: str = setting("", "folder of the images; the manifest's, or the data's own folder, if unset")
@@ -35,6 +40,9 @@ class ExportConfig(Settings):
     @cross_check
     def export_problems(self) -> Iterator[str]:
         """Yield the problems of the data's folder and of the scheme."""
+        yield from self.missing("data")
+        if self.to in SERVERS:
+            yield f"`to: {self.to}` takes a checkpoint, not data; give `checkpoint`"
         if self.scheme and self.scheme not in all_schemes():
             yield f"`scheme` is one of {', '.join(all_schemes())}; found `{self.scheme}`"
         folder = Path(self.data).parent if Path(self.data).is_file() else Path(self.data)

@@ -19,7 +19,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.parquet import WRITING
 from reflectune.core.partials import writing
 from reflectune.core.rows import from_row, to_row
-from reflectune.data_builders.exporting.config import ExportConfig
+from reflectune.data_builders.exporting.config import DataExportConfig
 from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
 from reflectune.data_builders.exporting.layouts import ImageMode, companions, find_layout, parquet_schema, record
 from reflectune.data_builders.exporting.source import BadRows, ImagePlacer, data_file, scheme_and_images
@@ -62,7 +62,7 @@ class ExportSummary:
     sample: dict[str, Any] = field(default_factory=dict)
 
 
-def export(config: ExportConfig) -> ExportSummary:
+def export(config: DataExportConfig) -> ExportSummary:
     """Write a split of reflection data in another tool's layout.
 
     Raises:
@@ -104,7 +104,7 @@ def export(config: ExportConfig) -> ExportSummary:
     return summary
 
 
-def describe(config: ExportConfig, summary: ExportSummary) -> str:
+def describe(config: DataExportConfig, summary: ExportSummary) -> str:
     """Return a summary in a few lines."""
     lines = [f"{summary.examples:,} examples, {summary.rows:,} rows, {summary.images:,} images"]
     if summary.altered:

@@ -105,7 +105,7 @@ def load_pretrained(
     return check_quantized(network) if quantization else network, processor
 
 
-def keep_published_names(network: PreTrainedModel) -> None:
+def keep_published_names(network: Any) -> None:
     """Let `save_pretrained` name weights as the published checkpoints do, which is how servers know them.
 
     transformers (5.23) saves by the renamings that matched as the model was loaded. Of a CLIP tower without

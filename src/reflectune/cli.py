@@ -21,13 +21,13 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "data_builders.build_plain": "Build training data without reflection tokens, for the papers' baselines.",
         "data_builders.probe": "Ask a model a split's questions, without and with each retrieved document.",
         "data_builders.derive_labels": "Derive MMKB-RAG's training data from probes.",
-        "data_builders.export": "Write reflection data in the layout of TRL, LLaMA-Factory, ms-swift or LLaVA.",
     },
     "train": {
         "train.sft": "Fine-tune a model on reflection data: fully, by LoRA or by QLoRA.",
         "train.grpo": "Train the gates of a fine-tuned checkpoint by reward.",
         "train.reag_grpo": "Train the answers of a fine-tuned checkpoint by TRL's GRPO.",
         "train.merge": "Merge an adapter into its base model, or the parts of a LLaVA into a checkpoint.",
+        "train.export": "Write a checkpoint for vLLM or SGLang, or reflection data for other trainers.",
         "train.estimate": "Estimate the memory of a training on each device.",
     },
     "infer": {

@@ -15,11 +15,11 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage
-from reflectune.data_builders.export import export as command
-from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import export
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, ReflectionExample
+from reflectune.train.export import export as command
+from reflectune.train.settings.export import ExportConfig
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "", "", "It was founded in 1872.")
 GOOD = [

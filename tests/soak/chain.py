@@ -94,7 +94,7 @@ JOBS: dict[str, Job] = {
         "data_builders.build_plain",
         f"--config {{configs}}/plain_data.yaml --dataset {WORLD} --reflection {DATA} --index {INDEX} --output {{out}}",
     ),
-    "export": Job("data_builders.export", f"--data {DATA} --to trl --output {{out}}"),
+    "export": Job("train.export", f"--data {DATA} --to trl --output {{out}}"),
     "tuned": Job("train.sft", f"--config {{configs}}/sft.yaml --model miniature/llava --train_data {DATA} {_TUNE}"),
     "launched": Job(
         "train.sft",
@@ -108,6 +108,7 @@ JOBS: dict[str, Job] = {
         + _TUNE,
     ),
     "merged": Job("train.merge", "--checkpoint adapter --output {out}"),
+    "served": Job("train.export", "--checkpoint adapter --to vllm --adapter true --output {out}"),
     "refined": Job(
         "train.grpo",
         f"--config {{configs}}/grpo.yaml --model tuned {_WORLD} --limit 16 --visual_limit 4 --max_steps 9 --epochs 9 "

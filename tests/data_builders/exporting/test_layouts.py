@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from reflectune.core.config import parse_config
-from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.layouts import LAYOUTS
 from reflectune.data_builders.exporting.run import export
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.settings.export import ExportConfig
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

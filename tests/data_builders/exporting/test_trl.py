@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 from reflectune.core.images import load_image
-from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import export
 from reflectune.formats.reflection_data import read_examples
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
+from reflectune.train.settings.export import ExportConfig
 
 HOSTILE = ("k2", "v2")
 

@@ -1,11 +1,9 @@
 """A narrow base model of every recipe's family, with random weights."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import (
     AutoConfig,
@@ -22,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
-SHAPES = Path(__file__).resolve().parents[3] / "configs/architectures"
+SHAPES = Path(__file__).resolve().parents[1] / "configs/architectures"
 RECIPES = {
     "llava": "llava15_7b",
     "llava_next": "llava_next_7b",
@@ -51,21 +49,16 @@ _FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
 _WORDS = "USER: ASSISTANT: Which colour is it? When was it founded? It was built of stone in 1872. red green blue"
 
 
-@pytest.fixture
-def write_base() -> Callable[[str, Path], None]:
-    """Return a function that writes a family's narrow model, processor and tokenizer into a folder."""
-
-    def write(family: str, folder: Path) -> None:
-        tokenizer = train_tokenizer([_WORDS], 400, "llava" if family.startswith("llava") else "qwen2_vl")
-        config = AutoConfig.for_model(**_facts(family, tokenizer))
-        torch.manual_seed(0)
-        model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.save_pretrained(folder)
-        _processor(family, tokenizer, config).save_pretrained(folder)
-
-    return write
+def write_base(family: str, folder: Path) -> None:
+    """Write a family's narrow model, processor and tokenizer into a folder."""
+    tokenizer = train_tokenizer([_WORDS], 400, "llava" if family.startswith("llava") else "qwen2_vl")
+    config = AutoConfig.for_model(**_facts(family, tokenizer))
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    _processor(family, tokenizer, config).save_pretrained(folder)
 
 
 def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""Exports to servers: the checkpoint's function to plain transformers and PEFT, in every family of the recipes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, GenerationConfig
+
+from reflectune.core.config import parse_config
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.models.loading import SAVED, Loaded, load, read_info, save_checkpoint
+from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.settings.export import ExportConfig
+from reflectune.train.settings.sft import SftConfig
+from reflectune.train.weights.exporting import export_checkpoint
+from reflectune.train.weights.parameters import add_adapters, projector_modules
+
+FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+PROMPTS = 20
+
+
+@torch.no_grad()
+def logits(loaded: Loaded, model: Any, picture: Callable[[int], Any]) -> Tensor:
+    """Compute a model's last logits of prompts with pictures, by transformers alone."""
+    rows = []
+    for number in range(PROMPTS):
+        rendered = loaded.renderer.prefix(f"Was it built in {1800 + number}?", picture(number))
+        ids = torch.tensor([[*rendered.ids, *loaded.renderer.token_ids.values()]])
+        inputs = {"input_ids": ids, **rendered.vision}
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = (ids == loaded.renderer.image_token_id).int()
+        rows.append(model.eval()(**inputs).logits[0, -5:])
+    return torch.stack(rows)
+
+
+def tuned(base: Path, folder: Path) -> tuple[Loaded, Any]:
+    """Write an adapter whose every weight has moved: LoRA, the new tokens' rows, and the whole projector."""
+    loaded = load(str(base), scheme="mr2ag", seed=5)
+    ids, targets = loaded.renderer.token_ids.values(), SftConfig().lora_targets
+    whole = projector_modules(loaded.model)
+    model = add_adapters(loaded.model, ids, rank=4, alpha=8, dropout=0.0, targets=targets, whole=whole).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    save_checkpoint(folder, model, loaded.processor, MR2AG, {"base_model": str(base), "seed": 5})
+    return loaded, model
+
+
+def exported(checkpoint: Path, output: Path, *words: str) -> str:
+    argv = ["--checkpoint", str(checkpoint), "--output", str(output), "--to", "vllm", *words]
+    return export_checkpoint(parse_config(ExportConfig, argv=argv))
+
+
+def opened(folder: Path) -> Any:
+    """Load a folder as a user of transformers does, and refuse missing and unknown weights."""
+    model, report = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
+    assert {name: found for name, found in report.items() if found} == {}
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_forms_are_the_adapter_to_plain_transformers(family: str, write_base, picture, tmp_path: Path) -> None:
+    write_base(family, tmp_path / "base")
+    GenerationConfig(eos_token_id=2, do_sample=True, repetition_penalty=1.5).save_pretrained(tmp_path / "base")
+    loaded, model = tuned(tmp_path / "base", tmp_path / "adapter")
+    expected = logits(loaded, model, picture)
+
+    exported(tmp_path / "adapter", tmp_path / "merged", "--dtype", "float32")
+    split = exported(tmp_path / "adapter", tmp_path / "split", "--dtype", "float32", "--adapter", "true")
+
+    merged, plain = opened(tmp_path / "merged"), opened(tmp_path / "split/base")
+    assert merged.dtype == torch.float32
+    torch.testing.assert_close(logits(loaded, merged, picture), expected, rtol=1e-4, atol=1e-4)
+    without = logits(loaded, plain, picture)
+    torch.testing.assert_close(
+        logits(loaded, PeftModel.from_pretrained(plain, tmp_path / "split/adapter"), picture),
+        expected,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert not torch.allclose(without, expected, atol=1e-2)
+    assert all(".lora_" in name for name in load_file(tmp_path / "split/adapter/adapter_model.safetensors"))
+    config = read_json(tmp_path / "split/adapter/adapter_config.json", "config")
+    assert (config["trainable_token_indices"], config["modules_to_save"]) == (None, None)
+    assert f"--lora-modules split={tmp_path}/split/adapter" in split
+    ours = load(str(tmp_path / "merged"), scheme="mr2ag")
+    assert ours.is_tuned
+    assert torch.equal(logits(ours, ours.model, picture), logits(loaded, merged, picture))
+    for folder in ("merged", "split/base"):
+        assert read_json(tmp_path / folder / "generation_config.json", "config").keys() <= {
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "transformers_version",
+        }
+        processor = read_json(tmp_path / folder / "processor_config.json", "config")
+        assert processor["processor_class"] in {"LlavaProcessor", "LlavaNextProcessor"} or processor["video_processor"]
+
+
+def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, picture, tmp_path: Path) -> None:
+    write_base("llava", tmp_path / "base")
+    loaded = load(str(tmp_path / "base"), scheme="mr2ag", dtype="bfloat16")
+    save_checkpoint(tmp_path / "full", loaded.model, loaded.processor, MR2AG, {})
+    weights = str(read_info(tmp_path / "full")[SAVED])
+    Calibration({"retrieve": GateScaling(0.5, 0.5)}, weights).save(tmp_path / "full", MR2AG)
+
+    line = exported(tmp_path / "full", tmp_path / "out")
+    assert "--dtype" not in line
+    assert "nothing to do" in exported(tmp_path / "full", tmp_path / "out")
+    with pytest.raises(UserError, match="holds something else; choose a new folder"):
+        exported(tmp_path / "full", tmp_path / "out", "--dtype", "float32")
+
+    again = opened(tmp_path / "out")
+    assert again.dtype == torch.bfloat16
+    assert torch.equal(logits(loaded, again, picture), logits(loaded, loaded.model, picture))
+    info = read_info(tmp_path / "out")
+    assert load_calibration(tmp_path / "out", str(info[SAVED])).gates == {"retrieve": GateScaling(0.5, 0.5)}
+    readme = (tmp_path / "out/README.md").read_text()
+    request = json.loads(readme.partition("```json\n")[2].partition("```")[0])
+    assert request["logprob_token_ids"] == list(loaded.renderer.token_ids.values())
+    sglang = parse_config(
+        ExportConfig,
+        argv=["--checkpoint", str(tmp_path / "full"), "--output", str(tmp_path / "sglang"), "--to", "sglang"],
+    )
+    assert f"sglang.launch_server --model-path {tmp_path}/sglang" in export_checkpoint(sglang)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--to", "trl"], "`to` is one of vllm, sglang for a checkpoint; found `trl`"),
+        (["--to", "vllm", "--split", "val"], "`split` describe data, and `checkpoint` is given"),
+        (["--to", "vllm", "--adapter", "true"], "holds no adapter, but a full checkpoint"),
+        (["--to", "vllm", "--checkpoint", "elsewhere"], "has no scheme.json"),
+        (["--to", "vllm", "--checkpoint", ""], "`checkpoint` is needed"),
+        (["--to", "vllm", "--checkpoint", "", "--data", "."], "takes a checkpoint, not data"),
+    ],
+)
+def test_wrong_settings_are_reported_at_once(words: list[str], problem: str, tmp_path: Path) -> None:
+    MR2AG.save(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=problem):
+        parse_config(ExportConfig, argv=["--checkpoint", str(tmp_path), "--output", str(tmp_path / "out"), *words])
+
+
+def test_a_base_that_is_gone_and_an_export_that_differs_are_one_sentence(
+    write_base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_base("llava", tmp_path / "base")
+    tuned(tmp_path / "base", tmp_path / "adapter")
+    monkeypatch.setattr("reflectune.train.weights.exporting.save_file", lambda state, path, **_: None)
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is missing"):
+        exported(tmp_path / "adapter", tmp_path / "out", "--adapter", "true")
+    (tmp_path / "base").rename(tmp_path / "moved")
+    for form in ("true", "false"):
+        with pytest.raises(UserError, match="no model at"):
+            exported(tmp_path / "adapter", tmp_path / "out", "--adapter", form)
+    assert not (tmp_path / "out").exists()

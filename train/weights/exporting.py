@@ -1,0 +1,227 @@
+"""Write a checkpoint as vLLM and SGLang load it: merged, or a base model with the new rows, and LoRA without them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from peft import PeftModel
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import GenerationConfig, ProcessorMixin
+
+from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
+from reflectune.core.paths import is_occupied
+from reflectune.models.loading import (
+    ADAPTER_FILE,
+    SAVED,
+    load,
+    read_info,
+    save_checkpoint,
+    stored_dtype,
+    write_info,
+)
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import SCHEME_FILE, Scheme
+from reflectune.models.schemes.calibration import CALIBRATION_FILE, load_calibration
+from reflectune.models.schemes.decision import DECISION_FILE
+from reflectune.models.schemes.registry import load_scheme
+from reflectune.models.weights.adapters import ADAPTER_WEIGHTS, load_adapter, read_adapter
+from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
+from reflectune.models.weights.quantization import Quantization, dequantized
+from reflectune.models.weights.reading import check_reading
+from reflectune.train.settings.export import ExportConfig
+from reflectune.train.weights.checkpoints import refuse_full_disk
+from reflectune.train.weights.merging import plan_merge
+from reflectune.train.weights.parameters import adapters_of
+from reflectune.train.weights.serving import ADAPTER, BASE, Served, launch_line, readme
+
+RECORD: Final = "export.json"
+_TOLERANCE = 1e-3
+"""Largest difference of logits, relative to the largest logit, between a checkpoint and its export."""
+_WITH_VIDEO: Final = {
+    "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+}
+"""Classes of processors and video processors of Qwen's published models."""
+
+
+def export_checkpoint(config: ExportConfig) -> str:
+    """Write a checkpoint for a server, load it as the server's transformers does, and compare logits.
+
+    Returns:
+        Lines about the export, with the command that serves it.
+
+    Raises:
+        UserError: The base model or the adapter can't be loaded, the output holds something else, the disk is too
+            full, or the export's logits differ.
+    """
+    folder, output = config.folder, Path(config.output)
+    is_adapter = (folder / ADAPTER_FILE).is_file()
+    dtype = config.dtype if config.dtype != "auto" else _own_dtype(folder, is_adapter=is_adapter)
+    record = {"to": config.to, "adapter": config.adapter, "dtype": dtype, "weights": read_info(folder).get(SAVED)}
+    if is_occupied(output):
+        if not (output / RECORD).is_file() or read_json(output / RECORD, "the record of the export") != record:
+            raise UserError(f"`output`: {output} holds something else; choose a new folder")
+        return f"nothing to do: {output} holds this export; its README.md has the command that serves it"
+    form = "base model and adapter" if config.adapter else "one model"
+    if config.dry_run:
+        return f"{folder} would be exported for {config.to} as {form}, in {dtype}: {output}"
+    with writing(output) as partial:
+        partial.mkdir()
+        write = _write_split if config.adapter else _write_merged
+        renderer, model_type, rank = write(folder, partial, as_dtype(dtype))
+        served = Served(config.to, output.resolve().name, model_type in _WITH_VIDEO, dtype, rank)
+        write_atomically(partial / "README.md", readme(served, renderer))
+        write_json(partial / RECORD, record)
+    return f"{folder} exported as {form}, in {dtype}; loaded again, its logits are equal\n{launch_line(served, output)}"
+
+
+def _own_dtype(folder: Path, *, is_adapter: bool) -> str:
+    if is_adapter:
+        return plan_merge(folder).dtype
+    return str(stored_dtype(str(folder)) or "float32").removeprefix("torch.")
+
+
+def _write_merged(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Renderer, str, int]:
+    """Write one model, with the checkpoint's scheme and calibration, and check it."""
+    is_adapter = (folder / ADAPTER_FILE).is_file()
+    loaded = load(str(folder), dtype=torch.float32 if is_adapter else dtype)  # sums are rounded once
+    model: Any = _plain_generation(loaded.model)
+    _set_dtype(model, dtype)
+    settle(model, torch.device("cpu"))
+    _refuse_full_disk(output, model)
+    assert loaded.scheme is not None  # the config was checked
+    info = {key: value for key, value in read_info(folder).items() if key not in ("kind", "scheme")}
+    save_checkpoint(output, model, loaded.processor, loaded.scheme, info)
+    _complete_processor(output, model.config.model_type)
+    write_info(output, read_info(output))
+    _copy_calibration(folder, output, loaded.scheme)
+    if (folder / DECISION_FILE).is_file():
+        shutil.copyfile(folder / DECISION_FILE, output / DECISION_FILE)  # with its fitted temperatures
+    expected = _logits(model, loaded.renderer)
+    del model, loaded  # memory holds one model at a time
+    again = load(str(output), dtype=dtype)
+    _compare(folder, _logits(again.model, again.renderer), expected)
+    return again.renderer, again.model.config.model_type, 0
+
+
+def _write_split(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Renderer, str, int]:
+    """Write a base model with the new tokens' rows, and LoRA without them, and check both together."""
+    adapted, processor = _load_adapted(folder, dtype)
+    renderer = Renderer(load_scheme(folder), processor)
+    expected = _logits(adapted, renderer)
+    rank = _write_lora(folder, output / ADAPTER)
+    with torch.no_grad():
+        for layer in adapters_of(adapted):
+            for factor in layer.lora_B.values():
+                factor.weight.zero_()  # merging then adds the rows, whole modules, and nothing else
+    base: Any = _plain_generation(adapted.merge_and_unload())
+    _set_dtype(base, dtype)
+    _refuse_full_disk(output, base)
+    base.save_pretrained(output / BASE)
+    processor.save_pretrained(output / BASE)
+    _complete_processor(output / BASE, base.config.model_type)
+    for name in (SCHEME_FILE, CALIBRATION_FILE):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, output / name)
+    del adapted, base
+    network, read = load_pretrained(str(output / BASE), dtype, None, torch.device("cpu"))
+    _compare(folder, _logits(load_adapter(network, output / ADAPTER), Renderer(renderer.scheme, read)), expected)
+    return renderer, network.config.model_type, rank
+
+
+def _write_lora(folder: Path, output: Path) -> int:
+    """Write an adapter's low-rank matrices alone, and return the rank; vLLM refuses rows and whole modules."""
+    state = {name: tensor for name, tensor in read_adapter(folder).items() if ".lora_" in name}
+    config = read_json(folder / ADAPTER_FILE, "the adapter's config")
+    # named one by one: the vision tower has modules of the same last names, and SGLang takes no regular expression
+    targets = sorted({name.removeprefix("base_model.model.").partition(".lora_")[0] for name in state})
+    without = {"trainable_token_indices": None, "modules_to_save": None, "base_model_name_or_path": None}
+    output.mkdir()
+    write_json(output / ADAPTER_FILE, {**config, **without, "target_modules": targets})
+    save_file(state, output / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    return int(config["r"])
+
+
+def _load_adapted(folder: Path, dtype: torch.dtype) -> tuple[PeftModel, ProcessorMixin]:
+    """Load an adapter onto its base model with the scheme's tokens, and don't merge it."""
+    info, scheme = read_info(folder), load_scheme(folder)
+    four_bits = Quantization(**info["quantization"]) if info.get("quantization") else None
+    base = load(
+        str(info["base_model"]), scheme=scheme.name, seed=int(info["seed"]), dtype=dtype, quantization=four_bits
+    )
+    network = dequantized(base.model, dtype) if four_bits else base.model
+    processor = load_processor(folder, network.config.model_type)
+    check_reading(folder, processor, scheme)
+    return load_adapter(network, folder), processor
+
+
+def _set_dtype(model: Any, dtype: torch.dtype) -> None:
+    """Let a model's config, and those of its parts, say the dtype of the weights."""
+    for config in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+        config.dtype = dtype
+
+
+def _plain_generation(model: Any) -> Any:
+    """Leave the end tokens alone in `generation_config.json`: servers apply its penalties and temperatures."""
+    config = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(config, name) for name in names})
+    return model
+
+
+def _complete_processor(folder: Path, model_type: str) -> None:
+    """Name the published processor, and a video processor, in a folder of a Qwen that was saved without one.
+
+    Servers load the family's own class, and that one needs both. Here torchvision may be absent, which they need.
+    """
+    path = folder / "processor_config.json"
+    config = read_json(path, "the processor's config")
+    if model_type not in _WITH_VIDEO or "video_processor" in config:
+        return
+    name, video = _WITH_VIDEO[model_type]
+    images = {key: value for key, value in config["image_processor"].items() if key != "image_processor_type"}
+    write_json(path, {**config, "processor_class": name, "video_processor": {**images, "video_processor_type": video}})
+    tokenizer = read_json(folder / "tokenizer_config.json", "the tokenizer's config")
+    write_json(folder / "tokenizer_config.json", {**tokenizer, "processor_class": name})
+
+
+def _copy_calibration(folder: Path, output: Path, scheme: Scheme) -> None:
+    """Copy a calibration; its record of the weights is that of the exported ones, which answer alike."""
+    if (folder / CALIBRATION_FILE).is_file():
+        calibration = load_calibration(folder, str(read_info(folder).get(SAVED, "")))
+        replace(calibration, weights=str(read_info(output)[SAVED])).save(output, scheme)
+
+
+def _refuse_full_disk(folder: Path, model: nn.Module) -> None:
+    refuse_full_disk(folder, sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+
+
+@torch.no_grad()
+def _logits(model: Any, renderer: Renderer) -> Tensor:
+    """Compute a model's logits of a picture, a question and the scheme's tokens, without our engine."""
+    rendered = renderer.prefix("What is shown here?", Image.radial_gradient("L").convert("RGB"))
+    ids = torch.tensor([[*rendered.ids, *renderer.token_ids.values()]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (ids == renderer.image_token_id).int()
+    logits: Tensor = model.eval()(**inputs).logits.float()  # (1, tokens, vocabulary)
+    return logits
+
+
+def _compare(folder: Path, found: Tensor, expected: Tensor) -> None:
+    """Raise a `UserError` if the export's logits are not the checkpoint's."""
+    difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
+    if not difference <= _TOLERANCE * largest:
+        raise UserError(
+            f"the export of {folder} answers otherwise: its logits differ by up to {difference:.3g} of {largest:.3g}; "
+            "please report it with the versions of transformers and peft, and use the checkpoint itself"
+        )

@@ -1,0 +1,103 @@
+"""The command that serves an exported checkpoint, and the README that says it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.models.rendering.renderer import Renderer
+
+_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `--max-lora-rank`."""
+BASE, ADAPTER = "base", "adapter"
+"""Folders of an export that keeps the adapter."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Properties of an export that its command depends on.
+
+    Attributes:
+        to: Server, `vllm` or `sglang`.
+        name: Name of the model in requests.
+        takes_video: True if the family reads videos too.
+        dtype: Precision of the weights.
+        rank: Rank of the adapter; 0 if it is merged.
+    """
+
+    to: str
+    name: str
+    takes_video: bool
+    dtype: str
+    rank: int = 0
+
+
+def launch_line(served: Served, folder: str | Path = ".") -> str:
+    """Return the command that serves an export.
+
+    Args:
+        folder: The export, as seen from where the command runs.
+    """
+    folder = Path(folder)
+    model, name = (folder / BASE, f"{served.name}-base") if served.rank else (folder, served.name)
+    adapter = f"{served.name}={folder / ADAPTER}"
+    # Both servers compute float32 weights in half precision unless they are asked not to.
+    dtype = ["--dtype", "float32"] if served.dtype == "float32" else []
+    if served.to == "sglang":
+        line = ["python", "-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", name, *dtype]
+        return shlex.join([*line, *(["--enable-lora", "--lora-paths", adapter] if served.rank else [])])
+    limit = {"image": 1, "video": 0} if served.takes_video else {"image": 1}
+    line = ["vllm", "serve", str(model), "--served-model-name", name, "--max-logprobs", "128", *dtype]
+    # Pillow scales pictures, as in training: torchvision's pixels differ by up to 1 %. Video processors of transformers
+    # (5.23) refuse that backend; `use_fast` can go when they don't.
+    pillow: dict[str, Any] = {"use_fast": False} if served.takes_video else {"backend": "pil"}
+    line += ["--limit-mm-per-prompt", json.dumps(limit), "--mm-processor-kwargs", json.dumps(pillow)]
+    rank = next((value for value in _RANKS if value >= served.rank), served.rank)
+    return shlex.join(
+        [*line, *(["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", adapter] if served.rank else [])]
+    )
+
+
+def readme(served: Served, renderer: Renderer) -> str:
+    """Return the text of an export's README.md: the command, the tokens' ids, and a request for a gate.
+
+    Args:
+        renderer: Of the exported checkpoint.
+    """
+    ids = dict(zip(renderer.reflection_tokens, renderer.token_ids.values(), strict=True))
+    request: dict[str, Any] = {
+        "model": served.name,
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}},
+                    {"type": "text", "text": "What does it eat?"},
+                ],
+            }
+        ],
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": True,
+        **({"logprob_token_ids": list(ids.values())} if served.to == "vllm" else {"top_logprobs": 20}),
+        "skip_special_tokens": False,
+    }
+    gate = [
+        "A gate is the probability of one of its tokens, divided by that of both. Ask for them as first token of the",
+        "reply, by `POST /v1/chat/completions`:",
+        "",
+        "```json",
+        json.dumps(request, indent=2, ensure_ascii=False),
+        "```",
+        "",
+        "| token | id |",
+        "|---|---|",
+        *(f"| `{token}` | {number} |" for token, number in ids.items()),
+        "",
+    ]
+    base = [f"`{served.name}-base` is the base model without the adapter.", ""] if served.rank else []
+    lines = [f"# {served.name}", "", "In this folder:", "", "```bash", launch_line(served), "```", ""]
+    return "\n".join([*lines, *base, *(gate if ids else [])])
