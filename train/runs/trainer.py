@@ -21,6 +21,7 @@ from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run, checkpoint_bytes
 from reflectune.train.runs.failures import FailingBatch, naming, plain_worker_errors
 from reflectune.train.runs.logs import LogFile
+from reflectune.train.runs.utilization import needed_operations, product_rate
 from reflectune.train.runs.validation import GateReader, WeightedLoss, gate_metrics
 from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.weights.checkpoints import BEST, is_patience_exhausted, put_in_place, refuse_full_disk
@@ -68,6 +69,9 @@ class ReflectionTrainer(CheckpointedTrainer):
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
         self._brier, self._packs = brier, packs
+        model: Any = run.model
+        self._operations = needed_operations(model.get_decoder().layers)
+        self._rate: float | None = None
         self._tokens, self._tokens_since, self._left_out = 0, time.monotonic(), 0
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -197,18 +201,28 @@ class ReflectionTrainer(CheckpointedTrainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with tokens/s and branches left out of all processes since the last row, and the peak memory."""
+        """Log with tokens/s and branches left out of all processes since the last row, MFU, and the peak memory."""
         if "loss" in logs:
             now = time.monotonic()
             counts = torch.tensor([self._tokens, self._left_out], device=self.args.device)
             tokens, left_out = self.accelerator.reduce(counts, "sum").tolist()
             logs["tokens_per_second"] = round(tokens / max(now - self._tokens_since, 1e-9))
+            if rate := self._operations_per_second():
+                per_device = logs["tokens_per_second"] / self.args.world_size
+                logs["mfu"] = round(per_device * self._operations / rate, 3)
             self._tokens, self._tokens_since, self._left_out = 0, now, 0
             if left_out:
                 logs["branches_left_out"] = left_out
         if "loss" in logs and self.args.device.type != "cpu":
             logs["peak_memory_gib"] = round(torch.accelerator.max_memory_allocated(self.args.device) / 2**30, 2)
         super().log(logs, start_time)
+
+    def _operations_per_second(self) -> float:
+        """Return the rate of a large product on this device, measured once; 0 on a CPU."""
+        if self._rate is None:
+            dtype = torch.bfloat16 if self.args.bf16 else torch.float32
+            self._rate = product_rate(self.args.device, dtype) if self.args.device.type == "cuda" else 0.0
+        return self._rate
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         return self._order
