@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,8 +38,9 @@ hypothesis.settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
-_DATASETS = tempfile.TemporaryDirectory(prefix="datasets-")
-os.environ["HF_DATASETS_CACHE"] = _DATASETS.name  # read when `datasets` is imported, by launched commands too
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share it
+    _DATASETS = tempfile.TemporaryDirectory(prefix="datasets-")
+    os.environ["HF_DATASETS_CACHE"] = _DATASETS.name  # read when `datasets` is imported, by launched commands too
 TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 
 LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")
@@ -48,6 +49,22 @@ LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")
 Fault = dict[str, Any]
 """A fault: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half a reply),
 `{"seconds": 2}` (late), `{"location": "http://…"}` (of a redirect); {} for none."""
+
+
+_AT_END = ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork pytest-xdist's workers from the process that programs are forked from: the libraries are imported once."""
+    workers = getattr(config.option, "tx", [])
+    if workers and "PYTEST_XDIST_WORKER" not in os.environ:
+        place = _AT_END.enter_context(_fork_server())
+        os.environ["FORK_SERVER"] = str(place)
+        config.option.tx = [f"{worker}//python={place.with_name('python')}" for worker in workers]
+
+
+def pytest_unconfigure() -> None:
+    _AT_END.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -264,9 +281,9 @@ def differentiable_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", attend)
 
 
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[Path]:
-    """Return the socket of the process that programs are forked from. `python` in its folder requests such a fork."""
+@contextmanager
+def _fork_server() -> Iterator[Path]:
+    """Start the process that programs are forked from, and return its socket's path."""
     tests = Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:  # a short path is needed
         place, python = Path(folder, "socket"), Path(folder, "python")
@@ -284,6 +301,16 @@ def fork_server() -> Iterator[Path]:
             listener.close()  # a connection to a server that failed is refused, and doesn't wait for it
             yield place
             server.kill()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[Path]:
+    """Return the socket of the process that programs are forked from. `python` in its folder requests such a fork."""
+    if shared := os.environ.get("FORK_SERVER"):
+        yield Path(shared)
+        return
+    with _fork_server() as own:
+        yield own
 
 
 @pytest.fixture

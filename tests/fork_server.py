@@ -3,10 +3,10 @@
     python tests/fork_server.py DESCRIPTOR
 
 Listens on the Unix socket of that descriptor until its own input ends. A client sends one line of JSON with the
-descriptors of the program's input, output and errors: `argv` as after `python` (`-m module …`, or a script's path) or
-as after `accelerate` (`launch …`), `cwd`, `env`, and `executable`, the program's `sys.executable`. It is answered
-by two lines: the program's process id, and its exit status once it has ended. A launch is accelerate's and torchrun's
-own, but that its processes are forks too.
+descriptors of the program's input, output and errors: `argv` as after `python` (`-m module …`, `-c program`, or a
+script's path) or as after `accelerate` (`launch …`), `cwd`, `env`, and `executable`, which is `sys.executable` of all
+but `-c program`: pytest-xdist's workers. It is answered by two lines: the program's process id, and its exit status
+once it has ended. A launch is accelerate's and torchrun's own, but that its processes are forks too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -93,15 +94,18 @@ def run(asked: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    sys.executable = asked["executable"]
     warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
     kind, *rest = asked["argv"]
+    if kind != "-c":
+        sys.executable = asked["executable"]
     code = 0
     try:
         if kind == "launch":
             start(rest)
         elif kind == "-m":
             run_module(*rest)
+        elif kind == "-c":
+            run_text(*rest)
         else:
             run_path(kind, *rest)
     except SystemExit as end:
@@ -138,6 +142,13 @@ def run_path(script: str, *arguments: str) -> None:
     """Run `python script …`."""
     sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")
+
+
+def run_text(text: str) -> None:
+    """Run `python -c …`."""
+    sys.argv, sys.path[0] = ["-c"], ""
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    exec(text, vars(main))
 
 
 def start(arguments: Sequence[str]) -> None:

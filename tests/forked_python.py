@@ -1,6 +1,8 @@
-"""Stands for `python`: the project's programs become forks of `fork_server.py`, all else is run by Python itself.
+"""Stands for `python`: the project's programs and pytest-xdist's workers become forks of `fork_server.py`.
 
-python -IS tests/forked_python.py SOCKET ( -m module … | script … )
+    python -IS tests/forked_python.py SOCKET ( -m module … | script … | -u -c program )
+
+All else is run by Python itself.
 """
 
 import json
@@ -17,6 +19,8 @@ def main() -> None:
         program = argv
     elif argv[0] == "-m" and argv[1].startswith(OURS):
         program = ["launch", *argv[2:]] if argv[1] == OURS[1] else argv
+    elif argv[:2] == ["-u", "-c"]:
+        program = argv[1:]
     else:
         os.execv(sys.executable, [sys.executable, *argv])
     asked = {"argv": program, "cwd": os.getcwd(), "env": dict(os.environ), "executable": executable}
