@@ -7,13 +7,14 @@ prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
     wanted=$(cat pyproject.toml constraints.txt | cksum)
     if [ ! -x .venv/bin/python ]; then "$PYTHON" -m venv .venv; fi
     if ! grep -qsxF "$wanted" "$stamp" ".venv/.installed[dev]"; then # [dev] has all extras
-        .venv/bin/python -m pip install --quiet --upgrade pip
-        # torch first and exactly: a looser request can bring gigabytes of CUDA packages
-        .venv/bin/python -m pip install --quiet --no-compile "$(grep '^torch==' constraints.txt)"
-        .venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".$1"
-        # pip would compile the modules in one process; some packages hold files for other versions of Python. Most of
-        # the models of transformers, and all packages' tests, are never imported
-        .venv/bin/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' .venv/lib || true
+        add() { .venv/bin/python -m pip install --quiet --no-compile "$@"; } # what is imported is compiled then
+        add --upgrade pip
+        # torch exactly: a looser request can bring gigabytes of CUDA packages. [dev] needs what constraints.txt lists,
+        # which a second process unpacks meanwhile
+        add --no-deps "$(grep '^torch==' constraints.txt)" &
+        if [ "$1" = "[dev]" ]; then grep -v '^torch==' constraints.txt | add --no-deps --requirement /dev/stdin; fi
+        wait $!
+        add --constraint constraints.txt --editable ".$1"
         echo "$wanted" | tee "$stamp" > .venv/.installed # no extras: any installation has that
     fi
 }

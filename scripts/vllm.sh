@@ -5,6 +5,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 own=$PWD/.venv-vllm
+exec 9> "$own.lock"
+flock 9 # who comes while it is installed waits
 wanted=$(cksum < scripts/vllm.sh)
 if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     "${PYTHON:-python3}" -m venv "$own"
@@ -45,5 +47,6 @@ PYTHON
     echo "import torchvision_operators" > "$packages/torchvision_operators.pth"
     echo "$wanted" > "$own/.installed"
 fi
+exec 9>&-
 export PATH="$own/bin:$PATH"
 exec "$@"

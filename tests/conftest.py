@@ -33,7 +33,8 @@ from reflectune.core.types import Entry, Section
 if TYPE_CHECKING:
     from reflectune.formats.knowledge_base import KnowledgeBase
 
-hypothesis.settings.register_profile("busy", deadline=None)  # an example may wait for a core
+# An example may wait for a core. Each run draws others
+hypothesis.settings.register_profile("busy", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +44,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share it
     os.environ["HF_DATASETS_CACHE"] = _DATASETS.name  # read when `datasets` is imported, by launched commands too
 TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 
-LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")
-"""Files whose tests take a minute or more, or wait for each other's builds: they run first."""
+FIRST = (
+    "train/test_sharding.py",
+    "examples/pocket/test_run.py",
+    "benchmarks/test_gpu.py",
+    "inference/lmms_eval/test_runner.py",
+)
+"""Files whose tests take long, or wait for each other's builds or an installation, in the order of their start."""
 
 Fault = dict[str, Any]
 """A fault: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half a reply),
@@ -69,7 +75,9 @@ def pytest_unconfigure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long tests first: one that begins among the last would leave the other cores idle."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    tests = Path(__file__).parent
+    order = {tests / name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def pytest_collection_finish() -> None:
@@ -114,6 +122,11 @@ class StubServer:
     def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
+
+    def settle(self) -> None:
+        """Wait until no request is under way."""
+        while self._at_a_time:
+            time.sleep(0.01)
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))

@@ -10,15 +10,17 @@ import os
 import socket
 import sys
 
-OURS = ("reflectune.", "accelerate.commands.launch")
+LAUNCHER = "accelerate.commands.launch"
 
 
 def main() -> None:
     place, executable, *argv = sys.argv[1:]
     if argv[0].endswith(".py"):
         program = argv
-    elif argv[0] == "-m" and argv[1].startswith(OURS):
-        program = ["launch", *argv[2:]] if argv[1] == OURS[1] else argv
+    elif argv[:2] == ["-m", LAUNCHER]:
+        program = ["launch", *argv[2:]]
+    elif argv[0] == "-m" and argv[1].partition(".")[0] == "reflectune":
+        program = argv
     elif argv[:2] == ["-u", "-c"]:
         program = argv[1:]
     else:

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,12 @@ def test_a_command_is_listed_with_its_first_line(module: str) -> None:
     assert inspect.cleandoc(str(found.__doc__)).splitlines()[0] == MODULES[module]
 
 
-def test_the_help_lists_the_commands_in_half_a_second() -> None:
-    start = time.monotonic()
+def test_the_help_lists_the_commands_without_a_slow_import() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "reflectune", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(MODULES) == 19
     assert all(f"  {module.partition('.')[2]} " in ended.stdout for module in MODULES)
     assert not {"pydantic", "numpy", "torch"} & {line.split("|")[-1].strip() for line in ended.stderr.splitlines()}
-    assert time.monotonic() - start < 5  # half a second on an idle machine
 
 
 @pytest.mark.parametrize("words", [["--help"], ["sft", "--help"]])

@@ -8,6 +8,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/environment.sh"
 prepare "[train]" # lmms-eval imports datasets
 own=.venv-lmms
+exec 9> "$own.lock"
+flock 9 # who comes while it is installed waits
 wanted=$(cat pyproject.toml constraints.txt examples/lmms_eval/requirements.txt | cksum)
 if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     .venv/bin/python -m venv "$own"
@@ -17,5 +19,6 @@ if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     "$own/bin/python" -m pip install --quiet --no-deps --editable . # registers the adapter's entry point
     echo "$wanted" > "$own/.installed"
 fi
+exec 9>&-
 export PATH="$PWD/$own/bin:$PATH"
 exec "$@"

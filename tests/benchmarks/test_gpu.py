@@ -1,9 +1,11 @@
 """`benchmarks/gpu.py` on a CPU at a tiny size: its sections, its limits, and the record that it writes."""
 
+import functools
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,15 +13,20 @@ GATES = ("engine", "repeated cache", "batched rows", "one row at a time")
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
 
 
-def run(folder: Path, *options: str) -> dict:
+@pytest.fixture
+def run(forked_python: str) -> Callable[..., dict[str, Any]]:
+    return functools.partial(run_script, forked_python)
+
+
+def run_script(python: str, folder: Path, *options: str) -> dict[str, Any]:
     """Run the script on a CPU, and return the record that it wrote."""
-    command = [sys.executable, str(SCRIPT), "--results", str(folder), "--device", "cpu", "--dtype", "float32"]
+    command = [python, str(SCRIPT), "--results", str(folder), "--device", "cpu", "--dtype", "float32"]
     subprocess.run([*command, *options], check=True, capture_output=True, text=True, timeout=600)
     return json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
-def test_both_sides_of_a_comparison_compute_the_same(tmp_path: Path) -> None:
+def test_both_sides_of_a_comparison_compute_the_same(run, tmp_path: Path) -> None:
     exact = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", "exact", "--packed")["figures"]["exact"]
     for found in (exact[family] for family in ("llava", "qwen2_vl")):
         assert found["largest difference of a gate"] < 1e-4 * found["largest gate"]
@@ -37,7 +44,7 @@ def test_both_sides_of_a_comparison_compute_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_section_that_fails_is_recorded_with_its_error(tmp_path: Path) -> None:
+def test_a_section_that_fails_is_recorded_with_its_error(run, tmp_path: Path) -> None:
     record = run(tmp_path, "--size", "tiny", "--sections", "training", "--limit", "0.1")
 
     assert record["figures"]["training"]["errors"] == {"training": "cut off after 0.1 s"}

@@ -49,9 +49,9 @@ def test_each_stage_is_a_command_with_a_recipe_of_the_package(commands: dict[str
 
 
 @pytest.mark.slow
-def test_each_key_of_a_stage_is_a_key_of_its_command(commands: dict[str, list[str]]) -> None:
+def test_each_key_of_a_stage_is_a_key_of_its_command(commands: dict[str, list[str]], forked_python: str) -> None:
     for program in sorted({program_of(words) for words in commands.values()}):
-        command = [sys.executable, "-m", *program, "--help"]
+        command = [forked_python, "-m", *program, "--help"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         given = set().union(*(keys_of(words) for words in commands.values() if program_of(words) == program))
         assert {key for key in given if f"--{key}" not in shown} <= {"config"}, program

@@ -1,4 +1,3 @@
-import time
 from pathlib import Path
 
 import pytest
@@ -58,15 +57,13 @@ def test_what_a_config_may_say(tmp_path: Path, content: bytes, value: object) ->
         (b"#" * (LARGEST_FILE + 1), "is larger than 1 MiB"),
     ],
 )
-def test_what_no_config_says_is_one_line_at_once(tmp_path: Path, content: bytes, message: str) -> None:
-    start = time.monotonic()
+def test_what_no_config_says_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path, content)
     assert message in str(caught.value)
     assert str(tmp_path / "settings.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert time.monotonic() - start < 10
 
 
 def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
     }
 
 
+@pytest.mark.parametrize("family", ["llava"], indirect=True)  # no model reads the list
 @pytest.mark.parametrize("name", RETRIEVING)
 def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(name: str, world, models, checkpoints) -> None:
     recipe = find_recipe(name)

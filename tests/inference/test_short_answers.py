@@ -208,6 +208,7 @@ def test_no_pipeline_that_answers_is_forgotten_here() -> None:
     assert {route.pipeline for route in ROUTES.values()} == set(all_recipes()) - others
 
 
+@pytest.mark.parametrize("family", ["llava"], indirect=True)  # each family's prompts: test_rendering.py
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_every_pipeline_asks_for_what_the_question_wants(route: Route, chatty, parts, world) -> None:
     chatty.yes = route.yes

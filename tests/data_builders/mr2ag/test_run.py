@@ -324,7 +324,7 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
         time.sleep(0.01)
     program.kill()
     assert program.poll() == -9, program.stderr
-    time.sleep(0.3)
+    server.settle()
     before = dict(server.delivered)
     program = start(killed)
     assert program.wait() == 0, program.stderr

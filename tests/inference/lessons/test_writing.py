@@ -26,6 +26,9 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
 
+ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
+"""Of tests where the model doesn't matter."""
+
 PROMPTS = {
     "caption": (mi_rag.DESCRIBE, ()),
     "queries": (mi_rag.FOLLOW_UP, ("It is made of oak.", " <image> [Relevant] </s> ")),
@@ -114,6 +117,7 @@ def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys
     assert list(examples) == lessons
 
 
+@ONE_FAMILY
 def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(config, tmp_path, capsys) -> None:
     write_lessons(config(output=str(tmp_path / "one"), batch_questions=1))
     write_lessons(config(output=str(tmp_path / "three"), batch_questions=3))
@@ -126,12 +130,14 @@ def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(config, tm
     assert read_manifest(tmp_path / "one").scheme == "plain"
 
 
+@ONE_FAMILY
 def test_lessons_depend_on_top_n_only_where_it_is_read(config: Callable[..., LessonsConfig]) -> None:
     for pipelines, reads_top_n in ((["mi_rag", "pmsr"], False), (["reag"], True)):
         seven, eight = (config(pipelines=pipelines, top_n=top_n).decisive_settings() for top_n in (7, 8))
         assert (seven != eight) is reads_top_n
 
 
+@ONE_FAMILY
 def test_lessons_go_on_where_they_were_cut_off(config, tmp_path, monkeypatch) -> None:
     settings = config(output=str(tmp_path / "cut"), batch_questions=1)
     made: list[str] = []
@@ -154,12 +160,14 @@ def test_lessons_go_on_where_they_were_cut_off(config, tmp_path, monkeypatch) ->
     assert cut == whole
 
 
+@ONE_FAMILY
 def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsConfig]) -> None:
     write_questions(Path(config().dataset), "bare", [Question("b", "oak.png", "Who?", ("Ben",), split="bare")])
     with pytest.raises(UserError, match="no question of bare has an answer and its evidence"):
         write_lessons(config(split="bare"))
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -178,6 +186,7 @@ def test_a_config_that_makes_no_sense_is_refused(config, changes: dict[str, Any]
     assert config().problems() == []
 
 
+@ONE_FAMILY
 def test_the_command_shows_one_questions_lessons_and_writes_nothing(config, monkeypatch, capsys) -> None:
     settings = config()
     words = ["dataset", "index", "encoder", "base_model", "output", "iterations", "device"]
@@ -188,6 +197,7 @@ def test_the_command_shows_one_questions_lessons_and_writes_nothing(config, monk
     assert not Path(settings.output).exists()
 
 
+@ONE_FAMILY
 def test_lessons_whose_titles_nothing_can_stand_for_are_kept_once(config, tmp_path) -> None:
     write_lessons(config(renamed=3, output=str(tmp_path / "renamed")))
     write_lessons(config())

@@ -26,9 +26,10 @@ from reflectune.metrics.scoring.registry import metric_of_one
 
 ROOT = Path(__file__).parents[3]
 TASK = ROOT / "examples/lmms_eval/task"
-OWN = ROOT / ".venv-lmms/bin/python"
 CONFIGS = sorted((ROOT / "configs/examples/lmms_eval").glob("*.yaml"))
 DOCUMENTS = 6
+ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
+"""Each family's answers: test_answering.py."""
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +37,12 @@ def python() -> str:
     """An interpreter that has lmms-eval."""
     if importlib.util.find_spec("lmms_eval"):
         return sys.executable
-    path = os.environ.get("LMMS_EVAL_PYTHON") or str(OWN)
-    if not Path(path).is_file():
+    if path := os.environ.get("LMMS_EVAL_PYTHON"):
+        return path
+    if not (ROOT / ".venv-lmms.lock").exists():
         pytest.skip("lmms-eval has an environment of its own, which `bash examples/lmms_eval/run.sh true` makes")
-    return path
+    subprocess.run(["bash", "examples/lmms_eval/run.sh", "true"], cwd=ROOT, check=True)  # waits while it is installed
+    return str(ROOT / ".venv-lmms/bin/python")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,7 @@ def runs(python, world, checkpoints, knowledge_tasks, tmp_path_factory) -> tuple
 
 
 @pytest.mark.slow
+@ONE_FAMILY
 def test_its_runner_scores_the_miniature_in_all_modes(runs) -> None:
     folder, printed = runs
     assert printed.count("|visual_miniature|") == len(MODES), printed
@@ -145,6 +149,7 @@ def test_its_runner_scores_the_miniature_in_all_modes(runs) -> None:
 
 
 @pytest.mark.slow
+@ONE_FAMILY
 @pytest.mark.parametrize("task", ["infoseek", "encyclopedic_vqa"])
 def test_knowledge_tasks_have_the_official_scores_of_the_logged_answers(runs, knowledge_tasks, task) -> None:
     (outcome,) = [run for run in read_runs(runs[0] / "knowledge") if run.task == task]

@@ -28,6 +28,8 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
 
+pytestmark = pytest.mark.parametrize("family", ["llava"], indirect=True)  # each family's memory: test_caching.py
+
 MR2AG = [
     Point("start", {"gamma": 0.0}),
     Point("one entry", {"gamma": 0.0, "top_n": 1}),

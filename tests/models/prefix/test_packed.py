@@ -157,6 +157,7 @@ def test_a_compiler_that_fails_is_named_and_done_without(
     assert engine.packed.compile_after is None
 
 
+@pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)  # with positions of three dimensions
 def test_compiled_layers_are_few_graphs_for_all_lengths(loaded, make, monkeypatch):
     graphs: list[int] = []
 

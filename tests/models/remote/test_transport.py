@@ -33,13 +33,11 @@ def test_a_retry_waits_as_long_as_the_server_asks(stub_server) -> None:
 
 
 def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
-    server = stub_server(str, lambda text, number: {"seconds": 30.0} if number == 0 else {})
-    start = time.monotonic()
+    server = stub_server(str, lambda text, number: {"seconds": 3600.0} if number == 0 else {})
 
-    Transport(Endpoint(server.url, "stub", timeout=2.0)).post(body("0"), unchanged)
+    Transport(Endpoint(server.url, "stub", timeout=5.0)).post(body("0"), unchanged)
 
     assert len(server.requests) == 2
-    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(
@@ -48,10 +46,9 @@ def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
 )
 def test_a_reply_is_bounded_in_time_and_size(stub_server, monkeypatch, fault: dict[str, Any], message: str) -> None:
     monkeypatch.setattr(transport, "LARGEST_REPLY", 4_000_000)
-    server, start = stub_server(str, lambda text, number: fault), time.monotonic()
+    server = stub_server(str, lambda text, number: fault)
     with pytest.raises(UserError, match=message):
         Transport(Endpoint(server.url, "stub", timeout=1.0, retries=0)).post(body("a" * 100), unchanged)
-    assert time.monotonic() - start < 20
 
 
 @pytest.fixture

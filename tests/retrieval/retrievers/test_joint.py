@@ -259,23 +259,6 @@ def test_two_knowledge_bases_and_two_queries_are_four_calls_at_the_same_time() -
     assert [names(each.merged) for each in found] == ["aabb", "ddeef"]
 
 
-def test_concurrent_search_takes_less_than_a_third_of_one_after_the_other() -> None:
-    """What waits for servers waits once: 4 calls at the same time of one call's length."""
-    searchers = [Fixed("x", 0.4), Fixed("y", 0.4)]
-    queries = [Query(text="abc"), Query(text="def")]
-    start = time.perf_counter()
-    expected = [[searcher.search([query], 3) for searcher in searchers] for query in queries]
-    in_turn = time.perf_counter() - start
-    joint = JointSearch(searchers, merge="concat", parallel={"x": 2, "y": 2})
-    taken = []
-    for _ in range(3):  # the machine may be busy once
-        start = time.perf_counter()
-        found = joint.search(queries, {"x": 3, "y": 3})
-        taken.append(time.perf_counter() - start)
-    assert [[[hits] for hits in each.hits.values()] for each in found] == expected
-    assert in_turn / min(taken) >= 3
-
-
 class Letters:
     """What `Texts` asks of a retriever."""
 

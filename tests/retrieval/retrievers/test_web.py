@@ -134,7 +134,7 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_what_may_pass_is_tried_again_and_what_was_found_is_kept(fault: Fault, serve: Any, tool: Any) -> None:
     server = serve(lambda query, number: fault if number == 0 else {})
-    with tool(server, timeout=1.0) as asking:
+    with tool(server, timeout=5.0) as asking:
         (pages,) = asking.pages(["oak"], 2)
     assert [page.title for page in pages] == ["oak 0", "oak 1"]
     assert len(server.asked) == 2
