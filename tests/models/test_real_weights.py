@@ -144,10 +144,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: reader(*known))
 
 
-@pytest.mark.parametrize("keep_images", [0, 1])
+@pytest.mark.parametrize(("way", "keep_images"), [(False, 0), (True, 1)], ids=["levels", "packed"], indirect=["way"])
 @pytest.mark.usefixtures("way")
 def test_gates_scores_and_answers_are_those_of_plain_calls(loaded: Loaded, exact: Asked, keep_images: int) -> None:
-    """With each question's prefix read whole, and with the picture of both read once.
+    """On levels with each question's prefix read whole, on packed rows with the picture of both read once.
 
     In float32; the largest difference measured is 2.3e-5 nats, and 2.1e-5 with all 30 layers.
     """
