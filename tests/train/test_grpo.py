@@ -182,8 +182,9 @@ def logged(folder: str | Path, name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
 
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
-@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("scheme", "method"), [("mr2ag", "full"), pytest.param("mmkb_rag", "lora", marks=pytest.mark.slow)]
+)
 def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(config, scheme: str, method: str) -> None:
     """Rewards as measured: the random model is wrong either way, so that retrieving only costs."""
     settings = config(scheme=scheme, method=method, retrieval_cost=0.5, max_steps=12)
@@ -195,15 +196,15 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(config
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
 @pytest.mark.parametrize(
-    ("changes", "start"),
+    ("scheme", "changes", "start"),
     [
-        ({"family": "qwen2_vl"}, 1e-7),
-        ({"method": "qlora", "size": "base"}, 1e-6),
-        ({"dtype": "bfloat16"}, 1e-3),  # rounding: the engine's batches are not the trainer's
+        ("mr2ag", {"family": "qwen2_vl"}, 1e-7),
+        ("mmkb_rag", {"family": "qwen2_vl"}, 1e-7),
+        ("mr2ag", {"method": "qlora", "size": "base"}, 1e-6),
+        ("mmkb_rag", {"dtype": "bfloat16"}, 1e-3),  # rounding: the engine's batches are not the trainer's
     ],
-    ids=["qwen2_vl", "qlora", "bfloat16"],
+    ids=["mr2ag-qwen2_vl", "mmkb_rag-qwen2_vl", "qlora", "bfloat16"],
 )
 def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_measured(
     config, tuned, scheme: str, changes: dict[str, Any], start: float
@@ -219,8 +220,10 @@ def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_
     assert logged(settings.output_dir, "retrieving")[-1] < 0.5 * logged(settings.output_dir, "retrieving")[0]
 
 
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
-@pytest.mark.parametrize("policy_loss", [pytest.param("expected", marks=pytest.mark.slow), "grpo", "regression"])
+@pytest.mark.parametrize(
+    ("scheme", "policy_loss"),
+    [pytest.param("mmkb_rag", "expected", marks=pytest.mark.slow), ("mr2ag", "grpo"), ("mmkb_rag", "regression")],
+)
 def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(config, scheme: str, policy_loss: str) -> None:
     settings = config(scheme=scheme, policy_loss=policy_loss, retrieval_cost=0.0, max_steps=12)
     refined(settings, worth(direct=0.0, retrieved=1.0))

@@ -46,9 +46,9 @@ def straight(config, straight_runs, tmp_path_factory) -> Callable[..., SftConfig
     return finished
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(  # before any checkpoint, in the first epoch, after it
-    "step", [pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
+@pytest.mark.parametrize(
+    ("step", "method"),  # before any checkpoint, in the first epoch, after it
+    [(5, "full"), (5, "lora"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "full"), (7, "lora")))],
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     config, straight, method: str, step: int, assert_equal_weights, losses, interrupted
@@ -109,8 +109,9 @@ def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(straight
     assert all(torch.equal(weight, expected[name]) for name, weight in ours.model.state_dict().items())
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize(
+    ("family", "method"), [("llava", "full"), ("qwen2_vl", "full"), ("qwen2_vl", "lora"), ("llava", "qlora")]
+)
 def test_a_scheme_without_tokens_is_trained_and_loaded(
     config, plain_folder, tmp_path, family: Family, method: str
 ) -> None:
@@ -137,9 +138,15 @@ def data_of(data_folder, prompted_folder) -> Callable[[str], dict[str, str]]:
     return lambda scheme: {"scheme": scheme, "train_data": str(folders[scheme])}
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
-@pytest.mark.parametrize(("method", "rate"), [("full", 1e-2), ("lora", 3e-2)])
+@pytest.mark.parametrize(
+    ("family", "scheme", "method", "rate"),
+    [
+        ("llava", "mr2ag", "full", 1e-2),
+        ("llava", "mmkb_rag", "lora", 3e-2),
+        ("qwen2_vl", "mr2ag", "lora", 3e-2),
+        ("qwen2_vl", "mmkb_rag", "full", 1e-2),
+    ],
+)
 def test_a_model_learns_its_examples(
     config, data_of, family: Family, scheme: str, method: str, rate: float, losses
 ) -> None:
