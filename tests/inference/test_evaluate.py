@@ -38,6 +38,9 @@ SPLITS = ("val_unseen_question", "val_unseen_entity")
 MMKB: dict[str, Any] = {"gamma": 0.0, "k": 3, "mct": "rerank", "max_reply_tokens": 6}
 """Everything is looked up, and three of six documents are kept, so that every step is taken."""
 
+ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
+"""Of tests where the model doesn't matter."""
+
 
 @pytest.fixture
 def config(world, encoder, checkpoints, tmp_path, make) -> Callable[..., EvaluateConfig]:
@@ -65,6 +68,7 @@ def rows_in(path: Path) -> Iterator[dict]:
     return ({"id": trace.question_id, **json.loads(json.dumps(to_row(trace)))} for trace in read_traces(path))
 
 
+@ONE_FAMILY
 def test_each_context_is_read_by_the_reader_that_was_tuned_on_it(config, checkpoints, tmp_path) -> None:
     loaded, other, pipelines = load(checkpoints.plain), str(tmp_path / "other"), ["tuned_baselines"]
     loaded.model.get_output_embeddings().weight.data.neg_()
@@ -105,7 +109,9 @@ def scaled_run(config, tmp_path) -> Callable[..., list[dict]]:
     return run
 
 
-@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+@pytest.mark.parametrize(
+    ("family", "scheme"), [("llava", "mr2ag"), ("qwen2_vl", "mmkb_rag")], indirect=["family"], scope="session"
+)
 def test_gates_are_scaled_by_the_checkpoints_calibration(
     scheme: str, checkpoints, prompted, scaled_run, world, tmp_path
 ) -> None:
@@ -135,6 +141,7 @@ def test_gates_are_scaled_by_the_checkpoints_calibration(
         scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "weights"))
 
 
+@ONE_FAMILY
 def test_a_calibration_is_fitted_to_a_runs_gates(checkpoints, scaled_run, tmp_path) -> None:
     folder = tmp_path / "model"
     scaled_run(checkpoints, "mr2ag", "relevance", fit_calibration=True, model=str(folder))
@@ -183,6 +190,7 @@ def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path
     assert checkpoints.tuned in report
 
 
+@ONE_FAMILY
 def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_compute(config, tmp_path) -> None:
     metrics = experiment.run(config(pipelines=["mr2ag", "controls"], gamma=0.0))
     traces = {name: list(read_traces(path)) for name, path in trace_files(tmp_path / "traces").items()}
@@ -198,6 +206,7 @@ def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_com
     assert costs["calls"] == 2.0  # the gate and the passage
 
 
+@ONE_FAMILY
 @pytest.mark.slow
 def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path, pretended, monkeypatch) -> None:
     """Both models; and a run may go on with another map than it began with."""
@@ -215,6 +224,7 @@ def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path
     assert [path.stat().st_mtime_ns for path in trace_files(tmp_path / "two/traces").values()] == before
 
 
+@ONE_FAMILY
 def test_a_text_knowledge_base_is_searched_by_the_question(config, make, tmp_path) -> None:
     """An index of its own, next to the data set's; a different index starts the traces again."""
     texts = [Entry("t0", "Diets", summary="Owls eat mice. Cats eat fish."), Entry("t1", "Homes", summary="In an oak.")]
@@ -232,6 +242,7 @@ def test_a_text_knowledge_base_is_searched_by_the_question(config, make, tmp_pat
         experiment.run(config(**settings, passages=2))
 
 
+@ONE_FAMILY
 def test_a_run_in_parquet_has_the_same_traces_scores_and_report(config, tmp_path) -> None:
     metrics, pages = [], []
     for form in ("jsonl", "parquet"):
@@ -248,12 +259,14 @@ def test_a_run_in_parquet_has_the_same_traces_scores_and_report(config, tmp_path
     assert {path.suffix for path in (tmp_path / "parquet/traces").iterdir()} == {".parquet"}
 
 
+@ONE_FAMILY
 def test_other_settings_do_not_mix(config) -> None:
     experiment.run(config(pipelines=["mr2ag"], gamma=0.5))
     with pytest.raises(UserError, match="other settings"):
         experiment.run(config(pipelines=["mr2ag"], gamma=0.9))
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize(
     ("model", "pipeline", "said"),
     [
@@ -266,6 +279,7 @@ def test_another_checkpoint_is_refused(config, checkpoints, model: str, pipeline
         experiment.run(config(model=getattr(checkpoints, model), pipelines=[pipeline]))
 
 
+@ONE_FAMILY
 def test_an_index_of_another_knowledge_base_is_refused(config, world, tmp_path) -> None:
     other = shutil.copytree(world, tmp_path / "other")
     shutil.rmtree(other / "knowledge")
@@ -275,6 +289,7 @@ def test_an_index_of_another_knowledge_base_is_refused(config, world, tmp_path) 
         experiment.run(config(**settings, pipelines=["mr2ag"]))
 
 
+@ONE_FAMILY
 def test_a_data_set_that_says_little_and_has_its_pictures_elsewhere_runs(make, config, encoder, tmp_path) -> None:
     folder = tmp_path / "data"
     for path in (folder / "a.png", tmp_path / "asked.png"):
@@ -342,6 +357,7 @@ def test_the_tuned_model_can_answer_without_a_base_model(config, prompted, tmp_p
     assert "RET is not measured" in (tmp_path / "report.html").read_text()
 
 
+@ONE_FAMILY
 def test_another_base_model_does_not_mix(config, prompted, tmp_path) -> None:
     settings = {**MMKB, "pipelines": ["mmkb_rag"]}
     experiment.run(config(prompted, **settings))
@@ -374,7 +390,7 @@ def test_a_single_question_is_answered(make, world, encoder, checkpoints) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava"], indirect=True)  # the runner is the same for every family
+@ONE_FAMILY
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_killed_run_resumes_to_the_same_traces(form: str, config, tmp_path, start_program) -> None:
     settings = {"pipelines": ["closed_book", "mr2ag"], "batch_questions": 1, "limit": 2, "traces": form}
@@ -434,6 +450,7 @@ def test_a_question_that_no_model_takes_is_named_and_left_out(world, config, mak
     assert errors["q001"] == ""
 
 
+@ONE_FAMILY
 def test_a_servers_refusals_are_in_metrics_report_and_console(config, stub_server, tmp_path, capsys) -> None:
     refuse = {"status": 413, "body": "context too long"}
     server = stub_server(

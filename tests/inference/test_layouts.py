@@ -23,6 +23,9 @@ from reflectune.metrics.judging.bem import RECORD
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 
+ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
+"""Of tests where the model doesn't matter."""
+
 WIKI = "https://en.wikipedia.org/wiki/"
 LANDMARKS = ("0a1b2c3d4e5f6071", "ffee2c3d4e5f6071")
 INFOSEEK_SPLITS = ("val_unseen_question", "val_unseen_entity")
@@ -115,6 +118,7 @@ def bem(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_set_is_scored_by_its_own_metric_from_its_files_to_the_report(
     name: str, tmp_path: Path, encoder: str, checkpoints: Any, bem: str

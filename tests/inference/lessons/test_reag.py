@@ -33,6 +33,9 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
 
+ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
+"""Of tests where the model doesn't matter."""
+
 TEXTS = ("Gold Tower: It was built in 1603. [Relevant] </s>", "<image> Red Oak: It is tall.", "Blue Well: It is deep.")
 
 
@@ -116,6 +119,7 @@ def lessons_of(config: LessonsConfig) -> list[PromptedExample]:
     return read_examples(Path(config.output, "train.parquet"), PromptedExample, PLAIN.problem)
 
 
+@ONE_FAMILY
 def test_a_critics_lesson_has_the_evidence_and_the_shares_of_the_config(config: Callable[..., LessonsConfig]) -> None:
     lessons = lessons_of(config(negatives=10, hard_share=0.7))
     assert len(lessons) == len(NAMES)
@@ -170,6 +174,7 @@ def test_a_passage_that_states_the_answer_elsewhere_is_neither(tmp_path: Path) -
     assert teacher.thoughts([passage_text(other)]) == ""
 
 
+@ONE_FAMILY
 def test_an_answers_lesson_leads_from_what_is_shown_to_the_answer(config: Callable[..., LessonsConfig]) -> None:
     lessons = lessons_of(config(stage="answer", think=True, distractors=2))
     assert len(lessons) == len(NAMES)
@@ -187,6 +192,7 @@ def test_an_answers_lesson_leads_from_what_is_shown_to_the_answer(config: Callab
     assert [lesson.branches[0].reply for lesson in short] == [str(1600 + n) for n in range(len(NAMES))]
 
 
+@ONE_FAMILY
 def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..., LessonsConfig]) -> None:
     """Any knowledge-based question with an answer is asked; the untrained critic's threshold decides what is shown."""
     settings = {"stage": "grpo", "judge": "base_model", "think": True, "candidates": 4}
@@ -198,6 +204,7 @@ def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..
     assert all((lesson.template, lesson.documents) == ("{question}", "") for lesson in none)
 
 
+@ONE_FAMILY
 def test_lessons_dont_depend_on_batches_and_change_with_the_seed(config, tmp_path) -> None:
     one, five, other = (
         lessons_of(config(output=str(tmp_path / name), batch_questions=size, seed=seed))
@@ -207,6 +214,7 @@ def test_lessons_dont_depend_on_batches_and_change_with_the_seed(config, tmp_pat
     assert one != other
 
 
+@ONE_FAMILY
 def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(config) -> None:
     for key, value, said in (("judge", "base_model", "`judge: base_model`"), ("hard_share", 1.5, "hard_share")):
         assert said in " ".join(find_problems(LessonsConfig, {**config().model_dump(), key: value}))

@@ -63,7 +63,9 @@ NAMES = ("closed_book", "naive_rag", "mr2ag", "direct", "reflectiva", "mmkb_rag"
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("family", "packed"), [("llava", False), ("qwen2_vl", True)], indirect=["family"], scope="session"
+)
 def test_tokens_computed_are_those_that_the_engine_has_read(
     name: str, packed: bool, build, make, pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def counts(trace: Trace) -> dict[str, int]:
     return {name: trace.tokens[name] for name in USAGE}
 
 
+@pytest.mark.parametrize("family", ["llava"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_read_from_its_beginning_as_often_as_the_model_is_called(name: str, build, make, pictures) -> None:
     pipeline, _ = build(name)

@@ -20,6 +20,9 @@ from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABI
 from reflectune.inference.sweeps.stored import fit_exponents
 from reflectune.inference.trace import to_row
 
+ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
+"""Of tests where the model doesn't matter."""
+
 
 @pytest.fixture
 def sweep(world, encoder, tmp_path, make):
@@ -32,6 +35,7 @@ def sweep(world, encoder, tmp_path, make):
     return build
 
 
+@ONE_FAMILY
 def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
     config = sweep(prompted, "mmkb_rag", {"gamma": [0.0, 0.5, 1.0], "k": ["auto", 1, 3], "mct": ["none", "merge"]})
     record = sweep_run.run(config)
@@ -55,6 +59,7 @@ def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
     assert "forward passes" in summary(record)
 
 
+@ONE_FAMILY
 def test_mr2ag_has_rankings_and_both_reliability_diagrams(sweep, checkpoints) -> None:
     config = sweep(checkpoints, "mr2ag", {"ranking": ["random", "full"], "top_n": [1, 3]}, gamma=0.0)
     record = sweep_run.run(config)
@@ -64,6 +69,7 @@ def test_mr2ag_has_rankings_and_both_reliability_diagrams(sweep, checkpoints) ->
     assert drawn == {"ranking", "top_n", "reliability_gate", "reliability_relevance"}
 
 
+@ONE_FAMILY
 def test_a_cut_off_sweep_resumes_to_the_same_scores(sweep, checkpoints) -> None:
     config = sweep(checkpoints, "mr2ag", {"gamma": [0.0, 1.0]})
     straight = sweep_run.run(config)
@@ -74,6 +80,7 @@ def test_a_cut_off_sweep_resumes_to_the_same_scores(sweep, checkpoints) -> None:
     assert sorted(row["id"] for row in read_rows(log)) == [f"q{i:03d}" for i in range(5)]
 
 
+@ONE_FAMILY
 def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
     sweep_run.run(sweep(checkpoints, "mr2ag", {"gamma": [0.0]}))
     with pytest.raises(UserError, match="other settings"):
