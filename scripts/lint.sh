@@ -5,7 +5,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/python -m sphinx -q -W --keep-going docs runs/docs & # mypy computes on one core only
-documents=$!
 .venv/bin/mypy src/reflectune benchmarks/*.py
-wait "$documents"
+.venv/bin/python -m sphinx -q -W --keep-going docs runs/docs

@@ -1,5 +1,6 @@
 """The training recipes have the papers' hyperparameters and fit every model that they are for."""
 
+import functools
 import json
 import math
 import re
@@ -38,6 +39,7 @@ def settings(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8"))
 
 
+@functools.cache
 def on_meta(model: str) -> nn.Module:
     """Return the model at its true size, without memory."""
     with torch.device("meta"):
@@ -77,7 +79,7 @@ def test_adapters_are_on_the_seven_matrices_of_each_layer_and_nowhere_else(model
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(model: str) -> None:
-    whole, layers = on_meta(model), layers_of(model)
+    whole, layers = on_meta.__wrapped__(model), layers_of(model)  # changed here
     with torch.device("meta"):
         adapted = add_adapters(whole, [31_000, 31_001], rank=16, alpha=32, dropout=0.0, targets=TARGETS)
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
