@@ -47,10 +47,11 @@ TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 FIRST = (
     "train/test_sharding.py",
     "examples/pocket/test_run.py",
+    "vllm",
     "benchmarks/test_gpu.py",
     "inference/lmms_eval/test_runner.py",
 )
-"""Files whose tests take long, or wait for each other's builds or an installation, in the order of their start."""
+"""Tests that take long, or wait for each other's builds or an installation, in the order of their start."""
 
 Fault = dict[str, Any]
 """A fault: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half a reply),
@@ -75,9 +76,12 @@ def pytest_unconfigure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long tests first: one that begins among the last would leave the other cores idle."""
-    tests = Path(__file__).parent
-    order = {tests / name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    first = [Path(__file__).parent / name for name in FIRST]
+
+    def place(item: pytest.Item) -> int:
+        return next((place for place, path in enumerate(first) if item.path.is_relative_to(path)), len(first))
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -21,6 +21,7 @@ from reflectune.models.loading import Loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm/bin/python"
+LOCK = ROOT / ".venv-vllm.lock"
 FLAGS = "--host 127.0.0.1 --enforce-eager --max-model-len 2048 --max-num-seqs 16 --skip-mm-profiling"
 PATIENCE = 900
 """Seconds to wait for a server: 30 on two idle cores."""
@@ -73,7 +74,9 @@ def served(shared_folder: Path) -> Iterator[Callable[..., Server]]:
     starts at the first call and ends with the last worker. Tests are skipped without the environment of
     `scripts/vllm.sh`.
     """
-    if not PYTHON.exists():
+    if LOCK.exists():
+        subprocess.run(["bash", "scripts/vllm.sh", "true"], cwd=ROOT, check=True)  # waits while it is installed
+    elif not PYTHON.exists():
         pytest.skip("needs a vLLM: `bash scripts/vllm.sh true` installs it")
     folder = shared_folder / "vllm"
     folder.mkdir(exist_ok=True)
