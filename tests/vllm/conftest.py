@@ -131,16 +131,17 @@ def _write(family: str, place: Path, *, adapter: bool) -> None:
 
 
 def _spread_rows(loaded: Loaded) -> None:
-    """Draw the new tokens' rows at random, as wide as the other rows."""
+    """Draw the new tokens' rows at random: gates are between 0.3 and 0.8, and differ."""
     import torch
 
     ids = list(loaded.renderer.token_ids.values())
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(2)
     model: Any = loaded.model
     with torch.no_grad():
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             rows = layer.weight[: ids[0]]
-            layer.weight[ids] = torch.randn(len(ids), rows.shape[1], generator=generator) * rows.std() + rows.mean(0)
+            drawn = torch.randn(len(ids), rows.shape[1], generator=generator)
+            layer.weight[ids] = drawn * rows.std() / 5 + rows.mean(0)
 
 
 def _hold(place: Path, held: contextlib.ExitStack) -> bool:
