@@ -43,6 +43,7 @@ ended: list[int] = []
 
 
 def main() -> None:
+    del sys.path[0]  # this folder, whose `vllm` libraries would take for the package
     listener = socket.socket(fileno=int(sys.argv[1]))
     atexit.register(leave)  # before all others, and so called after them
     for name in (*LIBRARIES, *modules()):  # trl looks through every installed package
@@ -134,19 +135,22 @@ def leave() -> None:
 
 def run_module(module: str, *arguments: str) -> None:
     """Run `python -m module …`."""
-    sys.argv, sys.path[0] = [module, *arguments], os.getcwd()
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, os.getcwd())
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run_path(script: str, *arguments: str) -> None:
     """Run `python script …`."""
-    sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(os.path.abspath(script))
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
 
 
 def run_text(text: str) -> None:
     """Run `python -c …`."""
-    sys.argv, sys.path[0] = ["-c"], ""
+    sys.argv = ["-c"]
+    sys.path.insert(0, "")
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     exec(text, vars(main))
 
