@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,23 +131,28 @@ def weighed(asked: Alternatives, title_weight: float | None) -> tuple[Hit, ...]:
     hits = asked.opened.hits
     if title_weight in (None, asked.title_weight) or not can_weigh(asked.opened):
         return hits
-    weights = equation_3(title_weight).with_summaries(asked.summary_share)
-    scored = [(sum(getattr(weights, part) * value for part, value in hit.parts.items()), hit) for hit in hits]
+    weights = _part_weights(title_weight, asked.summary_share)
+    scored = [(sum([weights[part] * value for part, value in hit.parts.items()]), hit) for hit in hits]
     ranked = sorted(scored, key=lambda pair: -pair[0])
-    return tuple(dataclasses.replace(hit, score=score, rank=rank) for rank, (score, hit) in enumerate(ranked, 1))
+    return tuple(
+        Hit(hit.entry_id, score, rank, hit.query, hit.kb, hit.parts) for rank, (score, hit) in enumerate(ranked, 1)
+    )
+
+
+@functools.cache
+def _part_weights(title_weight: float, summary_share: float) -> Mapping[str, float]:
+    return dataclasses.asdict(equation_3(title_weight).with_summaries(summary_share))
 
 
 def can_weigh(trace: Trace) -> bool:
     """Return True if the entries have the similarities of their pictures and titles."""
-    return bool(trace.hits) and all({"image", "title"} <= hit.parts.keys() for hit in trace.hits)
+    return bool(trace.hits) and {"image", "title"} <= trace.hits[0].parts.keys()
 
 
 def _choose(asked: Alternatives, controls: Controls, settings: ChoiceSettings, hits: tuple[Hit, ...]) -> Decision:
     """Choose among mR²AG's candidates."""
     opened, fallback = asked.opened, getattr(settings, "fallback", "best_product")
-    choice = choose_again(
-        dataclasses.replace(opened, hits=hits), settings, threshold=controls.threshold, without=controls.without
-    )
+    choice = choose_again(opened, settings, threshold=controls.threshold, without=controls.without, hits=hits)
     if choice is None or (choice.fallback and fallback == "closed_book"):
         return Decision(True, asked.closed.answer, asked.closed.confidence, hits, fallback="closed_book")
     if choice.fallback and fallback == "abstain":

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
+from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, drawn_place, fallback_of
 from reflectune.inference.pipelines.oracle import WithGoldEntries
@@ -142,6 +143,7 @@ def choose_again(
     judging: bool = True,
     threshold: float = 0.5,
     without: Collection[int] = (),
+    hits: Sequence[Hit] | None = None,
 ) -> Choice | None:
     """Choose among a stored trace's candidates by other settings. No model is read.
 
@@ -151,11 +153,13 @@ def choose_again(
         judging: See `MR2AG`.
         threshold: A passage is relevant if its share of [Relevant] against [Irrelevant] is above this.
         without: Positions of passages that are no candidates.
+        hits: Entries in place of the trace's.
 
     Returns:
         The choice; None without a candidate.
     """
-    s_ret, passages = entry_scores(trace.hits, settings.s_ret_temperature), trace.passages
+    s_ret = entry_scores(trace.hits if hits is None else hits, settings.s_ret_temperature)
+    passages = trace.passages
     answered = [
         k
         for k, passage in enumerate(passages)

@@ -102,8 +102,8 @@ def product(scores: PassageScores, ranking: str = FULL, exponents: Sequence[floa
         >>> product(PassageScores(ret=-0.5, rel=0.8, ans=0.5), "rel*ans")
         0.4
     """
-    powers = dict(zip(RANKINGS[FULL], exponents, strict=True))
-    return math.prod(max(0.0, getattr(scores, name)) ** powers[name] for name in RANKINGS[ranking])
+    names, powers = RANKINGS[ranking], zip(RANKINGS[FULL], exponents, strict=True)
+    return math.prod([max(0.0, getattr(scores, name)) ** power for name, power in powers if name in names])
 
 
 def best(

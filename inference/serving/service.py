@@ -87,7 +87,8 @@ class AnswerService:
         self.pipelines: tuple[str, ...] = tuple(config.forms())
         self.on_batch: Callable[[str, int], None] = lambda pipeline, questions: None
         self._resources = ExitStack()
-        self._parts, self._built = _open(config, self.dataset, self._resources)
+        self._parts, self._ready = _open(config, self.dataset, self._resources)
+        self._built = {name: build_pipeline(name, config, parts) for name, parts in self._ready.items()}
         self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._numbers, self._closed, self._lock = itertools.count(), False, threading.Lock()
         self._worker = threading.Thread(target=self._work, name="answers", daemon=True)
@@ -107,6 +108,16 @@ class AnswerService:
             self._waiting.put(None)
         self._worker.join()
         self._resources.close()
+
+    def offer(self, name: str, like: str, make: Callable[[PipelineParts], Pipeline]) -> None:
+        """Offer a pipeline over the models of a served one to `submit`; it is none of `pipelines`.
+
+        Args:
+            name: Its name.
+            like: The served pipeline.
+            make: Builds it from that pipeline's parts.
+        """
+        self._built[name] = make(self._ready[like])
 
     def pipeline_named(self, name: str) -> str:
         """Return the pipeline that a request names: "" is the default, and `naive_rag` the first of its forms.
@@ -140,7 +151,8 @@ class AnswerService:
         Raises:
             UserError: The pipeline is not served, the picture can't be read, or the question is empty.
         """
-        name, number = self.pipeline_named(pipeline), next(self._numbers)
+        name = pipeline if pipeline in self._built else self.pipeline_named(pipeline)
+        number = next(self._numbers)
         asked = Question(id=f"question_{number}", image="", text=question)
         if not question.strip():
             raise UnusableInput("the question is empty; ask one")
@@ -266,8 +278,10 @@ def _next_batch(tasks: deque[_Task], most: int) -> list[_Task]:
     return [first, *alike]
 
 
-def _open(config: ServeConfig, dataset: Dataset, resources: ExitStack) -> tuple[PipelineParts, Mapping[str, Pipeline]]:
-    """Open the parts and models of a config's pipelines, each model once, and build the pipelines."""
+def _open(
+    config: ServeConfig, dataset: Dataset, resources: ExitStack
+) -> tuple[PipelineParts, Mapping[str, PipelineParts]]:
+    """Open the parts and models of a config's pipelines, each model once; return all parts, and each pipeline's."""
     recipes, models = config.recipes(), ModelSettings.of(config)
     uses = {name: recipe.models(config) for name, recipe in recipes.items()}
     device = launch_device(config.device)
@@ -288,7 +302,7 @@ def _open(config: ServeConfig, dataset: Dataset, resources: ExitStack) -> tuple[
             engines[role, name] = open_engine(models, loaded)
         return engines.get((role, name))
 
-    built = {}
+    parts_of = {}
     for name, use in uses.items():
         ready = dataclasses.replace(
             parts,
@@ -297,5 +311,5 @@ def _open(config: ServeConfig, dataset: Dataset, resources: ExitStack) -> tuple[
             base=engine("base_model", models.base_model) if use.base_answers else None,
             answerer=engine(None, use.second_model(models)),
         )
-        built[name] = build_pipeline(name, config, ready)
-    return parts, built
+        parts_of[name] = ready
+    return parts, parts_of

@@ -1,0 +1,130 @@
+"""Questions of the page: asked of a service with the gate open and closed, and kept for permalinks."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from typing import Any, Final
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.rows import from_row
+from reflectune.formats.hits import Hit
+from reflectune.inference.pipelines.decisions import Alternatives, closed_settings, opened_settings
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings
+from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.pipelines.settings import DepthSettings
+from reflectune.inference.report.data import data_uri
+from reflectune.inference.serving.pictures import read_picture
+from reflectune.inference.serving.service import AnswerService
+from reflectune.inference.serving.views import AskedQuestion
+from reflectune.inference.trace import Trace
+from reflectune.retrieval.config import RetrieverConfig
+
+ENTRIES: Final = 10
+"""Entries that are judged, so that fewer or others of them can be decided by."""
+KEPT: Final = 200
+"""Questions that permalinks lead to: those asked last."""
+SIDE: Final = 256
+"""Pixels of the longer side of a small picture."""
+_OPENED, _CLOSED = "(gate open)", "(gate closed)"
+
+
+class PageQuestions:
+    """Questions that the page asks of a service, and the last of those that were asked.
+
+    Attributes:
+        service: The service.
+        name: The pipeline that decides.
+        scheme: Its checkpoint's scheme.
+        settings: Its settings.
+        entries: Number of entries that are judged.
+    """
+
+    def __init__(self, service: AnswerService, name: str) -> None:
+        """Offer the pipeline with its gate open, and with its gate closed, over the models of the service."""
+        self.service, self.name, recipe = service, name, find_recipe(name)
+        self.scheme = recipe.scheme
+        self.settings = recipe.settings_of(service.config)
+        opened = opened_settings(self.settings, ENTRIES)
+        self.entries = DepthSettings.of(opened).top_n
+        each = recipe.answer_each if isinstance(self.settings, ChoiceSettings) else None
+        make = each or (lambda settings, parts: recipe.make(self.name, settings, parts))
+        service.offer(_OPENED, self.name, lambda parts: make(opened, parts))
+        service.offer(_CLOSED, self.name, lambda parts: recipe.make(self.name, closed_settings(self.settings), parts))
+        self._asked: OrderedDict[str, AskedQuestion] = OrderedDict()
+        self._lock = threading.Lock()
+        self._entry = lru_cache(maxsize=2048)(self._read_entry)
+
+    def ask(self, question: str, image: bytes) -> Iterator[tuple[str, float | None, Sequence[Hit]] | AskedQuestion]:
+        """Ask a question, with its gate open and closed, and of the other pipelines.
+
+        Yields:
+            The picture, the gate and the entries as soon as they are known, then everything.
+
+        Raises:
+            UserError: The picture or the question can't be used.
+        """
+        if not image:
+            raise UserError("a picture is needed; drop, paste or photograph one")
+        if len(question) > (most := self.service.config.most_characters):
+            raise UserError(f"the question has {len(question):,} characters; at most {most:,} are read")
+        picture = read_picture(image, self.service.config)
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        opened = self.service.submit(question, picture, _OPENED, events.put)
+        futures: dict[str, Future[Trace]] = {
+            name: self.service.submit(question, picture, name) for name in self.others()
+        }
+        closed = self.service.submit(question, picture, _CLOSED)
+        opened.add_done_callback(lambda _: events.put(None))
+        small, gate = data_uri(picture, SIDE), None
+        while (event := events.get()) is not None:
+            if event.name == "gate":
+                gate = event.data["gate"]
+                yield small, gate, ()
+            if event.name == "hits":
+                yield small, gate, [from_row(Hit, row) for row in event.data["hits"]]
+        trace = opened.result()
+        weights = RetrieverConfig.of(self.service.config)
+        alternatives = Alternatives(trace, closed.result(), self.scheme, weights.title_weight, weights.summary_share)
+        others = {self.plain(name): future.result() for name, future in futures.items()}
+        made = AskedQuestion(
+            secrets.token_urlsafe(9), question, small, alternatives, others, self.entries_of(trace.hits)
+        )
+        with self._lock:
+            self._asked[made.id] = made
+            if len(self._asked) > KEPT:
+                self._asked.popitem(last=False)
+        yield made
+
+    def others(self) -> list[str]:
+        """Return the pipelines to compare with."""
+        return [name for name in self.service.pipelines if name != self.name]
+
+    def plain(self, name: str) -> str:
+        """Return a pipeline's plain name."""
+        return find_recipe(name).plain_name(self.service.config)
+
+    def find(self, question_id: str) -> AskedQuestion | None:
+        """Return a question that was asked lately, by its permalink."""
+        return self._asked.get(question_id)
+
+    def entries_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, str]]:
+        """Return title and picture of entries, by id."""
+        return {hit.entry_id: self._entry(hit.entry_id) for hit in hits}
+
+    def _read_entry(self, entry_id: str) -> tuple[str, str]:
+        knowledge, roots = self.service.dataset.knowledge, self.service.dataset.image_roots
+        entry = knowledge.get(entry_id)
+        try:
+            picture = (
+                load_image(knowledge.image_path(entry), root=(knowledge.image_root, *roots)) if entry.images else None
+            )
+        except UserError:
+            picture = None
+        return entry.title, data_uri(picture, SIDE) if picture else ""

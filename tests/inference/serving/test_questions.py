@@ -1,0 +1,46 @@
+"""The page decides as the pipeline does, for each scheme, and keeps the questions that were asked last."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from reflectune.core.config import make_config
+from reflectune.inference.pipelines.decisions import Controls, decide
+from reflectune.inference.serving import questions
+from reflectune.inference.serving.config import ServeConfig
+from reflectune.inference.serving.questions import PageQuestions
+from reflectune.inference.serving.service import AnswerService
+from reflectune.inference.serving.views import view
+
+ASKED = "What does it eat?"
+
+
+@pytest.fixture(scope="module", params=["mr2ag", "mmkb_rag"])
+def asking(request, service, world, encoder, prompted, make) -> Iterator[PageQuestions]:
+    if request.param == "mr2ag":
+        yield PageQuestions(service, "mr2ag")
+        return
+    more = {"gamma": 0.0, "top_n": 2, "pipelines": ["mmkb_rag", "closed_book"], "max_reply_tokens": 4}
+    with AnswerService(make_config(ServeConfig, **make.keys(world, encoder, prompted, **more))) as opened:
+        yield PageQuestions(opened, "mmkb_rag")
+
+
+def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, photo, monkeypatch) -> None:
+    monkeypatch.setattr(questions, "KEPT", 1)
+    buffer = io.BytesIO()
+    photo.save(buffer, "PNG")
+    *partial, asked = asking.ask(ASKED, buffer.getvalue())
+    trace = asking.service.answer(ASKED, photo, asking.name)
+    assert [gate for _, gate, _ in partial] == [pytest.approx(trace.gate, abs=1e-5)] * 2
+    assert len(partial[-1][2]) == len(asked.alternatives.opened.hits) == 3
+    controls = Controls(gamma=0.0, entries=2) if asking.name == "mr2ag" else Controls(gamma=0.0)
+    decision = decide(asked.alternatives, controls, asking.settings)
+    assert (decision.retrieved, decision.answer) == (True, trace.answer)
+    assert [hit.entry_id for hit in decision.hits][:2] == [hit.entry_id for hit in trace.hits]
+    closed = view(asked, Controls(gamma=1.0), asking.settings)
+    assert "Answered by looking" in closed.answer
+    assert f"threshold {1:.2f}" in closed.status
+    assert asked.alternatives.closed.answer in closed.status
+    *_, later = asking.ask(ASKED, buffer.getvalue())
+    assert (asking.find(asked.id), asking.find(later.id)) == (None, later)
