@@ -20,8 +20,8 @@ from reflectune.inference.serving.problems import RequestProblem
 WORK: Final = ("/answer", "/retrieve", "/v1/chat/completions")
 """Routes that use the models; the requests under way on them are counted and bounded."""
 _ROUTES: Final = (*WORK, "/healthz", "/metrics", "/v1/models")
-_BODY_SECONDS: Final = 30
-"""Seconds to wait for the next bytes of a body."""
+_BODY_SECONDS: Final = 60
+"""Seconds in which a body must come."""
 
 
 @dataclass
@@ -106,15 +106,16 @@ class _Body:
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive, self._left, self._is_whole = receive, most, False
+        self._end = time.monotonic() + _BODY_SECONDS
 
     async def receive(self) -> Message:
         """Receive the next part, or after the last one the end of the connection."""
         if self._is_whole:
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), _BODY_SECONDS)
+            message = await asyncio.wait_for(self._receive(), self._end - time.monotonic())
         except TimeoutError:
-            raise RequestProblem(408, f"no byte of the body came for {_BODY_SECONDS} seconds") from None
+            raise RequestProblem(408, f"the body did not come within {_BODY_SECONDS} seconds") from None
         self._left -= len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._left < 0:

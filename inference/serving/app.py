@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from reflectune.core.errors import UserError
 from reflectune.inference.serving.admission import Admission, Load
@@ -23,13 +24,7 @@ from reflectune.inference.serving.events import Event
 from reflectune.inference.serving.metrics import ServerMetrics
 from reflectune.inference.serving.pictures import from_data_url, read_picture
 from reflectune.inference.serving.problems import RequestProblem
-from reflectune.inference.serving.replies import (
-    chunk_stream,
-    completion,
-    event_stream,
-    found_entries,
-    found_passages,
-)
+from reflectune.inference.serving.replies import chunk_stream, completion, event_stream, found_entries, found_passages
 from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.trace import Trace
 
@@ -55,8 +50,8 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     app = FastAPI(title="reflectune", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.load = load
     app.add_middleware(Admission, settings=settings, load=load, metrics=metrics)
-    app.add_exception_handler(RequestProblem, _refuse)
-    app.add_exception_handler(HTTPException, _refuse)
+    for kind in (RequestProblem, HTTPException, ClientDisconnect):
+        app.add_exception_handler(kind, _refuse)
     _add_answers(app, service, settings)
     _add_chat(app, service, settings)
     _add_search(app, service, settings)
@@ -105,7 +100,11 @@ def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings) 
         if body.queries:
             passages = await _in_thread(service.search_texts, body.queries, top)
             return found_passages(await _result(request, passages), scores=scores)
-        images = [await _in_thread(read_picture, from_data_url(url), settings) for url in body.images]
+        images, left = [], settings.most_megapixels * 10**6
+        for url in body.images:
+            images.append(await _in_thread(read_picture, from_data_url(url), settings))
+            if (left := left - images[-1].width * images[-1].height) < 0:
+                raise RequestProblem(413, f"the pictures have more than {settings.most_megapixels} million pixels")
         entries = await _in_thread(service.search_images, images, top, body.exclude)
         results = await _result(request, entries)
         return await run_in_threadpool(found_entries, results, service.dataset.knowledge, scores=scores)
@@ -157,8 +156,9 @@ async def _until_done(future: Future[Trace], events: asyncio.Queue[Event | None]
 async def _result(request: Request, future: Future[Result]) -> Result:
     """Return the result to come. A client that disconnects cancels it."""
     gone, result = asyncio.ensure_future(_disconnect(request)), asyncio.wrap_future(future)
+    either: set[asyncio.Future[Any]] = {gone, result}
     try:
-        await asyncio.wait({gone, result}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
             raise RequestProblem(499, "the client disconnected")
         return result.result()
@@ -200,7 +200,8 @@ def _problem_of(error: Exception, *, status: int) -> RequestProblem:
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return RequestProblem(error.status_code, str(error.detail), error.headers or {}).response()
-    return _problem_of(error, status=500).response()
+    problem = RequestProblem(499, "the client disconnected") if isinstance(error, ClientDisconnect) else error
+    return _problem_of(problem, status=500).response()
 
 
 def _stream(lines: AsyncIterator[str]) -> StreamingResponse:

@@ -91,7 +91,9 @@ def parse(kind: type[Body], content: bytes) -> Body:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise RequestProblem.of_body(error) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RequestProblem(400, f"`{place}`: {first['msg']}" if place else str(first["msg"])) from None
 
 
 def check_text(name: str, text: str, settings: ServerSettings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -19,7 +19,7 @@ class ServerMetrics:
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        own = {"registry": self._registry}
+        own: dict[str, Any] = {"registry": self._registry}
         self._requests = Counter("reflectune_requests", "Requests", ["route", "status"], **own)
         self._seconds = Histogram("reflectune_seconds", "Seconds of a request", ["route"], **own)
         self._questions = Counter("reflectune_questions", "Questions passed to a pipeline", ["pipeline"], **own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.secrets import redacted
@@ -37,15 +36,8 @@ class RequestProblem(Exception):
             return cls(400 if isinstance(error, UnusableInput) else status, str(error))
         return cls(500, "the server failed; its log has the reason")
 
-    @classmethod
-    def of_body(cls, error: ValidationError) -> RequestProblem:
-        """Return the first problem of a body, by its field."""
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        return cls(400, f"`{place}`: {first['msg']}" if place else str(first["msg"]))
-
     def body(self) -> dict[str, object]:
-        """Return the reply's content, in OpenAI's shape."""
+        """Return the content of a reply, in OpenAI's shape."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "code": self.status}}
 

@@ -58,13 +58,13 @@ def _usage(tokens: Mapping[str, int]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
 
 
-def found_passages(results: Sequence[Sequence[PassageHit]], *, scores: bool) -> dict[str, Any]:
+def found_passages(results: list[list[PassageHit]], *, scores: bool) -> dict[str, Any]:
     """Return passages in Search-R1's shape: a document's contents are its title in quotes, a line break, its text."""
     rows = [[_document(it.passage.id, it.passage.title, it.passage.text) for it in hits] for hits in results]
     return _results(rows, results, scores)
 
 
-def found_entries(results: Sequence[Sequence[Hit]], knowledge: KnowledgeBase, *, scores: bool) -> dict[str, Any]:
+def found_entries(results: list[list[Hit]], knowledge: KnowledgeBase, *, scores: bool) -> dict[str, Any]:
     """Return entries in Search-R1's shape: a document's contents are an entry's title and its summary."""
     entries = [[knowledge.get(hit.entry_id) for hit in hits] for hits in results]
     return _results([[_document(it.id, it.title, it.summary) for it in row] for row in entries], results, scores)

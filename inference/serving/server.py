@@ -16,6 +16,8 @@ from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.service import AnswerService
 
 _PAGE: Final = "reflectune.inference.serving.page"
+_GRACE: Final = 5
+"""Seconds in which connections without a request under way must end; a page's stay open."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -63,7 +65,7 @@ def serve(config: ServeConfig) -> None:
 def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:
     """Return the settings of the HTTP server. Requests are not logged: `/metrics` counts them."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
-    return uvicorn.Config(app, host=host, port=port, **quiet)
+    return uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=_GRACE, **quiet)
 
 
 def describe(config: ServeConfig) -> str:

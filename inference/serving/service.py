@@ -8,7 +8,7 @@ import queue
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,11 +36,13 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 _SEED: Final = 0
+_PAUSE: Final = 0.01
+"""Seconds in which the clients of a batch of several may ask again. A client alone never waits."""
 _KEPT_BATCHES: Final = 64
 """Batches of pictures whose vectors stay cached: pictures of a server rarely come again in the same batch."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Task:
     """A question that waits for its answer, or a function that waits for the models."""
 
@@ -63,8 +65,8 @@ class _Task:
 class AnswerService:
     """The pipelines of a config, loaded once, for any number of threads.
 
-    A single worker thread uses the models. It answers all waiting questions of a pipeline as one batch, without
-    waiting for more. Searches run on it between batches.
+    A single worker thread uses the models. It answers all waiting questions of a pipeline as one batch. Searches run on
+    it between batches.
 
     Attributes:
         config: The config.
@@ -78,8 +80,7 @@ class AnswerService:
     Example:
         >>> with AnswerService(config) as service:
         ...     trace = service.answer("What does it eat?", picture)
-        ...     for event in service.events("What does it eat?", picture, "closed_book"):
-        ...         print(event.name, event.data)
+        ...     later = service.submit("What does it eat?", picture, "closed_book", on_event=print)
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -167,18 +168,6 @@ class AnswerService:
         """
         return self.submit(question, image, pipeline).result()
 
-    def events(self, question: str, image: Image.Image | bytes, pipeline: str = "") -> Iterator[Event]:
-        """Yield the events of a question as they happen; the last one, `done`, holds the trace. See `submit`."""
-        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        future = self.submit(question, image, pipeline, events.put)
-        future.add_done_callback(lambda _: events.put(None))
-        try:
-            while (event := events.get()) is not None:
-                yield event
-        finally:
-            future.cancel()
-        yield Event.done(future.result())
-
     def search_texts(self, queries: Sequence[str], top: int) -> Future[list[list[PassageHit]]]:
         """Find the `top` best passages of each query.
 
@@ -221,15 +210,23 @@ class AnswerService:
 
     def _work(self) -> None:
         tasks: deque[_Task] = deque()
-        is_open = True
+        is_open, answered = True, 0
         while is_open or tasks:
-            while is_open and (not tasks or not self._waiting.empty()):
-                if (task := self._waiting.get()) is None:
-                    is_open = False
-                else:
-                    tasks.append(task)
-            if tasks:
-                self._run([task for task in _next_batch(tasks, self.config.batch_questions) if _begins(task)])
+            is_open = is_open and self._collect(tasks, _PAUSE if answered > 1 else 0)
+            batch = [task for task in _next_batch(tasks, self.config.batch_questions) if _begins(task)]
+            self._run(batch)
+            answered = len(batch)
+
+    def _collect(self, tasks: deque[_Task], pause: float) -> bool:
+        """Append the tasks that wait, at least one, until none comes for `pause` seconds; return False at the end."""
+        while True:
+            try:
+                task = self._waiting.get(timeout=pause if tasks else None)
+            except queue.Empty:
+                return True
+            if task is None:
+                return False
+            tasks.append(task)
 
     def _run(self, tasks: Sequence[_Task]) -> None:
         """Complete tasks that have begun; if a batch fails, each of its questions is tried alone."""
@@ -269,6 +266,8 @@ def _begins(task: _Task) -> bool:
 
 def _next_batch(tasks: deque[_Task], most: int) -> list[_Task]:
     """Remove and return the first task, with later questions of its pipeline; a search is alone."""
+    if not tasks:
+        return []
     first = tasks.popleft()
     if first.function is not None:
         return [first]

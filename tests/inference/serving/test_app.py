@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 import socket
 import subprocess
 import threading
@@ -37,6 +38,7 @@ def url(content: bytes, kind: str = "png") -> str:
 
 TWO = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
 ANIMATION = encoded(TWO[0], "GIF", save_all=True, append_images=TWO[1:])
+WIDE = encoded(Image.new("1", (1000, 1000)))
 PHOTO = encoded(Image.new("RGB", (64, 64), "blue"))
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
@@ -136,6 +138,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "damaged": ("/answer", question(picture=url(PHOTO[:-40])), 400, "image unreadable"),
     "strip": ("/answer", question(picture=url(encoded(Image.new("L", (1000, 1))))), 400, "image too narrow"),
     "pixels": ("/answer", question(picture=url(encoded(Image.new("1", (2000, 1001))))), 413, "more than 2 million"),
+    "pixels of all": ("/retrieve", {"images": [url(WIDE)] * 3}, 413, "have more than 2 million pixels"),
     "bomb": ("/answer", question(picture=url(encoded(Image.new("1", (20000, 20000))))), 413, "too large to decode"),
     "file": ("/answer", question(picture=url(b"0" * 1_000_001)), 413, "larger than 1 MB"),
     "body": ("/answer", b"0" * 2_000_000, 413, "the body is larger than"),
@@ -270,8 +273,9 @@ def test_the_openai_client_and_curl_are_answered(service, started, photo, tmp_pa
     assert events(shown.stdout)[-1][1]["trace"]["answer"] == expected.answer
 
 
-def test_requests_beyond_the_limit_wait_outside_and_a_hang_up_frees_a_slot(started, busy) -> None:
+def test_requests_beyond_the_limit_are_refused_and_a_client_that_leaves_frees_its_slot(started, busy, caplog) -> None:
     server, port = started(most_requests=1)
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
     load = server.config.app.state.load
     content = json.dumps(question()).encode()
     head = f"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
@@ -286,6 +290,8 @@ def test_requests_beyond_the_limit_wait_outside_and_a_hang_up_frees_a_slot(start
                 assert caught.value.response.headers["retry-after"] == "1"
             wait_until(lambda: load.running == 0)
     assert client.chat.completions.create(**chat(model="closed_book")).choices
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert caplog.records == []
 
 
 def test_a_shutdown_finishes_what_runs_and_refuses_the_rest(started, busy) -> None:

@@ -6,6 +6,8 @@ from concurrent.futures import CancelledError
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.inference.serving.events import Event
+from reflectune.inference.trace import to_row
 
 ASKED = "What does it eat?"
 
@@ -37,9 +39,8 @@ def test_answers_and_searches_do_not_depend_on_who_else_asks(service, photo, bus
     ],
 )
 def test_events_come_in_order_and_hold_what_the_trace_holds(service, photo, pipeline: str, names: list[str]) -> None:
-    *before, last = service.events(ASKED, photo, pipeline)
-    row = last.data["trace"]
-    assert last.name == "done"
+    before: list[Event] = []
+    row = to_row(service.submit(ASKED, photo, pipeline, before.append).result(60))
     assert [event.name for event in before] == [*names, *["answer"] * bool(row["answer"])]
     for event in before:
         shown = {"gate": row["gate"], "hits": list(row["hits"]), "answer": row["answer"]}
