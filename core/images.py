@@ -161,14 +161,15 @@ def origin_of(image: Image.Image) -> str:
     return "".join(map(str, getattr(image, _ORIGIN, (f"an image of {image.width:,} × {image.height:,} pixels",))))
 
 
-def encode_image(image: Image.Image, max_pixels: int = 0) -> tuple[str, bytes]:
+def encode_image(image: Image.Image, max_pixels: int = 0, *, lossless: bool = False) -> tuple[str, bytes]:
     """Return an image's MIME type and the bytes of a file, to be sent to a server.
 
-    They are those of the file that it was loaded from, if a server reads the same pixels of it, else a JPEG's.
+    They are those of the file that it was loaded from, if a server reads the same pixels of it, else a JPEG's or PNG's.
 
     Args:
         image: The image, in RGB.
         max_pixels: Most pixels; a larger image is scaled down. 0: any.
+        lossless: True for a PNG in place of a JPEG.
     """
     factor = math.sqrt(max_pixels / (image.width * image.height)) if max_pixels else 1
     if factor >= 1 and (path := getattr(image, _ORIGIN, (None,))[0]):
@@ -180,8 +181,9 @@ def encode_image(image: Image.Image, max_pixels: int = 0) -> tuple[str, bytes]:
             (max(1, int(image.width * factor)), max(1, int(image.height * factor))), Image.Resampling.LANCZOS
         )
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, format="JPEG", quality=92)
-    return "image/jpeg", buffer.getvalue()
+    form = "PNG" if lossless else "JPEG"
+    image.convert("RGB").save(buffer, format=form, **({} if lossless else {"quality": 92}))
+    return _SERVED[form], buffer.getvalue()
 
 
 def _served_as(content: bytes, size: tuple[int, int]) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.formats.dataset import DatasetKey
 from reflectune.models.names import PlacementKeys, model_name
+from reflectune.models.remote.endpoint import ConnectionKeys, url_problem
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.contexts import CONTEXT_FORMS
@@ -54,7 +55,7 @@ class BaseModelSettings(Settings):
                     yield f"`{role}` {problem}"
 
 
-class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys):
+class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys, ConnectionKeys):
     """The models of pipelines, and how they are loaded."""
 
     model: str = setting("", "checkpoint that was fine-tuned to reflect")
@@ -68,9 +69,32 @@ class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys)
         False, "scale gates by the checkpoint's calibration.json; gamma and threshold then compare calibrated values"
     )
 
+    server: str | dict[str, str] = setting(
+        "",
+        "vLLM that has the weights of all models here, e.g. http://localhost:8000/v1; or a mapping of models' names to "
+        "servers, and others are loaded",
+        secret=True,
+    )
+
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
         return ["model", "base_model", "plain_model"]
+
+    def server_of(self, name: str) -> str:
+        """Return the URL of the server that has a model's weights; "" if they are loaded."""
+        return self.server if isinstance(self.server, str) else self.server.get(name, "")
+
+    @cross_check
+    def server_problems(self) -> Iterator[str]:
+        """Yield the problems of servers: texts that are not URLs, and models that no key names."""
+        servers = {"": self.server} if isinstance(self.server, str) else self.server
+        plain = self.plain_model.values() if isinstance(self.plain_model, dict) else [self.plain_model]
+        named = {"", self.model, self.base_model, *plain, getattr(self, "answerer", "")}
+        for name, url in servers.items():
+            if (url or name) and (problem := url_problem(url)):
+                yield f"`server` {problem}"
+            if name not in named:
+                yield f"`server` names {name}, which no key does; name one of {', '.join(sorted(named - {''}))}"
 
     def checkpoint(self, role: ModelRole, reads: str = "") -> str:
         """Return the name of a role's model; of several plain ones, the reader of these contexts; "" for none."""

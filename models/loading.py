@@ -114,7 +114,7 @@ def load(
     target = torch.device("cpu") if device_map else find_device(device)  # spread at the end
     wanted = find_scheme(scheme, prompts) if scheme else None
     source = resolve(model)
-    tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
+    tuned_scheme = own_scheme(source, wanted) if isinstance(source, Path) else None
     if prompts and wanted and tuned_scheme and tuned_scheme.prompts != wanted.prompts:
         raise UserError(f"{model} was trained without `prompts: {prompts}`; leave it out, or start from the base model")
     is_uncast = False
@@ -132,12 +132,12 @@ def load(
             network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, target, cast=not is_uncast)
             beside.enter_context(_checking_finite(source, network))
             base = ""
-            if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
+            if tuned_scheme is None and wanted is not None and is_released(network, processor, wanted):
                 tuned_scheme = wanted
             elif tuned_scheme is None and wanted is not None:
                 _refuse_orphan(network, processor, wanted, source)
                 add_reflection_tokens(network, processor, wanted, seed=seed)
-        _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
+        fit_pictures(processor, network, images, model, is_tuned=tuned_scheme is not None)
         used = tuned_scheme or wanted
         renderer = Renderer(used, processor)
         if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
@@ -273,7 +273,7 @@ def resolve(model: str) -> Path | str:
     return model
 
 
-def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
+def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     """A checkpoint's scheme, which must be the wanted one; None for a base model."""
     if not (folder / SCHEME_FILE).is_file():
         if (folder / INFO_FILE).is_file() or (folder / ADAPTER_FILE).is_file():
@@ -295,7 +295,7 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     return None
 
 
-def _is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:
+def is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:
     """Return True for a checkpoint that others trained: it has all of the scheme's tokens, and no record of ours."""
     ours = getattr(network.config, "reflection_scheme", None) is not None
     every = known_tokens(processor.tokenizer, wanted) == set(wanted.tokens.values())
@@ -311,7 +311,7 @@ def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: 
         )
 
 
-def _fit_images(
+def fit_pictures(
     processor: ProcessorMixin, network: PreTrainedModel, images: ImageSettings, model: str, *, is_tuned: bool
 ) -> None:
     """Apply image settings; refuse a checkpoint that was trained with others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import itertools
 import math
@@ -10,20 +9,16 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from PIL import Image
-
 from reflectune.core.errors import UserError
-from reflectune.core.images import encode_image
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
 from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply, is_word
+from reflectune.models.remote.pictures import PictureUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.models.prefix.engine import PrefixEngine
+    from reflectune.models.prefix.interface import Engine
 
-_ENCODED = 32
-"""Pictures that are kept as they are sent."""
 AboutPicture = tuple[Picture, Prompt]
 """The picture of a question, and a prompt about it."""
 
@@ -39,7 +34,7 @@ class LocalModel:
         pictures: Minimum number of cached pictures: those of a batch of questions.
     """
 
-    def __init__(self, engine: PrefixEngine, pictures: int) -> None:
+    def __init__(self, engine: Engine, pictures: int) -> None:
         self._engine, self._renderer = engine, engine.renderer
         engine.image_prefixes.keep(pictures)
 
@@ -75,7 +70,12 @@ class LocalModel:
         same, ids = self._distinguishing_tokens(yes, no)
         fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in prompts]
         fitted = [
-            (shown, Rendered([*rendered.ids, *same], [*rendered.labels, *(IGNORE for _ in same)], rendered.vision))
+            (
+                shown,
+                dataclasses.replace(
+                    rendered, ids=[*rendered.ids, *same], labels=[*rendered.labels, *(IGNORE for _ in same)]
+                ),
+            )
             for shown, rendered in fitted
         ]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
@@ -165,7 +165,7 @@ class ServedModel:
 
     def __init__(self, remote: RemoteModel) -> None:
         self._remote = remote
-        self._encoded: dict[int, tuple[Image.Image, str]] = {}
+        self._urls = PictureUrls(remote.endpoint.max_pixels)
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """Request a reply to each prompt. A refusal, e.g. of a prompt that is too long, is an empty reply."""
@@ -216,15 +216,7 @@ class ServedModel:
         return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
 
     def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
-        return conversation(self._url(image) if prompt.picture and image is not None else "", prompt)
-
-    def _url(self, image: Image.Image) -> str:
-        if id(image) not in self._encoded:
-            if len(self._encoded) >= _ENCODED:
-                self._encoded.pop(next(iter(self._encoded)))
-            mime, content = encode_image(image, self._remote.endpoint.max_pixels)
-            self._encoded[id(image)] = image, f"data:{mime};base64,{base64.b64encode(content).decode()}"
-        return self._encoded[id(image)][1]
+        return conversation(self._urls.of(image) if prompt.picture and image is not None else "", prompt)
 
 
 def conversation(picture: str, prompt: Prompt) -> Messages:

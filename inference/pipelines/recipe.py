@@ -22,7 +22,7 @@ from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.web import SearchTool
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.models.prefix.engine import PrefixEngine
+    from reflectune.models.prefix.interface import Engine
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
     from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
@@ -94,14 +94,14 @@ class PipelineParts:
     knowledge: KnowledgeBase
     folder: Path = Path()
     probes: DiagnosticPassages | None = None
-    engine: PrefixEngine | None = None
-    base: PrefixEngine | None = None
+    engine: Engine | None = None
+    base: Engine | None = None
     retriever: Retriever | None = None
     reranker: Reranker | None = None
     texts: TextRetriever | None = None
     text_knowledge: KnowledgeBase | None = None
     pages: SearchTool | None = None
-    answerer: PrefixEngine | None = None
+    answerer: Engine | None = None
     remote: RemoteModel | None = None
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)

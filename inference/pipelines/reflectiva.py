@@ -20,13 +20,13 @@ from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.reflectiva import Reflectiva
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.models.prefix.engine import PrefixEngine
+    from reflectune.models.prefix.interface import Engine
 
 
 class ReflectivaReader(PassageReader):
     """A loaded model of scheme `reflectiva` with its engine."""
 
-    def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
+    def __init__(self, engine: Engine, max_new_tokens: int) -> None:
         """Bind the engine; set the maximum length of an answer in tokens."""
         super().__init__(engine, max_new_tokens)
         self._prompts = Reflectiva.of(engine.renderer)

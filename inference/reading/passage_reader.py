@@ -13,7 +13,7 @@ from reflectune.inference.reading.reader import OpenedQuestions, Reader, ReaderA
 from reflectune.models.schemes.passages import PassageScheme
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.models.prefix.engine import Branches, PrefixEngine
+    from reflectune.models.prefix.interface import Engine, ReadBranches
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class JudgedPassages:
         usage: Counts of each question.
     """
 
-    branches: Branches
+    branches: ReadBranches
     passages: list[list[Passage]]
     relevance: list[list[tuple[float, float]]]
     usage: Usage = field(default_factory=Usage)
@@ -36,7 +36,7 @@ class JudgedPassages:
 class PassageReader(Reader):
     """A loaded model of a `PassageScheme` with its engine, over the shared prefix of a question."""
 
-    def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
+    def __init__(self, engine: Engine, max_new_tokens: int) -> None:
         """Bind the engine; set the maximum length of an answer in tokens."""
         super().__init__(engine, max_new_tokens)
         self.scheme = PassageScheme.of(engine.renderer)

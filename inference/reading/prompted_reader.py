@@ -15,7 +15,8 @@ from reflectune.models.schemes.examples import PromptName
 from reflectune.models.schemes.prompts import PromptScheme
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.models.prefix.engine import Generation, PrefixEngine
+    from reflectune.models.prefix.interface import Engine
+    from reflectune.models.prefix.state import Generation
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class PromptedReader:
         max_reply_tokens: Maximum length of a reply to P_MCT, in tokens.
     """
 
-    def __init__(self, engine: PrefixEngine, max_new_tokens: int, max_reply_tokens: int) -> None:
+    def __init__(self, engine: Engine, max_new_tokens: int, max_reply_tokens: int) -> None:
         self._engine, self._renderer = engine, engine.renderer
         self.scheme = PromptScheme.of(engine.renderer)
         self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens

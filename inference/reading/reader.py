@@ -16,7 +16,8 @@ from reflectune.models.rendering.thoughts import thought_tokens, without_thought
 from reflectune.models.rendering.turns import fit_leading
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
+    from reflectune.models.prefix.interface import Engine, ReadBranches, ReadPrefixes
+    from reflectune.models.prefix.state import Generation
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ class OpenedQuestions:
     """
 
     questions: Sequence[Question]
-    prefixes: Prefixes
+    prefixes: ReadPrefixes
     lengths: Sequence[int]
     usage: Usage = field(default_factory=Usage)
 
     @classmethod
-    def of(cls, questions: Sequence[Question], prefixes: Prefixes, lengths: Sequence[int]) -> OpenedQuestions:
+    def of(cls, questions: Sequence[Question], prefixes: ReadPrefixes, lengths: Sequence[int]) -> OpenedQuestions:
         """Return questions whose prefixes have just been read, with their tokens counted."""
         opened = cls(questions, prefixes, lengths)
         for row, length in enumerate(lengths):
@@ -109,7 +110,7 @@ class OpenedQuestions:
 class Reader:
     """A loaded model with its engine, asked plainly: closed book, naive RAG, oracle."""
 
-    def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
+    def __init__(self, engine: Engine, max_new_tokens: int) -> None:
         """Bind the engine; set the maximum length of an answer in tokens."""
         self._engine, self._renderer = engine, engine.renderer
         self._max_new_tokens = max_new_tokens
@@ -143,7 +144,7 @@ class Reader:
         )
 
     def _generate(
-        self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], forced: Sequence[int]
+        self, state: ReadPrefixes | ReadBranches, rows: Sequence[tuple[int, int]], forced: Sequence[int]
     ) -> list[ReaderAnswer]:
         if not rows:
             return []
@@ -154,7 +155,7 @@ class Reader:
         return [ReaderAnswer.of(generation, self._renderer) for generation in generations]
 
 
-def calibrated(engine: PrefixEngine, gate: str, probability: float) -> float:
+def calibrated(engine: Engine, gate: str, probability: float) -> float:
     """Return a gate's probability, scaled if the engine's model is read by a calibration of the gate."""
     scaling = engine.calibration.get(gate)
     return probability if scaling is None else float(scaling.apply(probability))

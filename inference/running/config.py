@@ -169,6 +169,22 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
             yield f"`pipeline`: {self.evaluation} has no traces of {self.pipeline}; one of {', '.join(stored)}"
 
 
+class AgreementConfig(ModelSettings, SplitsKeys, DatasetSettings, ReflectingPipelines):
+    """Compare a checkpoint behind a server with the same one here, on a data set's questions."""
+
+    batch_questions: int = setting(8, "questions answered together", ge=1)
+    most: float = setting(1e-3, "largest difference of a gate's probability for exit status 0", ge=0)
+    output: OutputFile = setting("", "JSON file for the figures; they are printed in any case")
+
+    @cross_check
+    def needed_problems(self) -> Iterator[str]:
+        """Yield the problems of parts that are missing."""
+        yield from self.missing("model", why="a checkpoint that sft wrote")
+        yield from self.missing("server", why="vLLM that serves it, e.g. http://localhost:8000/v1")
+        if not RetrieverConfig.of(self).finds_entries:
+            yield "`index` is needed, or `ranked_entities`"
+
+
 class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
     """Measure how often an index finds the right entries and passages."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from reflectune.core.config import Settings
 from reflectune.core.durable import read_json
+from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings, TextIndexSettings
 from reflectune.inference.pipelines.iterative import PAPER_BUDGETS, RecordSettings
@@ -43,6 +44,7 @@ def run_facts(
         **_retriever_facts(RetrieverConfig.of(config)),
         "text index": texts.text_index or "none",
         **_model_facts(models),
+        **_server_facts(ModelSettings.of(config)),
         **_part_facts(config, settings),
         "batches": f"{config.batch_questions} questions",
         **_settings_facts(settings),
@@ -108,6 +110,13 @@ def _model_facts(models: Sequence[ModelFacts]) -> Mapping[str, str]:
         contexts = f", tuned on {', '.join(model.tuned_on)}" if model.tuned_on else ""
         names.setdefault(roles.get(model.role, "base model"), []).append(f"{model}{contexts}")
     return {role: "; ".join(texts) for role, texts in names.items()}
+
+
+def _server_facts(models: ModelSettings) -> Mapping[str, str]:
+    """Return the servers that have the models' weights."""
+    servers = {"": models.server} if isinstance(models.server, str) else models.server
+    shown = [f"{name} {shown_url(url)}".strip() for name, url in servers.items() if url]
+    return {"server": ", ".join(shown)} if shown else {}
 
 
 def _retriever_facts(retriever: RetrieverConfig) -> Mapping[str, str]:

@@ -9,11 +9,16 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_device
+from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.interface import Engine
+from reflectune.models.remote.checkpoint import load_without_weights
+from reflectune.models.remote.probe import served_engine
+from reflectune.models.remote.token_server import TokenServer
 from reflectune.models.rendering.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.calibration import Calibration, load_calibration
 from reflectune.models.schemes.plain import SCHEME as PLAIN
@@ -122,6 +127,8 @@ def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
 
 
 def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
+    if url := models.server_of(model):
+        return load_without_weights(model, shown_url(url), scheme=scheme, images=models.image_settings())
     return load(
         model,
         scheme=scheme,
@@ -132,8 +139,10 @@ def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
     )
 
 
-def open_engine(settings: EngineSettings, loaded: Loaded) -> PrefixEngine:
-    """Return the engine of a loaded model."""
+def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:
+    """Return the engine of a loaded model, or of one behind a server, which is compared with the checkpoint first."""
+    if isinstance(settings, ModelSettings) and (url := settings.server_of(loaded.name)):
+        return served_engine(loaded, TokenServer(settings.connect(url, loaded.name, "server")))
     return PrefixEngine(loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto")
 
 

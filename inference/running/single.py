@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
@@ -17,6 +18,7 @@ from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.running.loading import open_engine, open_entries, open_plain, open_tuned
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 __all__ = ["answer", "describe", "explain"]
 
@@ -29,11 +31,29 @@ def answer(config: AnswerConfig) -> Trace:
     """
     image = load_image(config.image)
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
+    name, parts = open_reflecting(config, models, dataset)
+    return base.answer(build_pipeline(name, config, parts), config.question, image)
+
+
+def open_reflecting(
+    config: Settings, models: ModelSettings, dataset: Dataset, retriever: Retriever | None = None
+) -> tuple[str, PipelineParts]:
+    """Return the pipeline of the checkpoint's scheme, by name, and its parts.
+
+    Args:
+        config: Has the settings of the pipeline and the retriever.
+        models: The models.
+        dataset: Has the entries.
+        retriever: Finds entries; opened here if None.
+
+    Raises:
+        UserError: The checkpoint or the index is bad, or a base model is needed and none is given.
+    """
     tuned = open_tuned(models)
     name = tuned.scheme.name if tuned.scheme else ""  # a fine-tuned model has one
     if name not in reflecting():
         raise UserError(
-            f"`model`: {models.model} was fine-tuned with the scheme {name}, which doesn't reflect; `answer` shows the "
+            f"`model`: {models.model} was fine-tuned with the scheme {name}, which doesn't reflect; this shows the "
             f"decisions of a model of {' or '.join(reflecting())}"
         )
     with_base = find_recipe(name).models(config).base_answers
@@ -46,9 +66,9 @@ def answer(config: AnswerConfig) -> Trace:
         dataset.knowledge,
         engine=open_engine(models, tuned),
         base=open_engine(models, open_plain(models, models.base_model)) if with_base else None,
-        retriever=open_entries(RetrieverConfig.of(config), dataset, models.device),
+        retriever=retriever or open_entries(RetrieverConfig.of(config), dataset, models.device),
     )
-    return base.answer(build_pipeline(name, config, parts), config.question, image)
+    return name, parts
 
 
 def describe(config: AnswerConfig) -> str:

@@ -32,7 +32,7 @@ from reflectune.inference.running.parts import open_parts, open_servers
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.events import Event, events_between
 from reflectune.inference.trace import Trace, observed_by
-from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.interface import Engine
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 _SEED: Final = 0
@@ -293,9 +293,9 @@ def _open(
     parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))
     if isinstance(parts.retriever, EntryRetriever):
         parts.retriever.most_kept = _KEPT_BATCHES
-    engines: dict[tuple[ModelRole | None, str], PrefixEngine] = {}
+    engines: dict[tuple[ModelRole | None, str], Engine] = {}
 
-    def engine(role: ModelRole | None, name: str, reads: str = "") -> PrefixEngine | None:
+    def engine(role: ModelRole | None, name: str, reads: str = "") -> Engine | None:
         if name and (role, name) not in engines:
             loaded = open_model(models, role, reads) if role else open_plain(models, name)
             engines[role, name] = open_engine(models, loaded)

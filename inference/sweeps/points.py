@@ -27,6 +27,8 @@ class GridSettings(ModelSettings, DatasetSettings, SinglePassPipelines):
         """Yield the problem of several plain models: a sweep loads one."""
         if isinstance(self.plain_model, dict):
             yield "`plain_model` must be one checkpoint here; only evaluate reads with several"
+        if self.server:
+            yield "`server` is not for a sweep, which keeps keys and values of the models that it loads; leave it out"
 
 
 START = "start"

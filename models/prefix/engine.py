@@ -55,7 +55,7 @@ class PrefixEngine:
         self._most_kept = KEPT * self.token_budget
         self._model = loaded.model
         self.max_length: int = self._model.config.get_text_config().max_position_embeddings
-        self._ends = torch.tensor(_end_tokens(loaded), device=self._forward.device)
+        self._ends = torch.tensor(end_tokens(loaded), device=self._forward.device)
         self.packed = packed_for(self._forward, self.token_budget, self.image_prefixes, compiling=compiling)
         self.decoder = StaticDecoder(self._forward, self._log_probabilities, self._ends)
 
@@ -352,14 +352,23 @@ class PrefixEngine:
         return torch.tensor(rows, device=self._forward.device)
 
     def _check_length(self, length: int) -> None:
-        if length > self.max_length:
-            raise UnusableInput(
-                f"a question with its passage is {length} tokens long, but the model takes {self.max_length}; "
-                "shorten the passages (they are never cut here)"
-            )
+        check_length(length, self.max_length)
 
 
-def _end_tokens(loaded: Loaded) -> list[int]:
+def check_length(length: int, most: int) -> None:
+    """Refuse a sequence that is longer than a model's context.
+
+    Raises:
+        UnusableInput: It is.
+    """
+    if length > most:
+        raise UnusableInput(
+            f"a question with its passage is {length} tokens long, but the model takes {most}; "
+            "shorten the passages (they are never cut here)"
+        )
+
+
+def end_tokens(loaded: Loaded) -> list[int]:
     """Return the ids that end an answer: the template's end of turn, and the model's own end tokens."""
     end_ids = loaded.model.generation_config.eos_token_id
     return sorted({loaded.renderer.end_token_id, *([end_ids] if isinstance(end_ids, int) else end_ids or ())})

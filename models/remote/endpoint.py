@@ -33,6 +33,7 @@ class Endpoint:
         input_price: Price of a million tokens sent, in any currency.
         output_price: Price of a million tokens received.
         keys: Prefix of the config keys that name this server, for messages.
+        url_key: Config key of `url`, for messages; "" for that prefix and `_url`.
         max_pixels: Most pixels of a picture that is sent; 0: any.
 
     Raises:
@@ -51,6 +52,7 @@ class Endpoint:
     output_price: float = 0.0
     keys: str = "llm"
     max_pixels: int = 0
+    url_key: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
@@ -58,9 +60,14 @@ class Endpoint:
         conceal_url(self.url)
         conceal_named(self.options)
         if problem := url_problem(self.url):
-            raise UserError(f"`{self.keys}_url` {problem}")
+            raise UserError(f"`{self.named}` {problem}")
         if problem := key_problem(self.key):
             raise UserError(f"the API key {problem}; set it again, as one line without spaces or quotes")
+
+    @property
+    def named(self) -> str:
+        """The config key of the URL."""
+        return self.url_key or f"{self.keys}_url"
 
     @property
     def shown_url(self) -> str:
@@ -125,20 +132,37 @@ def url_problem(url: str) -> str:
 ApiRoot = Annotated[str, checked_by(lambda url: url_problem(url) if url else "")]
 
 
-class RemoteConfig(Settings):
-    """Keys of a remote model; a config that needs one inherits them."""
+class ConnectionKeys(Settings):
+    """Keys of the requests to a server."""
 
-    llm_url: ApiRoot = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1", secret=True)
-    llm_model: str = setting("", "name of the model on that server")
     llm_key_variable: str = setting(
         "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", secret=True
     )
     llm_concurrency: int = setting(8, "requests under way at a time", ge=1)
-    llm_max_tokens: int = setting(256, "most tokens of a reply", ge=1)
     llm_timeout: float = setting(
         120.0, "seconds to wait for a connection, for a reply to begin, and then for its end", gt=0
     )
     llm_retries: int = setting(6, "most retries after a rate limit, a server error or a lost connection", ge=0)
+
+    def connect(self, url: str, model: str, url_key: str) -> Endpoint:
+        """Return a server that is named by another key than `llm_url`, with the API key read from the environment."""
+        return Endpoint(
+            url=url,
+            model=model,
+            key=read_key(self.llm_key_variable),
+            concurrency=self.llm_concurrency,
+            timeout=self.llm_timeout,
+            retries=self.llm_retries,
+            url_key=url_key,
+        )
+
+
+class RemoteConfig(ConnectionKeys):
+    """Keys of a remote model; a config that needs one inherits them."""
+
+    llm_url: ApiRoot = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1", secret=True)
+    llm_model: str = setting("", "name of the model on that server")
+    llm_max_tokens: int = setting(256, "most tokens of a reply", ge=1)
     llm_options: str = setting(
         "", 'JSON merged into every request, e.g. {"seed": 0}; null removes a field', secret=True
     )

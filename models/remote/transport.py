@@ -27,6 +27,10 @@ class Refused(Exception):
     """The server won't answer this request, however often it is sent; others may be answered."""
 
 
+class NotServed(UserError):
+    """The server has no such address, or no such model (status 404)."""
+
+
 class Transport:
     """Sends requests to an endpoint; several threads may share one.
 
@@ -44,7 +48,8 @@ class Transport:
         self._endpoint = endpoint
         parts = urlsplit(endpoint.url.strip())
         root = parts._replace(query="", fragment="").geturl()
-        self._url = root.rstrip("/") + path if path else root
+        self._root = root.rstrip("/")
+        self._url = self._root + path if path else root
         key = f"Bearer {endpoint.key}" if endpoint.key else openai.omit
         self._options: Any = {"headers": {"Authorization": key, "Accept-Encoding": "identity"}}
         try:
@@ -61,7 +66,7 @@ class Transport:
         except Exception as error:  # of a proxy in the environment; its text may hold the proxy's password
             raise UserError(
                 f"no connection to {endpoint.shown_url} can be opened ({type(error).__name__}); check "
-                f"`{endpoint.keys}_url` and the environment's proxies, as http://HOST:PORT"
+                f"`{endpoint.named}` and the environment's proxies, as http://HOST:PORT"
             ) from None
 
     def close(self) -> None:
@@ -78,6 +83,7 @@ class Transport:
 
         Raises:
             Refused: The server won't answer this one (status 400, 413 or 422).
+            NotServed: The address or the model is unknown.
             UserError: No request will be answered (key, quota, URL), or the retries are used up.
         """
         pause = 0.5
@@ -92,10 +98,20 @@ class Transport:
                 pause = min(2 * pause, _LONGEST_PAUSE)
         raise self._failure(problem)
 
-    def _send(self, body: dict[str, Any]) -> str:
+    def get(self, path: str) -> str:
+        """Return the text at a path below the endpoint's URL.
+
+        Raises:
+            Refused, UserError: See `post`.
+        """
+        return self._send(None, self._root + path)
+
+    def _send(self, body: dict[str, Any] | None, url: str = "") -> str:
         import openai
 
         try:
+            if body is None:
+                return self._client.get(url, cast_to=str, options=self._options)
             return self._client.post(self._url, body=body, cast_to=str, options=self._options)
         except openai.APIStatusError as error:
             raise self._status_error(error.status_code, error.response.text) from None
@@ -104,7 +120,7 @@ class Transport:
             raise self._failure(f"{reason} (is the server running?)") from None
 
     def _status_error(self, status: int, content: str) -> Exception:
-        reply, keys = f"status {status}: {_shown(content)}", self._endpoint.keys
+        reply, endpoint = f"status {status}: {_shown(content)}", self._endpoint
         if status in REFUSED:
             return Refused(reply)
         if status == 402 or "insufficient_quota" in content:
@@ -112,9 +128,11 @@ class Transport:
         elif status in (408, 409, 429) or status >= 500:
             return self._failure(reply)
         else:
-            model = " `llm_model`" if keys == "llm" else ""
-            advice = f"check `{keys}_url`,{model} and the API key in the variable that `{keys}_key_variable` names"
-        return UserError(f"{self._endpoint.shown_url} answers {reply}; {advice}; replies that came are kept")
+            model = " `llm_model`" if endpoint.named == "llm_url" else ""
+            variable = f"{endpoint.keys}_key_variable"
+            advice = f"check `{endpoint.named}`,{model} and the API key in the variable that `{variable}` names"
+        kind = NotServed if status == 404 else UserError
+        return kind(f"{self._endpoint.shown_url} answers {reply}; {advice}; replies that came are kept")
 
     def _failure(self, problem: str) -> UserError:
         return UserError(

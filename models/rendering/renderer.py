@@ -50,11 +50,13 @@ class Rendered:
         ids: Token ids, with expanded image placeholders.
         labels: `ids` where supervised, else -100.
         vision: The processor's output for the image (`pixel_values`, `image_grid_thw`, …).
+        picture: The image, and the range of `ids` that its token was expanded to.
     """
 
     ids: list[int]
     labels: list[int]
     vision: Mapping[str, Tensor] = field(default_factory=dict)
+    picture: tuple[Image.Image, int, int] | None = None
 
 
 class Features(Protocol):
@@ -293,7 +295,7 @@ class Renderer:
             vision = self.features.swapped(vision)
         place = ids.index(self.image_token_id)
         ids = [*ids[:place], *expansion, *ids[place + 1 :]]
-        return Rendered(ids, [IGNORE] * len(ids), vision)
+        return Rendered(ids, [IGNORE] * len(ids), vision, (image, place, place + len(expansion)))
 
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for a picture, with pixels."""

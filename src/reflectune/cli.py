@@ -34,6 +34,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "inference.answer": "Answer one question about an image, or show an evaluation's answers, and show how.",
         "inference.evaluate": "Run pipelines over a data set's questions, score them, and write a report.",
         "inference.serve": "Serve answers, their traces and searches over HTTP.",
+        "inference.agreement": "Compare a checkpoint behind a server with the local engine: gates, answers, speed.",
         "inference.sweep": "Answer questions at every point of a grid of settings, from one set of forward passes.",
     },
     "score": {

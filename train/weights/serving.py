@@ -50,7 +50,17 @@ def launch_line(served: Served, folder: str | Path = ".") -> str:
         line = ["python", "-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", name, *dtype]
         return shlex.join([*line, *(["--enable-lora", "--lora-paths", adapter] if served.rank else [])])
     limit = {"image": 1, "video": 0} if served.takes_video else {"image": 1}
-    line = ["vllm", "serve", str(model), "--served-model-name", name, "--max-logprobs", "128", *dtype]
+    line = [
+        "vllm",
+        "serve",
+        str(model),
+        "--served-model-name",
+        name,
+        "--enable-scale-out",
+        "--max-logprobs",
+        "128",
+        *dtype,
+    ]
     # Pillow scales pictures, as in training: torchvision's pixels differ by up to 1 %. Video processors of transformers
     # (5.23) refuse that backend; `use_fast` can go when they don't.
     pillow: dict[str, Any] = {"use_fast": False} if served.takes_video else {"backend": "pil"}

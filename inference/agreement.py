@@ -1,0 +1,25 @@
+"""Compare a server with the local engine: `reflectune agreement --model C --server URL --dataset D --index I`.
+
+Exit status 0 if no probability differs by more than `most`, else 1.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from reflectune.core.command import command
+from reflectune.inference.running.config import AgreementConfig
+
+
+@command(AgreementConfig, writes="output")
+def agreement(config: AgreementConfig) -> None:
+    """Compare a checkpoint behind a server with the local engine: gates, answers, speed."""
+    from reflectune.core.durable import write_json  # slow to import, so only once the config is known to be right
+    from reflectune.inference.running.agreement import run, table
+
+    figures = run(config)
+    if config.output:
+        write_json(config.output, figures)
+    print(table(figures))
+    if not figures["agrees"]:
+        sys.exit(1)

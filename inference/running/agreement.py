@@ -1,0 +1,118 @@
+"""Compare a server with the local engine: gates, passages and answers of the same questions, and the time of both."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.formats.dataset import Dataset
+from reflectune.inference.config import ModelSettings
+from reflectune.inference.pipelines.registry import build_pipeline
+from reflectune.inference.running.config import AgreementConfig
+from reflectune.inference.running.experiment import select
+from reflectune.inference.running.loading import open_entries
+from reflectune.inference.running.runner import open_questions
+from reflectune.inference.running.single import open_reflecting
+from reflectune.inference.trace import Trace
+from reflectune.models.remote.served_engine import ServedEngine
+from reflectune.retrieval.config import RetrieverConfig
+
+_HITS = "vllm:prefix_cache_hits_total"
+
+
+def run(config: AgreementConfig) -> dict[str, Any]:
+    """Answer questions by the pipeline of the checkpoint's scheme, on the local engine and on the server.
+
+    Returns:
+        `gates` with the largest and the median difference of probabilities by gate, `answers_equal`, `chosen_equal`,
+        `questions_a_minute`, `agrees`, and `prefix_hits`: the share of the tokens with which an earlier request of the
+        same question began that the server's prefix cache had.
+
+    Raises:
+        UserError: A question can't be used, or the server can't.
+    """
+    dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    opened = open_entries(RetrieverConfig.of(config), dataset, models.device)
+    traces: dict[str, list[Trace]] = {}
+    seconds: dict[str, float] = {}
+    hits = 0.0
+    for side, settings in (("local", models.model_copy(update={"server": ""})), ("server", models)):
+        name, parts = open_reflecting(config, settings, dataset, opened)
+        engine, pipeline = parts.engine, build_pipeline(name, config, parts)
+        before = engine.server.metrics() if isinstance(engine, ServedEngine) else {}
+        traces[side], seconds[side] = [], 0.0
+        for start in range(0, len(questions), config.batch_questions):
+            batch, images, _ = open_questions(questions[start : start + config.batch_questions], dataset.root, "stop")
+            began = time.monotonic()
+            traces[side] += pipeline.run(batch, images)
+            seconds[side] += time.monotonic() - began
+        if isinstance(engine, ServedEngine):
+            after = engine.server.metrics()
+            hits = (after.get(_HITS, 0.0) - before.get(_HITS, 0.0)) / max(engine.reusable, 1)
+    figures = compare(traces["local"], traces["server"])
+    return {
+        **figures,
+        "questions": len(questions),
+        "questions_a_minute": {side: round(60 * len(questions) / spent, 1) for side, spent in seconds.items()},
+        "prefix_hits": round(hits, 4),
+        "most": config.most,
+        "agrees": all(gate["largest"] <= config.most for gate in figures["gates"].values()),
+    }
+
+
+def compare(local: Sequence[Trace], served: Sequence[Trace]) -> dict[str, Any]:
+    """Compare traces of the same questions in the same order.
+
+    A passage that one side alone judged, since a gate opened there only, isn't compared; `retrieved_equal` counts it.
+    """
+    pairs = [*zip(local, served, strict=True)]
+    differences: dict[str, list[float]] = {}
+    for one, other in pairs:
+        for gate, difference in _differences(one, other):
+            differences.setdefault(gate, []).append(difference)
+    if not differences:
+        raise UserError("no gate was read: `agreement` compares the decisions of a checkpoint that reflects")
+    same = {
+        "answers_equal": [one.answer == other.answer for one, other in pairs],
+        "chosen_equal": [(one.chosen, one.used) == (other.chosen, other.used) for one, other in pairs],
+        "retrieved_equal": [one.retrieved == other.retrieved for one, other in pairs],
+    }
+    return {
+        "gates": {
+            gate: {"count": len(values), "largest": max(values), "median": statistics.median(values)}
+            for gate, values in differences.items()
+        },
+        **{name: sum(values) / len(values) for name, values in same.items()},
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures as lines of text."""
+    lines = [f"{figures['questions']} questions", f"{'gate':20}{'read':>8}{'largest |Δp|':>16}{'median |Δp|':>16}"]
+    for gate, values in figures["gates"].items():
+        lines.append(f"{gate:20}{values['count']:8}{values['largest']:16.2e}{values['median']:16.2e}")
+    names = {"answers_equal": "equal answers", "chosen_equal": "same passages", "retrieved_equal": "same gate's side"}
+    lines += [f"{name:20}{figures[key]:8.1%}" for key, name in names.items()]
+    lines.append(f"{'prefix-cache hits':20}{figures['prefix_hits']:8.1%} of tokens that were sent before")
+    for side, speed in figures["questions_a_minute"].items():
+        lines.append(f"{side:20}{speed:8.1f} questions a minute")
+    lines.append(f"{'agrees' if figures['agrees'] else 'DIFFERS'}: at most {figures['most']:g} is allowed")
+    return "\n".join(lines)
+
+
+def _differences(one: Trace, other: Trace) -> Iterator[tuple[str, float]]:
+    """Yield gate and |Δp| of what both sides read."""
+    if one.gate is not None and other.gate is not None:
+        yield "retrieve", abs(one.gate - other.gate)
+    others = {passage.passage: passage for passage in other.passages}
+    for passage in one.passages:
+        twin = others.get(passage.passage)
+        if twin is not None and passage.s_rel is not None and twin.s_rel is not None:
+            yield "relevance", abs(passage.s_rel - twin.s_rel)
+        if twin is not None and passage.answer == twin.answer and passage.s_ans is not None and twin.s_ans is not None:
+            yield "answer", abs(passage.s_ans - twin.s_ans)

@@ -1,0 +1,77 @@
+"""Interface of an engine as readers use it: `PrefixEngine` computes here, `ServedEngine` asks a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reflectune.models.rendering.renderer import Rendered, Renderer
+from reflectune.models.schemes.calibration import GateScaling
+
+if TYPE_CHECKING:  # slow to import
+    from torch import Tensor
+
+    from reflectune.models.prefix.image_prefix import ImagePrefixCache
+    from reflectune.models.prefix.state import Generation
+
+
+class ReadPrefixes(Protocol):
+    """Questions that an engine opened."""
+
+    def __len__(self) -> int:
+        """Return the number of questions."""
+        ...
+
+    def probabilities(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the probability of each token to come next, full softmax: (questions, tokens)."""
+        ...
+
+
+class ReadBranches(Protocol):
+    """Continuations of opened questions."""
+
+    def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """Return the probability of each token to come next, full softmax: (branches, tokens) for each question."""
+        ...
+
+
+class Engine(Protocol):
+    """Reads prefixes and branches given as token ids, and answers from them. See `PrefixEngine` for each method."""
+
+    @property
+    def renderer(self) -> Renderer:
+        """Renderer of the model."""
+        ...
+
+    @property
+    def calibration(self) -> Mapping[str, GateScaling]:
+        """Scalings by which its gates are read, by their names."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence."""
+        ...
+
+    @property
+    def image_prefixes(self) -> ImagePrefixCache[Any]:
+        """Cache of the beginnings of prompts."""
+        ...
+
+    def read(self, prefixes: Sequence[Rendered]) -> ReadPrefixes:
+        """Open prefixes."""
+        ...
+
+    def branch(self, prefixes: Any, branches: Sequence[Sequence[Sequence[int]]]) -> ReadBranches:
+        """Continue prefixes by branches."""
+        ...
+
+    def generate(
+        self, state: Any, rows: Sequence[tuple[int, int]], forced: Sequence[int] = (), max_new_tokens: int = 32
+    ) -> list[Generation]:
+        """Answer greedily from rows of prefixes or branches."""
+        ...
+
+    def check_numbers(self, *values: float) -> None:
+        """Refuse NaN."""
+        ...

@@ -1,0 +1,34 @@
+"""Pictures as data URLs, encoded once for all requests about them."""
+
+from __future__ import annotations
+
+import base64
+
+from PIL import Image
+
+from reflectune.core.images import encode_image
+
+_ENCODED = 32
+"""Pictures that are kept as they are sent."""
+
+
+class PictureUrls:
+    """Cache of data URLs by picture.
+
+    Args:
+        max_pixels: Most pixels of a picture that is sent; 0: any.
+        lossless: True to send a picture as PNG where its file's own bytes can't be sent, not as JPEG.
+    """
+
+    def __init__(self, max_pixels: int = 0, *, lossless: bool = False) -> None:
+        self._max_pixels, self._lossless = max_pixels, lossless
+        self._encoded: dict[int, tuple[Image.Image, str]] = {}
+
+    def of(self, image: Image.Image) -> str:
+        """Return a picture's data URL."""
+        if id(image) not in self._encoded:
+            if len(self._encoded) >= _ENCODED:
+                self._encoded.pop(next(iter(self._encoded)))
+            mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
+            self._encoded[id(image)] = image, f"data:{mime};base64,{base64.b64encode(content).decode()}"
+        return self._encoded[id(image)][1]

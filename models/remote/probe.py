@@ -1,0 +1,91 @@
+"""Compare a server with the checkpoint that it should serve, before the first question."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import Loaded
+from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.served_engine import ServedEngine
+from reflectune.models.remote.token_server import TokenServer
+from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.schemes.base import Scheme
+
+_QUESTION: Final = "What is it made of?"
+LEAST_MASS: Final = 0.1
+"""Probability of a gate's two words below which a fine-tuned checkpoint is not the one that is served."""
+_LIKELY: Final = 20
+"""Likeliest tokens to ask for: as many as vLLM gives by default."""
+_BIAS: Final = 20.0
+_TOLERANCE: Final = 1e-3
+
+
+def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
+    """Return the engine of a checkpoint behind a server that reads and answers as the checkpoint does.
+
+    The server is asked about a known picture: its model's name, the ids of each reflection token and of a rendered
+    question, the picture's tokens, and whether log-probabilities are those of the model, before any processing.
+
+    Raises:
+        UserError: It differs. The message names the difference and the fix.
+    """
+    url = server.endpoint.shown_url
+    longest = server.find(loaded.name)
+    renderer = loaded.renderer
+    for role, token_id in renderer.token_ids.items():
+        token = loaded.scheme.tokens[role] if loaded.scheme else ""
+        if (found := server.tokenize(prompt=token, add_special_tokens=False)) != [token_id]:
+            raise UserError(
+                f"{url} reads {token} as tokens {found}, and {loaded.name} as {token_id}: it has another tokenizer; "
+                f"serve the checkpoint's folder, or a copy that `reflectune export` wrote"
+            )
+    engine = ServedEngine(loaded, server, longest)
+    image = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+    prefix = renderer.prefix(_QUESTION, image)
+    picture = {"type": "image_url", "image_url": {"url": PictureUrls(lossless=True).of(image)}}
+    message = {"role": "user", "content": [picture, {"type": "text", "text": _QUESTION}]}
+    if (found := server.tokenize(messages=[message])) != prefix.ids:
+        raise UserError(
+            f"{url} renders a question in other tokens ({len(found)}) than {loaded.name} ({len(prefix.ids)}): its chat "
+            "template, its tokenizer or its image processor differs; serve the checkpoint's folder, without "
+            "--chat-template"
+        )
+    _check_log_probabilities(engine, prefix)
+    if loaded.scheme is not None and loaded.is_tuned and loaded.scheme.gates:
+        _check_gate(engine, loaded.scheme, loaded.name, image)
+    return engine
+
+
+def _check_log_probabilities(engine: ServedEngine, prefix: Rendered) -> None:
+    """Raise a UserError if log-probabilities are logits, or change with a bias: they are processed then."""
+    url = engine.server.endpoint.shown_url
+    [likely] = engine.ask(prefix, {"max_tokens": 1, "logprobs": _LIKELY})
+    ids = [*likely.first]
+    mass = sum(math.exp(min(value, 1.0)) for value in likely.first.values())
+    listed = {"logprobs": len(ids) + 1, "logprob_token_ids": [*ids, ids[0]]}
+    [biased] = engine.ask(prefix, {"max_tokens": 1, **listed, "logit_bias": {str(ids[0]): _BIAS}})
+    moved = max(abs(biased.first.get(i, value) - value) for i, value in likely.first.items())
+    if mass > 1 + _TOLERANCE or moved > _TOLERANCE:
+        reason = f"those of {len(ids)} tokens sum to {mass:.3g}" if moved <= _TOLERANCE else "a bias changes them"
+        raise UserError(
+            f"{url} gives log-probabilities that are not the model's own ({reason}); start vLLM with "
+            "--logprobs-mode raw_logprobs"
+        )
+
+
+def _check_gate(engine: ServedEngine, scheme: Scheme, name: str, image: Image.Image) -> None:
+    """Raise a UserError if the model behind the server hardly answers the first gate by its words."""
+    renderer, gate = engine.renderer, scheme.gates[0]
+    state = engine.read([scheme.open(renderer, _QUESTION, image)])
+    branch = scheme.retrieval_gate(renderer)[0][:-1]
+    words = [renderer.token_id(role) for role in (gate.positive, gate.negative)]
+    both = engine.branch(state, [[branch]]).probabilities(words)[0] if branch else state.probabilities(words)
+    if (mass := float(both.sum())) < LEAST_MASS:
+        raise UserError(
+            f"the model behind {engine.server.endpoint.shown_url} hardly says {scheme.tokens[gate.positive]} or "
+            f"{scheme.tokens[gate.negative]} (together {mass:.2%}): it doesn't have the weights of {name}; serve these"
+        )

@@ -1,0 +1,171 @@
+"""Engine of a model behind a server: gates and answers as `PrefixEngine` gives them, by token ids over HTTP.
+
+The server's prefix cache takes the place of shared prefixes. A question's requests are sent one after the other, and
+its first one alone, so that the others find its picture and its prefix in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import Loaded
+from reflectune.models.prefix.engine import check_length, end_tokens
+from reflectune.models.prefix.image_prefix import ImagePrefixCache
+from reflectune.models.prefix.state import Generation
+from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.token_server import TokenReply, TokenRequest, TokenServer
+from reflectune.models.rendering.renderer import Rendered
+
+RowIndex = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ServedPrefixes:
+    """Questions to be read by a server.
+
+    Attributes:
+        engine: The engine that opened them.
+        prefixes: Their prefixes.
+        sent: Branches that were sent, by position of the question.
+    """
+
+    engine: ServedEngine
+    prefixes: Sequence[Rendered]
+    sent: dict[int, list[Sequence[int]]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prefixes)
+
+    def probabilities(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the probability of each token to come next, full softmax: float32 of shape (questions, tokens)."""
+        return self.engine.probabilities(self, [(q, ()) for q in range(len(self))], token_ids)
+
+
+@dataclass(frozen=True)
+class ServedBranches:
+    """Branches of questions, as token ids."""
+
+    engine: ServedEngine
+    prefixes: ServedPrefixes
+    ids: Sequence[Sequence[Sequence[int]]]
+
+    def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """Return the probability of each token to come next, full softmax: (branches, tokens) for each question."""
+        rows = [(q, branch) for q, branches in enumerate(self.ids) for branch in branches]
+        return list(self.engine.probabilities(self.prefixes, rows, token_ids).split([*map(len, self.ids)]))
+
+
+class ServedEngine:
+    """Read, judge and answer with a model behind a server; see `PrefixEngine` for the methods.
+
+    Args:
+        loaded: The checkpoint, without weights.
+        server: The server, which has them.
+        max_length: Longest sequence that the server takes; 0: as long as the model's.
+
+    Attributes:
+        reusable: Tokens that an earlier request of the same question began with: those that a prefix cache can have.
+    """
+
+    def __init__(self, loaded: Loaded, server: TokenServer, max_length: int = 0) -> None:
+        self.renderer, self.calibration = loaded.renderer, loaded.calibration
+        longest: int = loaded.model.config.get_text_config().max_position_embeddings
+        self.max_length = min(longest, max_length or longest)
+        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(0)
+        self.server, self.reusable = server, 0
+        self._ends, self._urls = end_tokens(loaded), PictureUrls(lossless=True)
+
+    def read(self, prefixes: Sequence[Rendered]) -> ServedPrefixes:
+        """Open prefixes. The server reads them with their first request."""
+        for prefix in prefixes:
+            check_length(len(prefix.ids), self.max_length)
+        return ServedPrefixes(self, prefixes)
+
+    def branch(self, prefixes: ServedPrefixes, branches: Sequence[Sequence[Sequence[int]]]) -> ServedBranches:
+        """Continue prefixes by branches."""
+        for prefix, question_branches in zip(prefixes.prefixes, branches, strict=True):
+            check_length(len(prefix.ids) + max(map(len, question_branches), default=0), self.max_length)
+        return ServedBranches(self, prefixes, branches)
+
+    def generate(
+        self,
+        state: ServedPrefixes | ServedBranches,
+        rows: Sequence[RowIndex],
+        forced: Sequence[int] = (),
+        max_new_tokens: int = 32,
+    ) -> list[Generation]:
+        """Answer greedily from rows."""
+        if isinstance(state, ServedBranches):
+            prefixes, ids = state.prefixes, [(q, [*state.ids[q][k], *forced]) for q, k in rows]
+        else:
+            prefixes, ids = state, [(q, [*forced]) for q, _ in rows]
+        ends = {"ignore_eos": True, "stop_token_ids": self._ends}
+        replies = self._ask(prefixes, ids, {"max_tokens": max_new_tokens, "logprobs": 0, **ends})
+        return [
+            Generation(
+                reply.ids,
+                self.renderer.decode(reply.ids[:-1] if reply.finished else reply.ids),
+                reply.log_probs,
+                reply.finished,
+            )
+            for reply in replies
+        ]
+
+    def probabilities(
+        self, prefixes: ServedPrefixes, rows: Sequence[tuple[int, Sequence[int]]], token_ids: Sequence[int]
+    ) -> Tensor:
+        """Return softmax probabilities of tokens after (question, branch) rows: float32 of shape (rows, tokens)."""
+        # vLLM puts the sampled token into the place of the last id, so that one is sent twice
+        listed = [*token_ids, token_ids[0]]
+        sampling = {"max_tokens": 1, "logprobs": len(listed), "logprob_token_ids": listed}
+        replies = self._ask(prefixes, rows, sampling)
+        if missing := [reply for reply in replies if not {*token_ids} <= {*reply.first}]:
+            raise UserError(
+                f"{self.server.endpoint.shown_url} left out log-probabilities of {len(missing):,} of {len(replies):,} "
+                "replies; use vLLM 0.32 or later, which takes `logprob_token_ids`"
+            )
+        values = [[math.exp(reply.first[token_id]) for token_id in token_ids] for reply in replies]
+        return torch.tensor(values, dtype=torch.float32).reshape(len(rows), len(token_ids))
+
+    def ask(self, prefix: Rendered, sampling: dict[str, Any]) -> list[TokenReply]:
+        """Return the reply to one prefix, under vLLM's `SamplingParams`."""
+        return self.server.generate_all([self._request(prefix, (), sampling)])
+
+    def check_numbers(self, *values: float) -> None:
+        """Do nothing: a reply with NaN is refused as it is read."""
+
+    def _ask(
+        self, prefixes: ServedPrefixes, rows: Sequence[tuple[int, Sequence[int]]], sampling: dict[str, Any]
+    ) -> list[TokenReply]:
+        """Send rows; of each question whose prefix is not read, one row before the others."""
+        first = {q: i for i, (q, _) in reversed([*enumerate(rows)]) if q not in prefixes.sent}
+        waves = [sorted(first.values()), [i for i in range(len(rows)) if i not in set(first.values())]]
+        replies: dict[int, TokenReply] = {}
+        for wave in waves:
+            requests = [self._request(prefixes.prefixes[rows[i][0]], rows[i][1], sampling) for i in wave]
+            replies.update(zip(wave, self.server.generate_all(requests), strict=True))
+            for q, branch in (rows[i] for i in wave):
+                self.reusable += self._known(prefixes, q, branch)
+                prefixes.sent.setdefault(q, []).append(branch)
+        return [replies[i] for i in range(len(rows))]
+
+    def _known(self, prefixes: ServedPrefixes, question: int, branch: Sequence[int]) -> int:
+        """Return the number of leading tokens that an earlier request of the question had."""
+        sent = prefixes.sent.get(question, ())
+        same = max((len(ids) for ids in sent if [*branch[: len(ids)]] == [*ids]), default=0)
+        return len(prefixes.prefixes[question].ids) + same if sent else 0
+
+    def _request(self, prefix: Rendered, branch: Sequence[int], sampling: dict[str, Any]) -> TokenRequest:
+        length = len(prefix.ids) + len(branch)
+        if prefix.picture is None:
+            return TokenRequest([*prefix.ids, *branch], "", length, sampling)
+        image, start, end = prefix.picture
+        ids = [*prefix.ids[:start], self.renderer.image_token_id, *prefix.ids[end:], *branch]
+        return TokenRequest(ids, self._urls.of(image), length, sampling)
