@@ -104,7 +104,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, run: SimpleNamespace) -> Iterator[Any]:
-    """The report, opened anew; neither an error nor a refused policy may have been logged at the end."""
+    """The report, opened again; neither an error nor a refused policy may have been logged at the end."""
     opened, problems = browser.new_page(), []
     opened.on("console", lambda message: problems.append(message.text))
     opened.on("pageerror", lambda error: problems.append(str(error)))
