@@ -17,6 +17,13 @@ from reflectune.inference.serving.service import AnswerService
 PIPELINES = ["mr2ag", "closed_book", "naive_rag"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Serve a model of one family: the server is the same for all."""
+    if "family" in metafunc.fixturenames:
+        metafunc.definition.add_marker(pytest.mark.parametrize("family", ["llava"], indirect=True))
+
+
 @pytest.fixture(scope="module")
 def service(
     world: Path, encoder: str, checkpoints: SimpleNamespace, make, tmp_path_factory: pytest.TempPathFactory
