@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,9 @@ def run(config: AgreementConfig) -> dict[str, Any]:
     for side, settings in (("local", models.model_copy(update={"server": ""})), ("server", models)):
         name, parts = open_reflecting(config, settings, dataset, opened)
         engine, pipeline = parts.engine, build_pipeline(name, config, parts)
-        before = engine.server.metrics() if isinstance(engine, ServedEngine) else {}
+        before: dict[str, float] = {}
+        if isinstance(engine, ServedEngine):
+            engine.server.salt, before = secrets.token_hex(16), engine.server.metrics()
         traces[side], seconds[side] = [], 0.0
         for start in range(0, len(questions), config.batch_questions):
             batch, images, _ = open_questions(questions[start : start + config.batch_questions], dataset.root, "stop")
@@ -53,7 +56,7 @@ def run(config: AgreementConfig) -> dict[str, Any]:
             seconds[side] += time.monotonic() - began
         if isinstance(engine, ServedEngine):
             after = engine.server.metrics()
-            hits = (after.get(_HITS, 0.0) - before.get(_HITS, 0.0)) / max(engine.reusable, 1)
+            hits = min(1.0, (after.get(_HITS, 0.0) - before.get(_HITS, 0.0)) / max(engine.reusable, 1))
     figures = compare(traces["local"], traces["server"])
     return {
         **figures,

@@ -65,7 +65,7 @@ class TokenServer:
         endpoint: The server. Its URL may end with `/v1`; `find` sets its model's name.
 
     Attributes:
-        sent: Number of requests that were answered.
+        salt: Keeps the prefix cache of requests with a different one apart; "" for the shared cache.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -73,7 +73,7 @@ class TokenServer:
         self.endpoint = replace(endpoint, url=url.removesuffix("/v1"))
         self._transport = Transport(self.endpoint, GENERATE)
         weakref.finalize(self, self._transport.close)
-        self.sent = 0
+        self.salt = ""
 
     def generate_all(self, requests: Sequence[TokenRequest]) -> list[TokenReply]:
         """Send requests in their order, several at a time, and return the replies.
@@ -91,7 +91,6 @@ class TokenServer:
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
-        self.sent += len(replies)
         return replies
 
     def tokenize(self, **prompt: Any) -> list[int]:
@@ -139,6 +138,8 @@ class TokenServer:
             "sampling_params": {"temperature": 0, "detokenize": False, **request.sampling},
             "return_token_ids": True,
         }
+        if self.salt:
+            body["cache_salt"] = self.salt
         if request.picture:
             body["content_parts"] = [{"type": "image_url", "url": request.picture, "uuid": key}]
         try:

@@ -16,7 +16,6 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image, open_image
 from reflectune.core.types import Question
-from reflectune.inference.operators import models
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.step_log import REPLIES
@@ -26,6 +25,7 @@ from reflectune.inference.scoring.trajectories import replies, reply_sentences
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.remote import pictures as sent_pictures
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
 
@@ -71,8 +71,13 @@ def sent(server: Any) -> list[tuple[str, bytes]]:
 def test_a_picture_travels_in_its_own_bytes_encoded_once(stub_server, remote, tmp_path, monkeypatch) -> None:
     Image.effect_noise((64, 48), 60).convert("RGB").save(path := tmp_path / "a.jpg", quality=70)
     encoded: list[Image.Image] = []
-    encode = models.encode_image
-    monkeypatch.setattr(models, "encode_image", lambda image, most: (encoded.append(image), encode(image, most))[1])
+    encode = sent_pictures.encode_image
+
+    def counted(image: Image.Image, most: int, **form: Any) -> tuple[str, bytes]:
+        encoded.append(image)
+        return encode(image, most, **form)
+
+    monkeypatch.setattr(sent_pictures, "encode_image", counted)
     server = stub_server(say, first_token={"Yes": -0.1})
     with remote(server.url) as model:
         asked = ServedModel(model)
