@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from PIL import Image
@@ -183,31 +184,15 @@ def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) 
     return WithGoldEntries(name, lambda gold: NaiveRAG(name, reader, gold, contexts, "passages"))
 
 
-_ARTICLE = Recipe(
-    _oracle("article"),
-    LeadSettings,
-    "base_model",
-    with_entry,
-    title="Oracle, right article",
-    form="oracle",
-    reads="article",
+_ORACLE = partial(Recipe, model="base_model", takes=with_entry, form="oracle")
+_ARTICLE = _ORACLE(_oracle("article"), LeadSettings, title="Oracle, right article", reads="article")
+_ARTICLES = _ORACLE(
+    _among_others, EntrySettings, requires=(ENTRIES,), title="Oracle, right article among {top_n}", reads="articles"
 )
-_ARTICLES = Recipe(
-    _among_others,
-    EntrySettings,
-    "base_model",
-    with_entry,
-    requires=(ENTRIES,),
-    title="Oracle, right article among {top_n}",
-    form="oracle",
-    reads="articles",
-)
-_PASSAGES = Recipe(
+_PASSAGES = _ORACLE(
     _best_passages,
     NaiveRagSettings,
-    "base_model",
-    with_entry,
-    (RERANKER,),
+    requires=(RERANKER,),
     title="Oracle, {passages} passages of the right article",
     form="oracle_passages",
     reads="passages",
@@ -217,7 +202,5 @@ RECIPES = {
     **baseline("oracle_articles", _ARTICLES),
     "oracle_passages": _PASSAGES,  # LLaVA-SFR with oracle entries
     "oracle_passages_tuned": tuned(_PASSAGES, "oracle_passages_tuned"),
-    "oracle_passage": Recipe(
-        _oracle("passage"), LeadSettings, "base_model", with_evidence, title="Oracle, right passage", form="oracle"
-    ),
+    "oracle_passage": _ORACLE(_oracle("passage"), LeadSettings, takes=with_evidence, title="Oracle, right passage"),
 }

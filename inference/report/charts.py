@@ -20,15 +20,21 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.reporting import gates
 
 
-def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: TraceScorer) -> Markup:
-    """Return all charts that the traces allow, as HTML."""
+def charts(
+    questions: Sequence[Question],
+    traces: Traces,
+    gamma: float,
+    measure: TraceScorer,
+    names: Mapping[str, str] = {},
+) -> Markup:
+    """Return all charts that the traces allow, as HTML, with plain names of pipelines."""
     gate = gate_rows(questions, traces_of_reflecting(traces, "relevance"))
     ret = ret_decisions(ret_rows(questions, traces, measure))
     found = (
         _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
         _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
         _relevance(list(traces.get("relevance", {}).values())),
-        _risk(measure.official(questions), traces, measure),
+        _risk(measure.official(questions), traces, measure, names),
         _calibration(questions, traces, measure),
     )
     return figures(chart for chart in found if chart is not None)
@@ -76,10 +82,12 @@ def _relevance(traces: Sequence[Trace]) -> Chart | None:
     return Chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
 
 
-def _risk(questions: Sequence[Question], traces: Traces, measure: TraceScorer) -> Chart | None:
+def _risk(
+    questions: Sequence[Question], traces: Traces, measure: TraceScorer, titles: Mapping[str, str]
+) -> Chart | None:
     names = (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book")
     points = {name: _risk_points(questions, traces.get(name, {}), measure) for name in names}
-    lines = [Line(name, curve) for name, curve in points.items() if curve]
+    lines = [Line(titles.get(name, name), curve) for name, curve in points.items() if curve]
     note = "Answers ordered by the chosen passage's product where there is one, else by equation 7. Lower is better."
     return Chart("Risk against coverage", "share of questions answered", "error rate", lines, note) if lines else None
 

@@ -69,20 +69,17 @@ def flips(before: Metrics, after: Metrics) -> Record:
         By pipeline `asked`, the number of questions that both asked, and `flipped`: id, and outcome in each.
     """
     table = {}
-    for name in before["outcomes"]:
-        if name in after["outcomes"]:
-            sides = [_outcomes(record, name) for record in (before, after)]
-            asked = [key for key in sides[0] if key in sides[1]]
-            rows = [{"id": key, "before": sides[0][key], "after": sides[1][key]} for key in asked]
-            flipped = [row for row in rows if (row["before"] == RIGHT) != (row["after"] == RIGHT)]
-            table[name] = {"asked": len(asked), "flipped": flipped}
+    for name in [name for name in before["outcomes"] if name in after["outcomes"]]:
+        first, second = (
+            dict(zip((question["id"] for question in record["questions"]), record["outcomes"][name], strict=True))
+            for record in (before, after)
+        )
+        asked = [
+            {"id": key, "before": old, "after": second[key]} for key, old in first.items() if old and second.get(key)
+        ]
+        flipped = [row for row in asked if (row["before"] == RIGHT) != (row["after"] == RIGHT)]
+        table[name] = {"asked": len(asked), "flipped": flipped}
     return table
-
-
-def _outcomes(record: Metrics, name: str) -> dict[str, str]:
-    """Return the outcome of each question that a pipeline was asked."""
-    pairs = zip(record["questions"], record["outcomes"][name], strict=True)
-    return {question["id"]: outcome for question, outcome in pairs if outcome is not None}
 
 
 def mean_score(scores: Sequence[Mapping[str, float] | None]) -> float | None:

@@ -71,7 +71,13 @@ def browser_data(
     parts = dict(zip((q.id for q in official), [0] * len(official) if half is None else half.tolist(), strict=True))
     for question in questions:
         asked = {name: traces[name][question.id] for name in ordered if question.id in traces[name]}
-        row = _question(question, asked, tables, measure, parts.get(question.id), choice)
+        row = _question(question, asked, tables, measure)
+        if question.id in parts:
+            row["part"] = parts[question.id]
+            for name, shown in row["traces"].items():
+                shown["outcome"] = outcome(question, asked[name], shown["correct"])
+        if choice and REFLECTING in asked:
+            row["traces"][REFLECTING]["again"] = _candidates(question, asked[REFLECTING], measure, choice)
         size += len(script_json(row).encode())
         if size + tables.bytes > most_bytes:
             break
@@ -80,7 +86,7 @@ def browser_data(
         "gamma": gamma,
         "pipelines": [[name, names.get(name, name)] for name in ordered],
         "outcomes": OUTCOMES,
-        "again": None if choice is None else _again(choice, traces[REFLECTING]),
+        "again": _again(choice, traces[REFLECTING]) if choice and rows else None,
         "images": tables.images,
         "entries": tables.entries,
         "passages": tables.passages,
@@ -160,15 +166,7 @@ def data_uri(image: Image.Image, side: int) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _question(
-    question: Question,
-    traces: Mapping[str, Trace],
-    tables: _Tables,
-    measure: TraceScorer,
-    part: float | None,
-    choice: ChoiceSettings | None,
-) -> dict[str, Any]:
-    """Return a question's row; `part` is None for a question that isn't scored, and 1 in InfoSeek's first half."""
+def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
     return {
         "id": question.id,
         "split": question.split,
@@ -176,49 +174,45 @@ def _question(
         "text": question.text,
         "answers": list(question.answers),
         "range": list(question.range) if question.range else None,
-        "part": part,
         "image": tables.image(question.image, tables._dataset.image_roots, QUESTION_SIDE) if question.image else -1,
         "knowledge": question.is_knowledge_based,
         "entities": list(question.entity_ids),
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
         "traces": {
             name: {
-                **_trace(question, trace, tables, measure, is_scored=part is not None),
+                **_trace(question, trace, tables, measure),
                 "lookup": _should_look_up(name, question, traces, measure),
-                **({"again": _candidates(question, trace, measure, choice)} if choice and name == REFLECTING else {}),
             }
             for name, trace in traces.items()
         },
     }
 
 
-def _trace(
-    question: Question, trace: Trace, tables: _Tables, measure: TraceScorer, *, is_scored: bool
-) -> dict[str, Any]:
-    correctness = measure.correctness(question, trace) if measure.has_truth(question) else 0
+def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
     bases = {hit.entry_id: hit.kb for hit in trace.hits}
     titles = {read.passage.entry_id: read.passage.title for read in trace.passages}
-    row = {
-        "answer": trace.answer,
-        "correct": correctness,
-        "outcome": outcome(question, trace, correctness) if is_scored else None,
-        "gate": trace.gate,
-        "retrieved": trace.retrieved,
-        "hits": [
-            [tables.entry(hit.entry_id, hit.kb, titles.get(hit.entry_id, "")), _round(hit.score)] for hit in trace.hits
-        ],
-        "passages": [_passage(read, tables, bases.get(read.passage.entry_id, "")) for read in trace.passages],
-        "chosen": trace.chosen,
-        "confidence": _round(trace.confidence),
-        "kept": list(trace.kept),
-        "used": list(trace.used),
-        "mct": None if trace.mct is None else dataclasses.asdict(trace.mct),
-        "fallback": trace.fallback,
-        "error": trace.error,
-        "steps": browsed(trace, question.entity_ids),
-        "ended": trace.ended,
-    }
-    return _without_empty(row)
+    return _without_empty(
+        {
+            "answer": trace.answer,
+            "correct": measure.correctness(question, trace) if measure.has_truth(question) else 0,
+            "gate": trace.gate,
+            "retrieved": trace.retrieved,
+            "hits": [
+                [tables.entry(hit.entry_id, hit.kb, titles.get(hit.entry_id, "")), _round(hit.score)]
+                for hit in trace.hits
+            ],
+            "passages": [_passage(read, tables, bases.get(read.passage.entry_id, "")) for read in trace.passages],
+            "chosen": trace.chosen,
+            "confidence": _round(trace.confidence),
+            "kept": list(trace.kept),
+            "used": list(trace.used),
+            "mct": None if trace.mct is None else dataclasses.asdict(trace.mct),
+            "fallback": trace.fallback,
+            "error": trace.error,
+            "steps": browsed(trace, question.entity_ids),
+            "ended": trace.ended,
+        }
+    )
 
 
 def _without_empty(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,15 +221,12 @@ def _without_empty(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _again(choice: ChoiceSettings, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return the settings of mR²AG's choice, and the range in which its stored candidates allow others.
-
-    A passage below the run's threshold was not answered from, unless all were.
-    """
-    judged = [read for trace in traces.values() for read in trace.passages]
+    """Return the settings of mR²AG's choice, and the range in which its stored candidates allow others."""
+    is_answered = all(read.answer is not None for trace in traces.values() for read in trace.passages)
     return {
         "pipeline": REFLECTING,
         "threshold": 0.5,
-        "least": 0.5 if any(read.answer is None for read in judged) else 0.0,
+        "least": 0.0 if is_answered else 0.5,
         "entries": max((len(trace.hits) for trace in traces.values()), default=0),
         "exponents": choice.exponents,
         "votes": choice.votes,
@@ -250,17 +241,12 @@ def _candidates(
 
     Numbers are whole, since a rounded one may decide otherwise.
     """
-    ranks = {hit.entry_id: rank for rank, hit in enumerate(trace.hits)}
-    known = measure.has_truth(question)
-    read = [
-        [
-            *(k, ranks[p.passage.entry_id], p.s_rel, p.s_irr, p.s_ans),
-            measure.worth(p.answer, question) if known else 0,
-            *([normalize_answer(p.answer)] if choice.votes else []),
-        ]
-        for k, p in enumerate(trace.passages)
-        if p.answer is not None and p.passage.entry_id in ranks
-    ]
+    ranks, read = {hit.entry_id: rank for rank, hit in enumerate(trace.hits)}, []
+    for k, p in enumerate(trace.passages):
+        if p.answer is not None and p.passage.entry_id in ranks:
+            worth = measure.worth(p.answer, question) if measure.has_truth(question) else 0
+            vote = [normalize_answer(p.answer)] if choice.votes else []
+            read.append([k, ranks[p.passage.entry_id], p.s_rel, p.s_irr, p.s_ans, worth, *vote])
     return {"ret": [hit.score for hit in trace.hits], "read": read} if read and not trace.error else None
 
 

@@ -71,7 +71,7 @@ def write_report(
         parts=tables.parts(metrics),
         rankings=tables.rankings(metrics),
         costs=trajectories.costs(metrics),
-        charts=charts.charts(questions, traces, gamma, measure),
+        charts=charts.charts(questions, traces, gamma, measure, names),
         calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
     )

@@ -16,12 +16,9 @@ function decide(trace, wanted) {
     Math.max(0, ret[entry]) ** a * Math.max(0, rel) ** b * Math.max(0, ans) ** c);
   const votes = new Map();
   rows.forEach((row, i) => votes.set(row[6] ?? i, (votes.get(row[6] ?? i) ?? 0) + products[i]));
-  let best = -1;
-  rows.forEach((row, i) => {
-    const key = (place) => [votes.get(rows[place][6] ?? place), products[place], rows[place][2]];
-    if (best < 0 || compare(key(i), key(best)) > 0) best = i;
-  });
-  if (best < 0) return null;
+  if (!rows.length) return null;
+  const key = (i) => [votes.get(rows[i][6] ?? i), products[i], rows[i][2]];
+  const best = rows.reduce((first, _, i) => (compare(key(i), key(first)) > 0 ? i : first), 0);
   const [position, , , , , correct] = rows[best];
   return { answer: readAt(trace, position).answer, correct, chosen: position, error: "" };
 }
@@ -34,48 +31,36 @@ function entryScores(similarities) {
   return weights.map((weight) => weight / total);
 }
 
-// The metric's overall score of a worth a question: InfoSeek's is the harmonic mean of two halves.
-function overall(worths) {
+// The metric's overall score of pairs [question, worth]: InfoSeek's is the harmonic mean of two halves.
+function overall(pairs) {
   const mean = (rows) => rows.reduce((sum, [, worth]) => sum + worth, 0) / rows.length;
-  const [first, second] = [1, 0].map((part) => worths.filter(([question]) => question.part === part));
-  if (!first.length || !second.length) return mean(worths);
+  const [first, second] = [1, 0].map((part) => pairs.filter(([question]) => question.part === part));
+  if (!first.length || !second.length) return mean(pairs);
   const [x, y] = [mean(first), mean(second)];
   return x + y ? (2 * x * y) / (x + y) : 0;
-}
-
-function decideAll(wanted) {
-  const run = (question) => question.traces[data.again.pipeline];
-  const asked = data.questions.filter(run);
-  decided = new Map();
-  for (const question of asked) {
-    const [now, then] = [decide(run(question), wanted), run(question)];
-    if (now === null || now.answer !== then.answer || now.chosen !== then.chosen) decided.set(question, now);
-  }
-  const scored = asked.filter((question) => question.part !== null);
-  const unknown = scored.filter((question) => decided.get(question) === null).length;
-  const score = (otherwise) => overall(scored.map((question) =>
-    [question, decided.has(question) ? decided.get(question)?.correct ?? otherwise : run(question).correct]));
-  const gains = scored.filter((question) => decided.get(question))
-    .map((question) => decided.get(question).correct - run(question).correct);
-  const gated = asked.filter((question) => run(question).gate !== null && run(question).lookup !== null);
-  const right = gated.filter((question) => (run(question).gate >= wanted.gamma) === run(question).lookup).length;
-  return {
-    before: overall(scored.map((question) => [question, run(question).correct])),
-    least: score(0), most: score(1), unknown,
-    gained: gains.filter((gain) => gain > 0).length, lost: gains.filter((gain) => gain < 0).length,
-    gate: gated.length ? right / gated.length : null,
-  };
 }
 
 function redecide() {
   const wanted = Object.fromEntries(SLIDERS.map((name) => [name, sliders.elements[name].valueAsNumber]));
   for (const name of SLIDERS) sliders.elements[name].nextElementSibling.value = wanted[name];
-  const result = decideAll(wanted);
-  const [before, least, most] = [result.before, result.least, result.most].map((value) => (100 * value).toFixed(1));
-  document.getElementById("decided").textContent = "Score " + before + " → " + least
-    + (result.unknown ? " to " + most : "") + " %. Answers that become right: " + result.gained
-    + ", wrong: " + result.lost + (result.unknown ? ", not stored: " + result.unknown : "") + "."
-    + (result.gate === null ? "" : " The gate is right on " + percent(result.gate) + " of the questions.");
+  const rows = data.questions.filter((question) => question.traces[data.again.pipeline]).map((question) => {
+    const then = question.traces[data.again.pipeline];
+    return { question, then, now: decide(then, wanted) };
+  });
+  const changed = rows.filter(({ then, now }) => !now || now.answer !== then.answer || now.chosen !== then.chosen);
+  decided = new Map(changed.map(({ question, now }) => [question, now]));
+  const scored = rows.filter(({ question }) => question.part !== undefined);
+  const score = (worth) => (100 * overall(scored.map((row) => [row.question, worth(row)]))).toFixed(1);
+  const count = (holds) => scored.filter(({ then, now }) => now && holds(now.correct, then.correct)).length;
+  const unknown = scored.filter(({ now }) => now === null).length;
+  const gated = rows.filter(({ then }) => then.gate !== null && then.lookup !== null);
+  const right = gated.filter(({ then }) => (then.gate >= wanted.gamma) === then.lookup).length;
+  document.getElementById("decided").textContent =
+    `Score ${score(({ then }) => then.correct)} → ${score(({ now }) => now?.correct ?? 0)}`
+    + (unknown ? ` to ${score(({ now }) => now?.correct ?? 1)}` : "")
+    + ` %. Answers that become right: ${count((now, then) => now > then)}, wrong: ${count((now, then) => now < then)}`
+    + (unknown ? `, not stored: ${unknown}.` : ".")
+    + (gated.length ? ` The gate is right on ${percent(right / gated.length)} of the questions.` : "");
   if (form.elements.outcome.value === CHANGED) refresh();
   else for (const node of list.children) showAgain(node);
 }
@@ -88,14 +73,15 @@ function showAgain(node) {
 
 function startSliders() {
   const step = Number.isInteger(Number((100 * data.gamma).toFixed(9))) ? 0.01 : "any";
-  const range = { gamma: [0, 1, step, data.gamma], threshold: [data.again.least, 1, 0.01, data.again.threshold],
-    entries: [1, data.again.entries, 1, data.again.entries] };
+  const { least, threshold, entries } = data.again;
+  const range = {
+    gamma: [0, 1, step, data.gamma], threshold: [least, 1, 0.01, threshold], entries: [1, entries, 1, entries],
+  };
   for (const [name, [min, max, step, value]] of Object.entries(range)) {
     Object.assign(sliders.elements[name], { min, max, step, defaultValue: String(value) });
   }
   document.getElementById("sliders").hidden = false;
-  document.getElementById("least").textContent = data.again.least ? "Passages below the run's threshold, "
-    + data.again.threshold + ", were not answered from: it can't go lower." : "";
+  document.getElementById("least").hidden = !least;
   sliders.addEventListener("input", redecide);
   sliders.addEventListener("reset", () => setTimeout(redecide));
   redecide();

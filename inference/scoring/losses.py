@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from reflectune.core.types import Evidence, Passage, Question
+from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
@@ -41,7 +40,8 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
         return RIGHT
     if trace.error:
         return "failed"
-    found = _entries(trace)
+    found = {hit.entry_id for hit in (*trace.hits, *(hit for step in trace.steps for hit in step.found))}
+    found |= {read.passage.entry_id for read in trace.passages}
     if not (trace.retrieved or found):
         return "unread" if trace.gate is None else "gate"
     entries = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
@@ -49,7 +49,12 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
         return "unknown"
     if not entries & found:
         return "not_found"
-    right = {k for k, read in enumerate(trace.passages) if _is_right(question, read.passage, entries)}
+    right = {
+        k
+        for k, passage in enumerate(read.passage for read in trace.passages)
+        if passage.entry_id in entries
+        and (not question.evidence or Evidence(passage.entry_id, passage.section) in question.evidence)
+    }
     if right & _read(trace):
         return "misread"
     return "outranked" if any(trace.passages[k].relevant for k in right) else "rejected"
@@ -70,22 +75,9 @@ def outcomes(questions: Sequence[Question], traces: Mapping[str, Trace], measure
     return keys
 
 
-def counted(keys: Iterable[str | None]) -> dict[str, int]:
+def counted(keys: Sequence[str | None]) -> dict[str, int]:
     """Count outcomes, in the order of `OUTCOMES`, without those that didn't occur."""
-    counts = Counter(keys)
-    return {key: counts[key] for key in OUTCOMES if counts[key]}
-
-
-def _entries(trace: Trace) -> set[str]:
-    """Return all entries that a pipeline found or was given."""
-    found = {hit.entry_id for hit in trace.hits} | {read.passage.entry_id for read in trace.passages}
-    return found | {hit.entry_id for step in trace.steps for hit in step.found}
-
-
-def _is_right(question: Question, passage: Passage, entries: set[str]) -> bool:
-    if question.evidence:
-        return Evidence(passage.entry_id, passage.section) in question.evidence
-    return passage.entry_id in entries
+    return {key: count for key in OUTCOMES if (count := keys.count(key))}
 
 
 def _read(trace: Trace) -> set[int]:
