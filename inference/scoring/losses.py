@@ -40,8 +40,8 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
         return RIGHT
     if trace.error:
         return "failed"
-    found = {hit.entry_id for hit in (*trace.hits, *(hit for step in trace.steps for hit in step.found))}
-    found |= {read.passage.entry_id for read in trace.passages}
+    found = {hit.entry_id for hit in trace.hits} | {read.passage.entry_id for read in trace.passages}
+    found |= {hit.entry_id for step in trace.steps for hit in step.found}
     if not (trace.retrieved or found):
         return "unread" if trace.gate is None else "gate"
     entries = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
