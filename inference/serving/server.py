@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 from importlib.util import find_spec
 from types import FrameType
@@ -15,7 +14,6 @@ from reflectune.inference.serving.app import create_app
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.service import AnswerService
 
-_PAGE: Final = "reflectune.inference.serving.page"
 _GRACE: Final = 5
 """Seconds in which connections without a request under way must end; a page's stay open."""
 
@@ -57,8 +55,10 @@ def serve(config: ServeConfig) -> None:
     with AnswerService(config) as service:
         print(f"pipelines: {', '.join(service.pipelines)}", flush=True)
         app = create_app(service, config)
-        if config.page and find_spec("gradio") and find_spec(_PAGE):
-            importlib.import_module(_PAGE).mount_page(app, service)
+        if config.page and find_spec("gradio"):
+            from reflectune.inference.serving.page import mount_page  # slow to import
+
+            mount_page(app, service)
         DrainingServer(server_config(app, config.host, config.port)).run()
 
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import logging
+import re
 import socket
 import subprocess
 import threading
@@ -18,8 +19,9 @@ from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
+from reflectune.inference.serve import serve
 from reflectune.inference.serving.app import create_app
-from reflectune.inference.serving.config import ServerSettings
+from reflectune.inference.serving.config import ServeConfig, ServerSettings
 from reflectune.inference.serving.server import DrainingServer, server_config
 
 ASKED = "What does it eat?"
@@ -326,3 +328,16 @@ def test_a_failure_of_the_model_is_the_servers_and_shows_nothing(service, client
         ((name, data),) = events(client.post("/answer", json=question()).text)
         assert (name, data["error"]["code"]) == ("error", status)
         assert "secret" not in json.dumps(data)
+
+
+def test_the_command_says_what_it_would_serve_and_refuses_pipelines_of_gold_evidence(
+    service, monkeypatch, capsys
+) -> None:
+    monkeypatch.delenv("REFLECTUNE_TOKEN", raising=False)
+    serve(service.config.model_copy(update={"dry_run": True}))
+    text = capsys.readouterr().out
+    assert re.match(r"would serve mr2ag, closed_book, naive_rag_article.* on 127.0.0.1:8321, with no token", text)
+    keys = {**service.config.model_dump(exclude_unset=True), "pipelines": ["mr2ag_oracle"]}
+    assert find_problems(ServeConfig, keys) == [
+        "`pipelines`: mr2ag_oracle needs a data set's gold evidence, which a request doesn't have"
+    ]
