@@ -1,6 +1,7 @@
 """Answer one question about one image: `reflectune answer --config … --image X --question "…"`.
 
-With `--evaluation DIR --question_id ID` it shows the traces of a question that evaluate has answered.
+With `--evaluation DIR --question_id ID` it shows the traces of a question that evaluate has answered, and with `--otlp`
+it sends them to an OpenTelemetry collector.
 """
 
 from __future__ import annotations
@@ -30,11 +31,21 @@ def answer(config: AnswerConfig) -> None:
 
 
 def show_evaluation(config: AnswerConfig) -> None:
-    """Print each pipeline's trace of the evaluation's question, or all traces as JSONL."""
+    """Print each pipeline's trace of the evaluation's question, or all traces as JSONL; or send them to a collector."""
     from reflectune.inference.report.words import explain
     from reflectune.inference.trace import to_row
     from reflectune.inference.trace_files.reading import find_traces, read_traces
 
+    if config.otlp:
+        from reflectune.formats.dataset import splits, stream_questions
+        from reflectune.inference.trace_files.spans import send_traces
+
+        stored = chain.from_iterable(map(read_traces, config.trace_files().values()))
+        chosen = (trace for trace in stored if config.question_id in ("", trace.question_id))
+        names = splits(config.dataset) if config.dataset else []
+        texts = {question.id: question.text for name in names for question in stream_questions(config.dataset, name)}
+        print(f"{send_traces(chosen, texts, config.otlp):,} traces sent to {config.otlp}")
+        return
     if not config.question_id:
         for trace in chain.from_iterable(map(read_traces, config.trace_files().values())):
             print(json.dumps(to_row(trace), ensure_ascii=False))

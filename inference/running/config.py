@@ -144,6 +144,9 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
     evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, and answer nothing")
     question_id: str = setting("", "id of the evaluation's question; all questions, a line of JSON each, if unset")
     pipeline: str = setting("", "pipeline whose trace to show; all pipelines and stages if unset")
+    otlp: str = setting(
+        "", "send the evaluation's traces there as OpenTelemetry spans: http://localhost:6006/v1/traces is Phoenix"
+    )
 
     def trace_files(self) -> dict[str, Path]:
         """Return the evaluation's files of traces to read, by pipeline."""
@@ -158,6 +161,8 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
     @cross_check
     def answer_problems(self) -> Iterator[str]:
         """Yield the problems of the question, or of the evaluation to read."""
+        if self.otlp and not (self.evaluation and self.otlp.startswith(("http://", "https://"))):
+            yield "`otlp` is an address that begins with http:// or https://, and needs `evaluation`"
         if not self.evaluation:
             yield from self.missing("image", "question")
             yield from self.missing("model", why="a checkpoint that sft wrote")
