@@ -333,10 +333,7 @@ def _load_adapter(
     assert scheme is not None  # an adapter without a scheme is refused before
     info = read_info(folder)
     base = resolve(str(info["base_model"]))
-    try:
-        quantization = Quantization(**info["quantization"]) if info.get("quantization") else None
-    except TypeError as error:
-        raise UserError(f"{folder / INFO_FILE}: `quantization` is damaged; take the file saved with it") from error
+    quantization = Quantization.recorded(info, folder / INFO_FILE)
     if quantization:
         require_bitsandbytes()
     network, _ = load_pretrained(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reflectune.core.errors import UserError
@@ -30,6 +32,18 @@ class Quantization:
 
     dtype: str = "bfloat16"
     double: bool = True
+
+    @classmethod
+    def recorded(cls, info: Mapping[str, Any], where: Path) -> Quantization | None:
+        """Return the quantization in an adapter's record, read from the file `where`; None if its base had none.
+
+        Raises:
+            UserError: The entry is damaged.
+        """
+        try:
+            return cls(**info["quantization"]) if info.get("quantization") else None
+        except TypeError as error:
+            raise UserError(f"{where}: `quantization` is damaged; take the file saved with it") from error
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
         """Return the arguments of `from_pretrained` that quantize while loading."""

@@ -54,6 +54,7 @@ READS: dict[str, Sequence[str]] = {
     "export": ("reflection", "world"),
     "adapter": ("reflection", "world"),
     "merged": ("adapter",),
+    "served": ("adapter",),
     "refined": ("world", "index", "tuned"),
     "probes": ("world", "index"),
     "labels": ("probes", "world"),

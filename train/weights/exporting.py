@@ -20,6 +20,7 @@ from reflectune.core.partials import writing
 from reflectune.core.paths import is_occupied
 from reflectune.models.loading import (
     ADAPTER_FILE,
+    INFO_FILE,
     SAVED,
     load,
     read_info,
@@ -154,7 +155,7 @@ def _write_lora(folder: Path, output: Path) -> int:
 def _load_adapted(folder: Path, dtype: torch.dtype) -> tuple[PeftModel, ProcessorMixin]:
     """Load an adapter onto its base model with the scheme's tokens, and don't merge it."""
     info, scheme = read_info(folder), load_scheme(folder)
-    four_bits = Quantization(**info["quantization"]) if info.get("quantization") else None
+    four_bits = Quantization.recorded(info, folder / INFO_FILE)
     base = load(
         str(info["base_model"]), scheme=scheme.name, seed=int(info["seed"]), dtype=dtype, quantization=four_bits
     )

@@ -135,6 +135,21 @@ def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, pictu
     assert f"sglang.launch_server --model-path {tmp_path}/sglang" in export_checkpoint(sglang)
 
 
+def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(base_model, picture, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    tuned(base_model("qwen2_vl", size="base"), tmp_path / "adapter")
+    record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
+    (tmp_path / "adapter/reflectune.json").write_text(json.dumps(record))
+
+    exported(tmp_path / "adapter", tmp_path / "split", "--adapter", "true")
+
+    plain = PeftModel.from_pretrained(opened(tmp_path / "split/base"), tmp_path / "split/adapter")
+    merged = load(str(tmp_path / "adapter"))
+    torch.testing.assert_close(
+        logits(merged, plain, picture), logits(merged, merged.model, picture), rtol=1e-4, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
