@@ -21,9 +21,9 @@ from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import reflecting
 from reflectune.inference.report.data import data_uri
 from reflectune.inference.serving.problems import RequestProblem
-from reflectune.inference.serving.questions import SIDE, AskedQuestion, PageQuestions
+from reflectune.inference.serving.questions import SIDE, PageQuestions
 from reflectune.inference.serving.service import AnswerService
-from reflectune.inference.serving.views import entry_rows, part, partial_view, title_of, view
+from reflectune.inference.serving.views import part, partial_view, title_of, view
 from reflectune.retrieval.config import RetrieverConfig
 
 _FONTS: Final = ["system-ui", "sans-serif"]
@@ -128,15 +128,13 @@ class PageEvents:
 
     def ask(self, content: bytes, text: str, *values: float) -> Iterator[list[Any]]:
         """Ask the model; show the gate and the entries as they come."""
-        questions, controls = self._questions, self._controls(values)
+        controls = self._controls(values)
         try:
-            for found in questions.ask(text, content):
-                if isinstance(found, AskedQuestion):
+            for found in self._questions.ask(text, content):
+                if found.id:
                     yield self.decide(found.id, (), *values)
                 else:
-                    image, gate, hits = found
-                    rows = entry_rows(hits, questions.entries_of(hits), set())
-                    parts = partial_view(text, image, questions.scheme, gate, controls, rows)
+                    parts = partial_view(found, controls)
                     yield [parts.answer, parts.evidence, part("status", text=parts.status), gr.skip(), "", ()]
         except (UserError, RequestProblem) as error:
             yield ["", "", part("status", text=str(error), problem=True), gr.Column(visible=False), "", ()]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
@@ -61,46 +61,47 @@ class PageQuestions:
         self._lock = threading.Lock()
         self._entry = lru_cache(maxsize=2048)(self._read_entry)
 
-    def ask(self, question: str, image: bytes) -> Iterator[tuple[str, float | None, Sequence[Hit]] | AskedQuestion]:
+    def ask(self, question: str, image: bytes) -> Iterator[AskedQuestion]:
         """Ask a question, with its gate open and closed, and of the other pipelines.
 
         Yields:
-            The picture, the gate and the entries as soon as they are known, then everything.
+            The question with the gate, then with the entries, without an id; last with everything.
 
         Raises:
-            UserError: The picture or the question can't be used.
+            UserError: The question can't be used.
+            RequestProblem: The picture can't be used.
         """
+        service, weights = self.service, RetrieverConfig.of(self.service.config)
         if not image:
             raise UserError("a picture is needed; drop, paste or photograph one")
-        if len(question) > (most := self.service.config.most_characters):
+        if len(question) > (most := service.config.most_characters):
             raise UserError(f"the question has {len(question):,} characters; at most {most:,} are read")
-        picture = read_picture(image, self.service.config)
+        picture = read_picture(image, service.config)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        opened = self.service.submit(question, picture, _OPENED, events.put)
-        futures: dict[str, Future[Trace]] = {
-            name: self.service.submit(question, picture, name) for name in self.others()
-        }
-        closed = self.service.submit(question, picture, _CLOSED)
+        opened = service.submit(question, picture, _OPENED, events.put)
         opened.add_done_callback(lambda _: events.put(None))
-        small, gate = data_uri(picture, SIDE), None
+        others = {self.plain(name): service.submit(question, picture, name) for name in self.others()}
+        closed, trace = service.submit(question, picture, _CLOSED), Trace("", self.name)
+        alternatives = Alternatives(trace, trace, self.scheme, weights.title_weight, weights.summary_share)
+        asked = AskedQuestion("", question, data_uri(picture, SIDE), alternatives)
         while (event := events.get()) is not None:
             if event.name == "gate":
-                gate = event.data["gate"]
-                yield small, gate, ()
-            if event.name == "hits":
-                yield small, gate, [from_row(Hit, row) for row in event.data["hits"]]
-        trace = opened.result()
-        weights = RetrieverConfig.of(self.service.config)
-        alternatives = Alternatives(trace, closed.result(), self.scheme, weights.title_weight, weights.summary_share)
-        others = {self.plain(name): future.result() for name, future in futures.items()}
-        made = AskedQuestion(
-            secrets.token_urlsafe(9), question, small, alternatives, others, self.entries_of(trace.hits)
+                trace = dataclasses.replace(trace, gate=event.data["gate"])
+            elif event.name == "hits":
+                trace = dataclasses.replace(trace, hits=tuple(from_row(Hit, row) for row in event.data["hits"]))
+            else:
+                continue
+            yield self._with(asked, trace)
+        asked = dataclasses.replace(
+            self._with(asked, opened.result(), closed.result()),
+            id=secrets.token_urlsafe(9),
+            others={name: future.result() for name, future in others.items()},
         )
         with self._lock:
-            self._asked[made.id] = made
+            self._asked[asked.id] = asked
             if len(self._asked) > KEPT:
                 self._asked.popitem(last=False)
-        yield made
+        yield asked
 
     def others(self) -> list[str]:
         """Return the pipelines to compare with."""
@@ -114,9 +115,11 @@ class PageQuestions:
         """Return a question that was asked lately, by its permalink."""
         return self._asked.get(question_id)
 
-    def entries_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, str]]:
-        """Return title and picture of entries, by id."""
-        return {hit.entry_id: self._entry(hit.entry_id) for hit in hits}
+    def _with(self, asked: AskedQuestion, opened: Trace, closed: Trace | None = None) -> AskedQuestion:
+        """Add a question's traces, and titles and pictures of its entries."""
+        alternatives = dataclasses.replace(asked.alternatives, opened=opened, closed=closed or opened)
+        entries = {hit.entry_id: self._entry(hit.entry_id) for hit in opened.hits}
+        return dataclasses.replace(asked, alternatives=alternatives, entries=entries)
 
     def _read_entry(self, entry_id: str) -> tuple[str, str]:
         knowledge, roots = self.service.dataset.knowledge, self.service.dataset.image_roots

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from reflectune.core.config import Settings
 from reflectune.core.html import render
-from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.decisions import Alternatives, Controls, Decision, can_weigh, decide
-from reflectune.inference.pipelines.mr2ag import ChoiceSettings
-from reflectune.inference.reading.ranking import PassageScores, product
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.reading.ranking import product
+from reflectune.inference.trace import Trace
 from reflectune.models.schemes.registry import find_scheme
 
-_EMPTY: Final[Any] = {"notes": (), "entries": (), "table": None, "reply": "", "passages": ()}
 _SHOWN: Final = 8
-"""Candidates in the table of products, and relevant passages shown at once."""
+"""Candidates in the table of products."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class AskedQuestion:
     """A question that the page has asked, with everything that it shows.
 
     Attributes:
-        id: Its permalink.
+        id: Its permalink; "" while it is being answered.
         question: The question.
         image: The picture, small, as a data URI.
         alternatives: Its traces with the gate open and closed.
@@ -76,18 +73,17 @@ def view(asked: AskedQuestion, controls: Controls, settings: Settings) -> PageVi
     )
     spoken = "unknown without the model" if decision.answer is None else decision.answer or "no answer"
     status = f"Answer: {spoken}. {why}" + (f" Gate: {gate['label']}." if gate else "")
-    return PageView(answer, _evidence(asked, decision, controls, settings), status)
+    return PageView(answer, _evidence(asked, decision, controls), status)
 
 
-def partial_view(
-    question: str, image: str, scheme: str, gate: float | None, controls: Controls, entries: list[dict[str, Any]]
-) -> PageView:
-    """Return the page's parts while the answer is being read."""
-    note = "Judging passages …" if entries else "Searching …"
-    shown = {"question": question, "image": image, "name": title_of(scheme), "answer": "…", "why": note, "link": ""}
-    retrieved = gate is None or find_scheme(scheme).retrieves(gate, controls.gamma)
-    answer = part("answer", **shown, gate=_gate(gate, controls.gamma), retrieved=retrieved, others=[])
-    return PageView(answer, part("evidence", **{**_EMPTY, "entries": entries}), note)
+def partial_view(asked: AskedQuestion, controls: Controls) -> PageView:
+    """Return the page's parts while the answer is being read, from the gate and the entries so far."""
+    opened, scheme = asked.alternatives.opened, asked.alternatives.scheme
+    note = "Judging passages …" if opened.hits else "Searching …"
+    shown = {"question": asked.question, "image": asked.image, "name": title_of(scheme), "answer": "…", "why": note}
+    retrieved = opened.gate is None or find_scheme(scheme).retrieves(opened.gate, controls.gamma)
+    answer = part("answer", **shown, link="", gate=_gate(opened.gate, controls.gamma), retrieved=retrieved, others=[])
+    return PageView(answer, _evidence(asked, Decision(True, "", None, opened.hits), controls), note)
 
 
 def part(template: str, **values: Any) -> str:
@@ -95,21 +91,34 @@ def part(template: str, **values: Any) -> str:
     return str(render(f"inference/serving/templates/{template}.html", **values))
 
 
-def _evidence(asked: AskedQuestion, decision: Decision, controls: Controls, settings: Settings) -> str:
-    opened = asked.alternatives.opened
-    passages = opened.passages
-    ids = {hit.entry_id for hit in decision.hits or opened.hits[: controls.entries]}
-    positions = [k for k, passage in enumerate(passages) if passage.passage.entry_id in ids]
-    used = {passages[k].passage.entry_id for k in decision.used}
-    chooses = isinstance(settings, ChoiceSettings)
-    shown = decision.hits or opened.hits[: controls.entries]
+def _evidence(asked: AskedQuestion, decision: Decision, controls: Controls) -> str:
+    """Return entries, the table of candidates, and passages: relevant or used ones first, then the others, folded."""
+    opened, used = asked.alternatives.opened, decision.used
+    hits = decision.hits or opened.hits[: controls.entries]
+    shown = {hit.entry_id for hit in hits}
+    shares = {
+        k: (read.s_rel or 0.0) / ((read.s_rel or 0.0) + (read.s_irr or 0.0) or 1.0)
+        for k, read in enumerate(opened.passages)
+        if read.passage.entry_id in shown
+    }
+    order = sorted(shares, key=lambda k: (k not in used, -shares[k]))
+    first = [k for k in order if shares[k] > controls.threshold or k in used or k in controls.without] or order[:1]
+    by_product = sorted(decision.scores, key=lambda k: (k not in used, -product(decision.scores[k])))
     return part(
         "evidence",
         notes=_notes(asked.alternatives, decision, controls),
-        entries=entry_rows(shown, asked.entries, used),
-        table=_products(opened, decision) if chooses else _documents(opened, decision),
-        reply=opened.mct.reply if opened.mct and decision.answer is not None and decision.retrieved else "",
-        passages=_groups(opened, positions, decision, controls),
+        hits=hits,
+        entries=asked.entries,
+        sources={opened.passages[k].passage.entry_id for k in used},
+        trace=opened,
+        decision=decision,
+        ranked=by_product[:_SHOWN] or used,
+        product=product,
+        reply=opened.mct.reply if opened.mct and decision.retrieved and decision.answer is not None else "",
+        groups=[first, [k for k in order if k not in first]],
+        shares=shares,
+        threshold=controls.threshold,
+        without=controls.without,
     )
 
 
@@ -148,99 +157,3 @@ def _notes(alternatives: Alternatives, decision: Decision, controls: Controls) -
             f"{alternatives.title_weight:g}; others that it would bring in need the model."
         )
     return notes
-
-
-def entry_rows(hits: Sequence[Hit], entries: Mapping[str, tuple[str, str]], used: set[str]) -> list[dict[str, Any]]:
-    """Return entries with titles, pictures and scores; `used` are those that the answer is from."""
-    rows = []
-    for hit in hits:
-        title, image = entries.get(hit.entry_id, (hit.entry_id, ""))
-        parts = " · ".join(f"{name} {value:.2f}" for name, value in hit.parts.items())
-        score = f"{hit.score:.2f}"
-        rows.append(
-            {
-                "rank": hit.rank,
-                "title": title,
-                "image": image,
-                "score": score,
-                "parts": parts,
-                "used": hit.entry_id in used,
-            }
-        )
-    return rows
-
-
-def _products(opened: Trace, decision: Decision) -> dict[str, Any] | None:
-    """Return mR²AG's table of candidates, best product first."""
-    ranked = sorted(decision.scores, key=lambda k: (k not in decision.used, -product(decision.scores[k])))
-    rows = [
-        {
-            "name": f"{k + 1}. {opened.passages[k].passage.title}",
-            "cells": [*_numbers(decision.scores[k]), opened.passages[k].answer or ""],
-            "chosen": k in decision.used,
-        }
-        for k in ranked[:_SHOWN]
-    ]
-    head = ("passage", "S_ret", "S_rel", "S_ans", "product", "answer")
-    return {"title": "S_ret · S_rel · S_ans of each candidate", "head": head, "rows": rows} if rows else None
-
-
-def _numbers(scores: PassageScores) -> list[str]:
-    return [f"{value:.3f}" for value in (scores.ret, scores.rel, scores.ans, product(scores))]
-
-
-def _documents(opened: Trace, decision: Decision) -> dict[str, Any] | None:
-    """Return the table of passages that are answered from together, in their order."""
-    rows = [
-        {"name": f"{k + 1}. {read.passage.title}", "cells": [_number(read.s_ret), _number(read.s_rel)], "chosen": True}
-        for k in decision.used
-        for read in [opened.passages[k]]
-    ]
-    return (
-        {"title": "Passages that are answered from", "head": ("passage", "S_ret", "S_rel"), "rows": rows}
-        if rows
-        else None
-    )
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _groups(opened: Trace, positions: Sequence[int], decision: Decision, controls: Controls) -> list[dict[str, Any]]:
-    """Return passages in two groups: the relevant and the used ones, then the others, folded."""
-    rows = sorted(positions, key=lambda k: (k not in decision.used, -(opened.passages[k].s_rel or 0.0)))
-    shown = [_passage(k, opened.passages[k], decision, controls) for k in rows]
-    first = [row for row in shown if row["relevant"] or row["used"] or not row["ticked"]] or shown[:1]
-    others = [row for row in shown if row not in first]
-    groups = [{"title": "", "open": True, "rows": first}]
-    if others:
-        groups.append(
-            {
-                "title": f"{len(others)} {'passage' if len(others) == 1 else 'passages'} judged irrelevant",
-                "open": False,
-                "rows": others,
-            }
-        )
-    return groups if shown else []
-
-
-def _passage(k: int, read: PassageTrace, decision: Decision, controls: Controls) -> dict[str, Any]:
-    passage, s_rel, used = read.passage, read.s_rel, k in decision.used
-    share = 0.0 if s_rel is None else s_rel / ((s_rel + (read.s_irr or 0.0)) or 1.0)
-    relevant = s_rel is not None and share > controls.threshold
-    verdict = "not judged" if s_rel is None else "relevant" if relevant else "irrelevant"
-    return {
-        "position": k,
-        "number": k + 1,
-        "title": f"{passage.title} – {passage.heading}".rstrip("– "),
-        "lead": passage.lead,
-        "text": passage.text,
-        "s_rel": _number(s_rel),
-        "strength": f"{share:.3f}",
-        "relevant": relevant,
-        "verdict": f"{verdict}, answered from" if used else verdict,
-        "ticked": k not in controls.without,
-        "answer": read.answer,
-        "used": used,
-    }
