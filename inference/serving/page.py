@@ -81,7 +81,8 @@ def picture_input() -> gr.Image:
 
 def build_page(questions: PageQuestions) -> gr.Blocks:
     """Return the page of a service's questions."""
-    script, bare = read_asset("inference/serving/page.js").text, {"apply_default_css": False}
+    script = read_asset("inference/serving/page.js").text
+    bare: dict[str, Any] = {"apply_default_css": False}
     with gr.Blocks(title="reflectune", analytics_enabled=False, delete_cache=(3600, 3600), fill_width=True) as page:
         asked, without, sliders = gr.State(""), gr.State(()), _sliders(questions)
         events = PageEvents(questions, [*sliders])
