@@ -68,7 +68,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
-        self._brier, self._packs = brier, packs
+        self._brier, self.packs = brier, packs
         model: Any = run.model
         self._operations = needed_operations(model.get_decoder().layers)
         self._rate: float | None = None
@@ -116,7 +116,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         Under DeepSpeed the stock trainer casts all floats, which is meant for a model's inputs: a weight of a third
         would be off by 0.2 % in bfloat16.
         """
-        if self._packs:
+        if self.packs:
             inputs = in_blocks(inputs, self.args.device, backward=self._bare_model.training)
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "weights" in inputs:
@@ -207,7 +207,7 @@ class ReflectionTrainer(CheckpointedTrainer):
             counts = torch.tensor([self._tokens, self._left_out], device=self.args.device)
             tokens, left_out = self.accelerator.reduce(counts, "sum").tolist()
             logs["tokens_per_second"] = round(tokens / max(now - self._tokens_since, 1e-9))
-            if rate := self._operations_per_second():
+            if rate := self.operations_per_second():
                 per_device = logs["tokens_per_second"] / self.args.world_size
                 logs["mfu"] = round(per_device * self._operations / rate, 3)
             self._tokens, self._tokens_since, self._left_out = 0, now, 0
@@ -217,7 +217,7 @@ class ReflectionTrainer(CheckpointedTrainer):
             logs["peak_memory_gib"] = round(torch.accelerator.max_memory_allocated(self.args.device) / 2**30, 2)
         super().log(logs, start_time)
 
-    def _operations_per_second(self) -> float:
+    def operations_per_second(self) -> float:
         """Return the rate of a large product on this device, measured once; 0 on a CPU."""
         if self._rate is None:
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32

@@ -126,7 +126,7 @@ def test_deepspeed_rounds_a_models_inputs_and_not_the_losss_weights(trainer_clas
     trainer: Any = object.__new__(Preparing)
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=engine))
-    trainer.is_deepspeed_enabled, trainer._packs = True, False
+    trainer.is_deepspeed_enabled, trainer.packs = True, False
     weights = torch.tensor([[1 / 3, 1, 0.3]])
     batch = {"input_ids": torch.tensor([[5, 6, 7]]), "pixel_values": torch.rand(1, 3, 2, 2), "weights": weights}
 

@@ -27,7 +27,7 @@ def test_a_rate_is_operations_per_second(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_mfu_is_logged_where_the_device_has_a_rate(config, monkeypatch: pytest.MonkeyPatch) -> None:
     run = config(max_steps=1)
-    monkeypatch.setattr(ReflectionTrainer, "_operations_per_second", lambda self: 1e6 * self._operations)
+    monkeypatch.setattr(ReflectionTrainer, "operations_per_second", lambda self: 1e6 * self._operations)
     fine_tune(run)
     row = json.loads(Path(run.output_dir, "log.jsonl").read_text().splitlines()[0])
     assert row["mfu"] == pytest.approx(row["tokens_per_second"] / 1e6, abs=6e-4)
