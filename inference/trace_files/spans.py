@@ -94,8 +94,7 @@ def record(tracer: Tracer, trace: Trace, question: str) -> None:
         _record_step(spans, root, step, question, left / len(trace.steps))
     if not trace.steps:
         _record_answers(spans, root, trace, question, left)
-    if trace.error:
-        root.set_status(StatusCode.ERROR, trace.error)
+    root.set_status(StatusCode.ERROR if trace.error else StatusCode.OK, trace.error or None)
     spans.end(root)
 
 

@@ -12,7 +12,7 @@ from reflectune.core.extras import MODULES, install_line
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TRAINERS = ("trl", "datasets", "pandas")
+TRAINERS = ("trl", "datasets")
 
 
 def packages(requirements: list[str]) -> set[str]:

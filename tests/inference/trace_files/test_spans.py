@@ -67,6 +67,7 @@ def test_a_trace_is_a_tree_of_steps_that_last_as_long(trace, tree) -> None:
     assert found == tree
     assert len({span.context.trace_id for span in spans}) == 1
     (root,) = (span for span in spans if span.parent is None)
+    assert root.status.status_code.name == "OK"
     assert (root.attributes["input.value"], root.attributes["output.value"]) == ("How tall?", trace.answer)
 
 
