@@ -40,7 +40,7 @@ class CompareConfig(Settings):
 
 @command(CompareConfig, writes="output")
 def compare(config: CompareConfig) -> None:
-    """Compare finished evaluations in one table of scores and costs; of two, also name the questions that flipped."""
+    """Compare finished evaluations in one table of scores and costs."""
     from reflectune.core.durable import write_atomically, write_json  # slow to import: after the config is right
     from reflectune.inference.report.comparison import compared, flips, read_metrics
     from reflectune.inference.report.comparison_page import page, plot

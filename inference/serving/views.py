@@ -138,7 +138,7 @@ def _why(asked: AskedQuestion, decision: Decision, controls: Controls) -> str:
     if not decision.retrieved:
         return f"Answered by looking: the gate is below γ = {controls.gamma:.2f}."
     if decision.answer is None:
-        return "These passages were not read together; ask again with these settings to get the model's answer."
+        return "These passages were not read together: the model's answer from them is unknown."
     if decision.fallback == "closed_book" or not decision.used:
         return "Looked up, and answered by looking, without a passage to answer from."
     titles = dict.fromkeys(passages[k].passage.title for k in decision.used)
