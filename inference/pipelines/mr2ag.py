@@ -122,7 +122,7 @@ class MR2AG(GatedPipeline):
 
 
 @dataclass(frozen=True)
-class Choice:
+class CandidateChoice:
     """The choice among a stored trace's candidates.
 
     Attributes:
@@ -144,7 +144,7 @@ def choose_again(
     threshold: float = 0.5,
     without: Collection[int] = (),
     hits: Sequence[Hit] | None = None,
-) -> Choice | None:
+) -> CandidateChoice | None:
     """Choose among a stored trace's candidates by other settings. No model is read.
 
     Args:
@@ -180,7 +180,7 @@ def choose_again(
         return None
     answers = [trace.passages[k].answer or "" for k in scores]
     chosen = [*scores][_best(list(scores.values()), answers, settings, judging=judging)]
-    return Choice(chosen, scores, "" if relevant else "best_product")
+    return CandidateChoice(chosen, scores, "" if relevant else "best_product")
 
 
 def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:

@@ -24,22 +24,22 @@ class _Url(BaseModel):
     url: str
 
 
-class _Part(BaseModel):
+class _ContentPart(BaseModel):
     type: Literal["text", "image_url"]
     text: str = ""
     image_url: _Url | None = None
 
 
-class _Message(BaseModel):
+class _ChatMessage(BaseModel):
     role: str
-    content: str | list[_Part]
+    content: str | list[_ContentPart]
 
 
 class ChatBody(BaseModel):
     """A request of OpenAI's chat completions. Sampling options are ignored: answers are greedy."""
 
     model: str
-    messages: list[_Message]
+    messages: list[_ChatMessage]
     stream: bool = False
     n: int | None = None
 
@@ -56,7 +56,7 @@ class ChatBody(BaseModel):
             problem = "one message of the role user is read; a pipeline has prompts of its own, and no earlier rounds"
             raise RequestProblem(400, f"`messages`: {problem}")
         content = self.messages[0].content
-        parts = [_Part(type="text", text=content)] if isinstance(content, str) else content
+        parts = [_ContentPart(type="text", text=content)] if isinstance(content, str) else content
         pictures = [part.image_url.url for part in parts if part.image_url]
         if len(pictures) != 1:
             raise RequestProblem(400, f"`messages`: one picture is needed, as `image_url`; found {len(pictures)}")
