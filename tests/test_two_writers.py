@@ -17,7 +17,7 @@ from reflectune.core.locking import lock_path
 ROOT = Path(__file__).parents[1]
 MODULES = [module for modules in cli.GROUPS.values() for module in modules]
 OUTPUTS = {"output", "output_dir"}
-READING = {"inference.answer", "train.estimate"}
+READING = {"inference.answer", "inference.serve", "train.estimate"}
 """Commands that write nothing."""
 
 HOLDING = """

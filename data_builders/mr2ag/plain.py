@@ -53,7 +53,8 @@ def run(config: PlainConfig) -> None:
         held_out = {question.id for question in dataset.stream(config.split) if is_held_out(question, config.hold_out)}
         examples = [example for example in examples if example.id not in held_out]
     if not examples:
-        raise UserError(f"`reflection`: {path} has no questions that aren't held out; build it again, or hold out less")
+        left = " that are not held out" if config.hold_out else ""
+        raise UserError(f"`reflection`: {path} has no questions{left}; build it again")
     retriever = reranker = contexts = None
     if any(form in PICKED for form in config.evidence):
         reranker = open_reranker(config, device=config.device)

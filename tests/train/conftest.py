@@ -203,10 +203,14 @@ def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftCo
 
 @pytest.fixture
 def weights() -> Callable[[str | Path], dict[str, torch.Tensor]]:
-    """Reads the weights, or the adapter, in a folder."""
+    """Reads the weights, or the adapter, in a folder.
+
+    A base that transformers wrote lacks the `vision_model.` of published names.
+    """
 
     def read(folder: str | Path) -> dict[str, torch.Tensor]:
-        return load_file(next(Path(folder).glob("*model.safetensors")))
+        tensors = load_file(next(Path(folder).glob("*model.safetensors")))
+        return {name.replace("tower.vision_model.", "tower."): tensor for name, tensor in tensors.items()}
 
     return read
 

@@ -114,8 +114,11 @@ def config(tmp_path: Path, world: Path, tuned) -> Callable[..., AnswerGrpoConfig
 
 
 def weights(folder: str | Path) -> Mapping[str, Tensor]:
+    """The weights of a folder; a base that transformers wrote lacks the `vision_model.` of published names."""
     return {
-        name: tensor for path in sorted(Path(folder).glob("*.safetensors")) for name, tensor in load_file(path).items()
+        name.replace("tower.vision_model.", "tower."): tensor
+        for path in sorted(Path(folder).glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
     }
 
 

@@ -16,7 +16,15 @@ from reflectune.train.settings.sft import SftConfig
 
 CONFIGS = {"probe": ProbeConfig, "derive_labels": DeriveConfig, "sft": SftConfig, "evaluate": EvaluateConfig}
 CONFIGS |= {"build_plain": PlainConfig, "merge": MergeConfig}
-MISSING = ("has no", "is not a folder", "does not exist", "is needed", "is not a file", "must be an existing")
+MISSING = (
+    "has no",
+    "is not a folder",
+    "does not exist",
+    "is needed",
+    "is not a file",
+    "must be an existing",
+    "is missing",
+)
 
 
 def problems(command: list[str]) -> list[str]:
