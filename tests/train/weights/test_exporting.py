@@ -19,9 +19,7 @@ from reflectune.models.loading import SAVED, Loaded, load, read_info, save_check
 from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.export import ExportConfig
-from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.exporting import export_checkpoint
-from reflectune.train.weights.parameters import add_adapters, projector_modules
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PROMPTS = 20
@@ -41,21 +39,6 @@ def logits(loaded: Loaded, model: Any, picture: Callable[[int], Any]) -> Tensor:
     return torch.stack(rows)
 
 
-def tuned(base: Path, folder: Path) -> tuple[Loaded, Any]:
-    """Write an adapter whose every weight has moved: LoRA, the new tokens' rows, and the whole projector."""
-    loaded = load(str(base), scheme="mr2ag", seed=5)
-    ids, targets = loaded.renderer.token_ids.values(), SftConfig().lora_targets
-    whole = projector_modules(loaded.model)
-    model = add_adapters(loaded.model, ids, rank=4, alpha=8, dropout=0.0, targets=targets, whole=whole).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    save_checkpoint(folder, model, loaded.processor, MR2AG, {"base_model": str(base), "seed": 5})
-    return loaded, model
-
-
 def exported(checkpoint: Path, output: Path, *words: str) -> str:
     argv = ["--checkpoint", str(checkpoint), "--output", str(output), "--to", "vllm", *words]
     return export_checkpoint(parse_config(ExportConfig, argv=argv))
@@ -69,10 +52,12 @@ def opened(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_forms_are_the_adapter_to_plain_transformers(family: str, write_base, picture, tmp_path: Path) -> None:
+def test_both_forms_are_the_adapter_to_plain_transformers(
+    family: str, write_base, picture, tmp_path: Path, moved_adapter
+) -> None:
     write_base(family, tmp_path / "base")
     GenerationConfig(eos_token_id=2, do_sample=True, repetition_penalty=1.5).save_pretrained(tmp_path / "base")
-    loaded, model = tuned(tmp_path / "base", tmp_path / "adapter")
+    loaded, model = moved_adapter(tmp_path / "base", tmp_path / "adapter", projector=True)
     expected = logits(loaded, model, picture)
 
     exported(tmp_path / "adapter", tmp_path / "merged", "--dtype", "float32")
@@ -135,9 +120,11 @@ def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, pictu
     assert f"sglang.launch_server --model-path {tmp_path}/sglang" in export_checkpoint(sglang)
 
 
-def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(base_model, picture, tmp_path: Path) -> None:
+def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(
+    base_model, picture, tmp_path: Path, moved_adapter
+) -> None:
     pytest.importorskip("bitsandbytes")
-    tuned(base_model("qwen2_vl", size="base"), tmp_path / "adapter")
+    moved_adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter", projector=True)
     record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
     (tmp_path / "adapter/reflectune.json").write_text(json.dumps(record))
 
@@ -169,10 +156,10 @@ def test_wrong_settings_are_reported_at_once(words: list[str], problem: str, tmp
 
 
 def test_a_base_that_is_gone_and_an_export_that_differs_are_one_sentence(
-    write_base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    write_base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moved_adapter
 ) -> None:
     write_base("llava", tmp_path / "base")
-    tuned(tmp_path / "base", tmp_path / "adapter")
+    moved_adapter(tmp_path / "base", tmp_path / "adapter", projector=True)
     monkeypatch.setattr("reflectune.train.weights.exporting.save_file", lambda state, path, **_: None)
     with pytest.raises(UserError, match=r"adapter_model\.safetensors is missing"):
         exported(tmp_path / "adapter", tmp_path / "out", "--adapter", "true")

@@ -1,6 +1,7 @@
 """Merged, adapted and reloaded: the same function, for both families, tied and untied, padded and not."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,10 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model
-from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
+from reflectune.models.loading import Loaded, load, read_info
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.merge import MergeConfig
-from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.merging import merge_adapter, plan_merge
-from reflectune.train.weights.parameters import add_adapters
 
 CASES = [
     pytest.param(family, tie, padding, id=f"{family}-{'tied' if tie else 'untied'}-{'padded' if padding else 'tight'}")
@@ -38,22 +37,21 @@ def logits(loaded: Loaded, model: torch.nn.Module) -> Tensor:
     return model(**inputs).logits
 
 
-def adapter(base: Path, folder: Path) -> tuple[Loaded, Tensor]:
-    """Write an adapter whose every weight has moved, and return its logits before it is written."""
-    loaded = load(str(base), scheme="mr2ag", seed=5)
-    ids = loaded.renderer.token_ids.values()
-    model = add_adapters(loaded.model, ids, rank=4, alpha=8, dropout=0.0, targets=SftConfig().lora_targets).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    save_checkpoint(folder, model, loaded.processor, MR2AG, {"base_model": str(base), "seed": 5})
-    return loaded, logits(loaded, model)
+@pytest.fixture
+def adapter(moved_adapter) -> Callable[[Path, Path], tuple[Loaded, Tensor]]:
+    """Writes an adapter, and returns its logits before it is written."""
+
+    def write(base: Path, folder: Path) -> tuple[Loaded, Tensor]:
+        loaded, model = moved_adapter(base, folder)
+        return loaded, logits(loaded, model)
+
+    return write
 
 
 @pytest.mark.parametrize(("family", "tie", "padding"), CASES)
-def test_merged_is_the_adapter_is_the_reloaded(family: Family, tie: bool, padding: int, base_model, tmp_path) -> None:
+def test_merged_is_the_adapter_is_the_reloaded(
+    family: Family, tie: bool, padding: int, base_model, tmp_path, adapter
+) -> None:
     base = base_model(family, tie=tie)
     if padding:
         tokenizer = load(str(base)).processor.tokenizer
@@ -77,7 +75,7 @@ def test_merged_is_the_adapter_is_the_reloaded(family: Family, tie: bool, paddin
     assert info["merged_from"] == str(tmp_path / "adapter")
 
 
-def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model, tmp_path: Path) -> None:
+def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model, tmp_path: Path, adapter) -> None:
     pytest.importorskip("bitsandbytes")
     loaded, _ = adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter")
     record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
@@ -91,7 +89,7 @@ def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model, tmp_pa
     assert torch.equal(logits(loaded, plain), logits(loaded, load(str(tmp_path / "adapter")).model))
 
 
-def test_the_precision_is_the_bases_own_unless_asked_for(base_model, tmp_path: Path) -> None:
+def test_the_precision_is_the_bases_own_unless_asked_for(base_model, tmp_path: Path, adapter) -> None:
     base = base_model("llava")
     adapter(base, tmp_path / "adapter")
     load(str(base)).model.bfloat16().save_pretrained(base)
@@ -126,7 +124,7 @@ def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_the_command_merges_and_a_base_that_is_gone_is_one_line(base_model, tmp_path, start_program) -> None:
+def test_the_command_merges_and_a_base_that_is_gone_is_one_line(base_model, tmp_path, start_program, adapter) -> None:
     base = base_model("llava")
     adapter(base, tmp_path / "adapter")
     command = ["-m", "reflectune", "merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]
