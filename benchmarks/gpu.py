@@ -354,15 +354,16 @@ def hardware(device: str) -> dict[str, Any]:
     import torch
     from workload import timed
 
+    from reflectune.train.runs.utilization import product_rate
+
     if device != "cuda":
         return {"gpu": None}
-    left = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16)
+    rate = product_rate(torch.device("cuda"), torch.bfloat16)
     right = torch.randn(4096, 11_008, device="cuda", dtype=torch.bfloat16)
-    seconds, _ = timed(lambda: left @ right, "cuda", 20, warm_up=5)
     copied, _ = timed(lambda: torch.empty_like(right).copy_(right), "cuda", 20, warm_up=5)
     return {
         "gpu": torch.cuda.get_device_name(),
-        "matrix product, TFLOP/s": round(2 * 8192 * 4096 * 11_008 / seconds / 1e12),
+        "matrix product, TFLOP/s": round(rate / 1e12),
         "copy, TB/s": round(2 * right.numel() * 2 / copied / 1e12, 2),
     }
 

@@ -24,6 +24,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.entry_point import entry_point
 from reflectune.core.errors import UserError
 from reflectune.core.images import encode_image, load_image
+from reflectune.core.partials import writing
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
@@ -58,14 +59,11 @@ def write_documents(dataset: Dataset, splits: Sequence[str], size: int, output: 
         questions += subset(scored, size)
     if not questions:
         raise UserError(f"{dataset.root}: no question of {', '.join(splits)} has a reference; name other splits")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f"{output.name}.unfinished")
-    with pq.ParquetWriter(unfinished, SCHEMA) as writer:
+    with writing(output) as partial, pq.ParquetWriter(partial, SCHEMA) as writer:
         for start in range(0, len(questions), _CHUNK):
             rows = [_document(question, dataset) for question in questions[start : start + _CHUNK]]
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
     write_atomically(f"{output}.ids.txt", "".join(f"{question.id}\n" for question in questions))
-    unfinished.replace(output)
     return len(questions)
 
 

@@ -88,6 +88,11 @@ def official_report(
     return percent_report(scored)
 
 
+def official_kind(question: Question) -> str:
+    """Return the official question type: `time`, `num` or `string`."""
+    return {"numerical": "num", "time": "time"}.get(question.answer_type, "string")
+
+
 def percent_report(scored: Iterable[tuple[str, str, float]]) -> dict[str, Any]:
     """The official report, percentages with two decimals, of rows (split's name, `time`, `num` or `string`, right)."""
     parts: dict[bool, list[tuple[str, float]]] = {True: [], False: []}

@@ -14,7 +14,6 @@ from reflectune.metrics.scoring.predictions import PredictionFile
 from reflectune.metrics.scoring.scoring import Joined, Scored
 
 RECALLS = (1, 5, 10, 20)
-_KINDS = {"numerical": "num", "time": "time"}
 
 
 def table(scored: Scored, seed: int) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def table(scored: Scored, seed: int) -> dict[str, Any]:
     scores: dict[str, Any] = breakdown(metric, questions, scored.values, seed)
     scores["columns"] = {column.name: column.title for column in columns(metric, questions)}
     if metric == "infoseek":
-        kinds = [_KINDS.get(question.answer_type, "string") for question in questions]
+        kinds = [infoseek.official_kind(question) for question in questions]
         splits = [question.split for question in questions]
         scores["official_report"] = infoseek.percent_report(zip(splits, kinds, scored.values.tolist(), strict=True))
     scores["by_split"] = by_label(questions, scored.values, [question.split for question in questions], seed)

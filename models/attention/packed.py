@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import PreTrainedModel
 
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.attention.tree_mask import STRIDE
@@ -225,6 +226,14 @@ def flex_problem(
     pairs = zip(found, expected, strict=True)
     is_right = all(bool((one - other).norm() <= tolerance * other.norm()) for one, other in pairs)
     return "" if is_right else "it gives other numbers"
+
+
+def model_flex_problem(model: PreTrainedModel, dtype: torch.dtype, *, backward: bool = False) -> str:
+    """Return why a GPU can't use FlexAttention for a model's language layers; see `flex_problem`."""
+    config: Any = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return flex_problem("cuda", dtype, heads, config.num_key_value_heads, size, backward=backward)
 
 
 def _gradients(output: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.core.devices import is_out_of_memory
-from reflectune.models.attention.packed import PackedSegment, Span, block_mask, flex_problem, padded
+from reflectune.models.attention.packed import PackedSegment, Span, block_mask, model_flex_problem, padded
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.prefix.forward import UNUSED_MASK, Forward
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
@@ -141,15 +141,12 @@ def packed_for(
     """
     if forward.device.type != "cuda" or not compiling:
         return None
-    config: Any = forward.model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
     if max(len(gpus_of(forward.model)), len({*getattr(forward.model, "hf_device_map", {}).values()})) > 1:
         problem = "the model lies on several devices"
     elif any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in forward.model.parameters()):
         problem = "the weights are sharded (ZeRO-3 or FSDP)"
     else:
-        problem = flex_problem("cuda", forward.model.dtype, heads, config.num_key_value_heads, size)
+        problem = model_flex_problem(forward.model, forward.model.dtype)
     if not problem:
         return PackedReader(forward, budget, images)
     say(f"questions are not packed into one row, and are read more slowly: {problem}")

@@ -146,7 +146,8 @@ class ServedEngine:
     ) -> list[TokenReply]:
         """Send rows; of each question whose prefix is not read, one row before the others."""
         first = {q: i for i, (q, _) in reversed([*enumerate(rows)]) if q not in prefixes.sent}
-        waves = [sorted(first.values()), [i for i in range(len(rows)) if i not in set(first.values())]]
+        leading = sorted(first.values())
+        waves = [leading, sorted({*range(len(rows))} - {*leading})]
         replies: dict[int, TokenReply] = {}
         for wave in waves:
             requests = [self._request(prefixes.prefixes[rows[i][0]], rows[i][1], sampling) for i in wave]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -131,7 +132,6 @@ class TokenServer:
         return counters
 
     def _generate(self, request: TokenRequest) -> TokenReply:
-        key = hashlib.sha256(request.picture.encode()).hexdigest()
         body = {
             "model": self.endpoint.model,
             "token_ids": [*request.ids],
@@ -141,7 +141,9 @@ class TokenServer:
         if self.salt:
             body["cache_salt"] = self.salt
         if request.picture:
-            body["content_parts"] = [{"type": "image_url", "url": request.picture, "uuid": key}]
+            body["content_parts"] = [
+                {"type": "image_url", "url": request.picture, "uuid": _picture_key(request.picture)}
+            ]
         try:
             reply = self._transport.post(body, self._read)
         except Refused as error:
@@ -179,3 +181,9 @@ class TokenServer:
         first = {int(token["token_id"]): float(token["logprob"]) for token in content[0].get("top_logprobs") or ()}
         finished = choice["finish_reason"] == "stop"
         return TokenReply(ids, log_probs, first, [int(i) for i in value["prompt_token_ids"]], finished)
+
+
+@functools.lru_cache(maxsize=32)
+def _picture_key(url: str) -> str:
+    """Return the key of a picture's data URL in the server's cache; a question's requests share one URL."""
+    return hashlib.sha256(url.encode()).hexdigest()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reflectune.models.attention.packed import flex_problem
+from reflectune.models.attention.packed import model_flex_problem
 from reflectune.models.loading import Loaded
 from reflectune.train.runs.launch import sharding
 from reflectune.train.runs.skeleton import say
@@ -22,11 +22,8 @@ def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
     """
     if args.device.type != "cuda" or config.compile == "off":
         return False
-    text = loaded.model.config.get_text_config()
-    heads = text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    if problem := flex_problem("cuda", dtype, heads, text.num_key_value_heads, size, backward=True):
+    if problem := model_flex_problem(loaded.model, dtype, backward=True):
         say(args, f"trees have dense masks, and are read more slowly: FlexAttention can't be used: {problem}")
         return False
     if sharding(os.environ) not in ("zero3", "fsdp") and config.method != "qlora":

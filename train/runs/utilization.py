@@ -7,6 +7,8 @@ import time
 import torch
 from torch import nn
 
+from reflectune.train.weights.parameters import parameter_count
+
 PRODUCT = (8192, 4096, 11_008)
 """Rows, inner size and columns of the product that is timed: a matrix of LLaVA-1.5-7B on a packed row."""
 
@@ -17,14 +19,8 @@ def needed_operations(layers: nn.Module) -> int:
     Forward 2 per weight, the gradient of activations 2, and 2 for each weight that trains. Attention's scores, the
     vision tower and recomputation are not counted.
     """
-    count = 0
-    for parameter in layers.parameters():
-        if parameter.dim() < 2:
-            continue
-        weights = getattr(parameter, "ds_numel", parameter.numel())  # under ZeRO-3 a shard is empty
-        weights *= 2 if parameter.dtype == torch.uint8 else 1  # two weights of 4 bits a byte
-        count += weights * (6 if parameter.requires_grad else 4)
-    return count
+    matrices = [parameter for parameter in layers.parameters() if parameter.dim() >= 2]
+    return sum(parameter_count(matrix) * (6 if matrix.requires_grad else 4) for matrix in matrices)
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -11,12 +11,11 @@ from typing import Any, Final
 from reflectune.core.rows import from_row
 from reflectune.core.types import Question
 from reflectune.metrics.judging.bem import load_bem
-from reflectune.metrics.official.infoseek import percent_report
+from reflectune.metrics.official.infoseek import official_kind, percent_report
 from reflectune.metrics.scoring.registry import Worth, metric_of_one
 
 BEM: Final = "REFLECTUNE_BEM"
 """Environment variable that names a converted BEM: with it `encyclopedic_vqa` has the official score too."""
-_KINDS: Final = {"time": "time", "numerical": "num"}
 
 
 def doc_to_visual(doc: Mapping[str, Any]) -> list[Any]:
@@ -39,8 +38,7 @@ def doc_to_target(doc: Mapping[str, Any]) -> str:
 def infoseek(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, tuple[str, str, float]]:
     """Return the split, the kind and the score of an answer, from which the official report is computed."""
     question = _question(doc)
-    kind = _KINDS.get(question.answer_type, "string")
-    row = (question.split, kind, metric_of_one("infoseek")(results[0].strip(), question))
+    row = (question.split, official_kind(question), metric_of_one("infoseek")(results[0].strip(), question))
     return dict.fromkeys(("infoseek", "unseen_question", "unseen_entity"), row)
 
 

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ def test_operations_are_two_a_weight_in_each_of_its_products() -> None:
     layers = nn.ModuleList([nn.Linear(3, 5), nn.Linear(5, 2).requires_grad_(False)])
     assert needed_operations(layers) == 6 * 15 + 4 * 10
     packed = nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    packed.quant_state = SimpleNamespace(shape=(4, 4))
     assert needed_operations(nn.ParameterList([packed])) == 4 * 16
 
 
