@@ -254,7 +254,7 @@ def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monk
 )
 def test_the_device_chooses(loaded, monkeypatch, printed, device, gpus, compiling, problem, line):
     monkeypatch.setattr(packed, "gpus_of", lambda model: [torch.device("cuda", n) for n in range(gpus)])
-    monkeypatch.setattr(packed, "flex_problem", lambda *kind: problem)
+    monkeypatch.setattr(packed, "model_flex_problem", lambda *_: problem)
     if line == "sharded":
         monkeypatch.setattr(loaded.model.lm_head.weight, "ds_id", 1, raising=False)
     engine = PrefixEngine(loaded)
