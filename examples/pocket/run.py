@@ -28,11 +28,10 @@ RUN = Path("runs/pocket")
 """Folder that the recipes in `configs/examples/pocket` write to."""
 TUNED = tuple(f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS)))
 """mR²AG's baselines, tuned on the same questions."""
-READERS = {"gold": ("gold",), "article": ("article",), "mixture": ("none", "gold", "article", "passages")}
+READERS = {"gold": ("gold",), "article": ("article",)}
 """Contexts that each further reader is tuned on; `plain_tuned` is tuned on `passages`.
 
-The mixture has every context that is evaluated but five whole articles, which would take longer than all others. It
-shows whether one reader of all is as good as a reader of each, and reads what has no reader of its own.
+Two contexts have no reader of their own: none at all, and five whole articles, which would take longer than all others.
 """
 FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
 """Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
@@ -57,7 +56,6 @@ MINUTES = {
     **{f"{name}_data": 3 for name in READERS},
     "gold_tuned": 30,
     "article_tuned": 45,
-    "mixture_tuned": 130,
     "evaluate": 160,
     "fresh": 900,
     "reader": 1,
