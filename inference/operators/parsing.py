@@ -1,27 +1,21 @@
-"""Tolerant parsers of free replies: queries, an order, a choice, an answer. An unreadable reply parses as empty."""
+"""Tolerant parsers of free replies: an order, a choice, an answer. An unreadable reply parses as empty."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
 
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import Box, Form
+from reflectune.inference.operators.spoken import first_json, spoken
 from reflectune.metrics.judging.extraction import short_answer
-from reflectune.models.rendering.thoughts import without_thoughts
 
-Value = TypeVar("Value")
 STATE_FIELDS: Final = ("need", "referent", "constraints")
 """Names of the values of MM-R2's state."""
 Letter: TypeAlias = Literal["A", "B"]
 """Name of one of two documents in a prompt."""
 
-_FENCE = re.compile(r"```\w*\n?|```")
-_SECTION = re.compile(r"^\W*(?:queries|output|questions?)\W*$", re.IGNORECASE | re.MULTILINE)
-_NUMBERED = re.compile(r"^\W*(?:(?:question|query)\s*\d*\s*[:.)]|\d+\s*[:.)]|[-*•])\s*(?P<text>\S.*)$", re.IGNORECASE)
-_ECHO = re.compile(r"(?:(?:the )?(?:question|query))?[\s\d]*[.:]?", re.IGNORECASE)
 _DOCUMENT = re.compile(r"\[?\s*(?:document|doc|passage)\s*(?P<long>\d+)\s*\]?|\[\s*(?P<short>\d+)\s*\]", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>(?P<text>.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _CHOICE = re.compile(r"^[^\w\n]*answers?[^\w\n:=]*[:=](?P<text>.*)$", re.IGNORECASE | re.MULTILINE)
@@ -29,10 +23,15 @@ _LETTERS = re.compile(r"\W*(?:[A-Z](?:\W+|\W*\band\W+|\Z))+", re.DOTALL)
 _OPTION = re.compile(r"\b[A-Z]\b")
 _NUMBER = re.compile(r"\d*\.?\d+")
 _LIST = re.compile(r"\[[^\[\]]*\]")
-_LETTER = re.compile(r"\bdocument\s*(?P<long>[ab])\b|^\W*(?P<short>[ab])\W*$", re.IGNORECASE)
-
-_MOST_BRACKETS = 64
-"""Maximum number of brackets tried as the start of a reply's JSON: a repetitive reply has thousands."""
+_LETTER = re.compile(r"\bdocument\W{0,4}(?P<long>[ab])\b(?!')|^\W{0,8}(?P<short>[ab])\W{0,8}$", re.IGNORECASE)
+_CHAIN = re.compile(r"(?:\[?(?:document\s?)?\d+\]?\s?>\s?)+(?:\[?(?:document\s?)?\d+\]?)?", re.IGNORECASE)
+_ITEM = re.compile(r"^\W{0,8}\d{1,2}[.):]\W{0,8}((?:document|doc|passage)\s?\d+|\[\d+\])", re.IGNORECASE | re.MULTILINE)
+_EXAMPLE = "[Document 4] > [Document 2] > ..."
+_ORDERING = frozenset(
+    "a and are best by comes document documents doc finally first followed is last least more most my next one order "
+    "passage ranking relevant second the then third to with".split()
+)
+_DENIAL = re.compile(r"\b(?:not|no|none|neither|never|isn't|doesn't|irrelevant|unrelated|worse|less)\b", re.IGNORECASE)
 
 
 def is_readable(reply: str, form: Form, shown: int, count: int) -> bool:
@@ -40,42 +39,25 @@ def is_readable(reply: str, form: Form, shown: int, count: int) -> bool:
     return bool(FORMS[form](reply, shown, count))
 
 
-def spoken(reply: str) -> str:
-    """Remove thoughts and code fences from a reply."""
-    return _FENCE.sub("", without_thoughts(reply)).strip()
-
-
-def queries(reply: str, most: int) -> tuple[str, ...]:
-    """Parse at most `most` distinct queries from a JSON value, or from a list after `## Queries`.
-
-    A reply without the heading may be the list itself. If no line is numbered, a line that ends with a question mark is
-    a query. An echo of the prompt's placeholder, `question 2.`, which small models repeat, is dropped.
-
-    Example:
-        >>> queries("## Analysis\\nIt is a bridge.\\n## Queries\\nQuestion 1: Who built it?\\nQuestion 2: When?", 2)
-        ('Who built it?', 'When?')
-    """
-    text = spoken(reply)
-    found = _in_json(text, lambda value: [*_strings(value)]) or []
-    if not found:
-        headings = list(_SECTION.finditer(text))
-        listed = text[headings[-1].end() :] if headings else text
-        lines = [line.strip() for line in listed.splitlines() if line.strip()]
-        found = [match["text"] for line in lines if (match := _NUMBERED.match(line))]
-        found = found or [line for line in lines if line.endswith("?")]
-    tidy = (query.strip().strip('"*').strip() for query in found)
-    return tuple(dict.fromkeys(query for query in tidy if not _ECHO.fullmatch(query)))[:most]
-
-
 def order(reply: str, count: int) -> tuple[int, ...] | None:
     """Parse an order of `count` documents, such as `[Document 2] > [Document 1]`, as indices from 0.
 
-    Documents that are left out follow in their previous order; numbers out of range are ignored.
+    The order is a chain, a list, or words of ordering: prose about the documents is none, and neither is the prompt's
+    example. Documents that are left out follow in their previous order; numbers out of range are ignored.
 
     Returns:
         None if no document is named.
     """
-    known = named_documents(reply, count)
+    text = spoken(reply).replace(_EXAMPLE, "")
+    if chains := _CHAIN.findall(text):
+        listed = _bracketed(chains[-1])
+    elif (numbers := first_json(text, _whole_numbers)) is not None:
+        listed = _bracketed(" ".join(map(str, numbers)))
+    elif items := _ITEM.findall(text):
+        listed = "".join(items)
+    else:
+        listed = text if set(re.findall(r"[^\W\d]+", text.lower())) <= _ORDERING else ""
+    known = named_documents(listed, count)
     return (*known, *(number for number in range(count) if number not in known)) if known else None
 
 
@@ -101,7 +83,7 @@ def fields(reply: str, names: Sequence[str]) -> dict[str, str]:
         {'referent': 'kestrel', 'need': 'its diet'}
     """
     text = spoken(reply)
-    values = _in_json(text, lambda value: _under(value, names)) or {}
+    values = first_json(text, lambda value: _under(value, names)) or {}
     for name in () if values else names:
         match = re.search(
             rf"^[^\w\n{{\[]*{re.escape(name)}[^\w\n:=]*[:=](?P<text>.*)$", text, re.IGNORECASE | re.MULTILINE
@@ -112,16 +94,22 @@ def fields(reply: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def preferred(reply: str) -> Letter | None:
-    """Parse which of two documents a reply prefers, `A` or `B`, from its first line.
+    """Parse which of two documents a reply prefers, `A` or `B`, from its first line that names one.
 
     Returns:
-        None if the line names neither, or both: `[Document A] or [Document B]` is an echo of the question.
+        None if the line names both, or denies: `[Document A] or [Document B]` is an echo of the question.
     """
-    first = next((line for line in spoken(reply).splitlines() if line.strip()), "")
-    named = {(match["long"] or match["short"]).upper() for match in _LETTER.finditer(first)}
-    if len(named) != 1:
-        return None
-    return "A" if "A" in named else "B"
+    for line in spoken(reply).splitlines():
+        if named := {(match["long"] or match["short"]).upper() for match in _LETTER.finditer(line)}:
+            return None if len(named) > 1 or _DENIAL.search(line) else "A" if "A" in named else "B"
+    return None
+
+
+def label(reply: str, yes: str, no: str) -> bool | None:
+    """Parse which of two words the first line of a reply has; None if neither, or both."""
+    first = next(iter(spoken(reply).splitlines()), "")
+    said = [bool(re.search(rf"\b{re.escape(word)}\b", first, re.IGNORECASE)) for word in (yes, no)]
+    return said[0] if sum(said) == 1 else None
 
 
 def answer(reply: str) -> str:
@@ -169,14 +157,21 @@ def shares(reply: str, count: int) -> tuple[float, ...] | None:
     return None
 
 
-def _in_json(text: str, read: Callable[[Any], Value]) -> Value | None:
-    """Return the first result of `read`, which rejects by ValueError, for JSON in a text, cut off or not; else None."""
-    for match in itertools.islice(re.finditer(r"[{\[]", text), _MOST_BRACKETS):
-        try:
-            return read(json.JSONDecoder().raw_decode(text, match.start())[0])
-        except (ValueError, RecursionError):
-            continue
-    return None
+def _bracketed(numbers: str) -> str:
+    return " ".join(f"[{number}]" for number in re.findall(r"\d+", numbers))
+
+
+def _whole_numbers(value: Any) -> list[int]:
+    """Return a JSON value's list of several numbers.
+
+    Raises:
+        ValueError: It has none.
+    """
+    lists = value.values() if isinstance(value, dict) else [value]
+    for listed in lists:
+        if isinstance(listed, list) and len(listed) > 1 and all(type(number) is int for number in listed):
+            return listed
+    raise ValueError("no list of numbers")
 
 
 def _under(value: Any, names: Sequence[str]) -> dict[str, str]:
@@ -191,23 +186,10 @@ def _under(value: Any, names: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield the queries of a JSON value: its strings, without those under a key that names something else."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if re.search("quer|question|output", str(key), re.IGNORECASE):
-                yield from _strings(item)
-
-
 FORMS: Final[Mapping[Form, Callable[[str, int, int], object]]] = {
     "free": lambda reply, shown, count: True,
     "text": lambda reply, shown, count: spoken(reply),
-    "queries": lambda reply, shown, count: queries(reply, 1),
+    "queries": lambda reply, shown, count: read_queries(reply, 1),
     "order": lambda reply, shown, count: order(reply, shown),
     "preferred": lambda reply, shown, count: shown == count and preferred(reply),
     "letters": lambda reply, shown, count: letters(reply, count),

@@ -22,7 +22,7 @@ from reflectune.core.values import SplitName
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.operators import parsing
+from reflectune.inference.operators.spoken import spoken
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, texts_of, write
 from reflectune.inference.pipelines.diagnostics import gold_passages, is_stating
@@ -81,7 +81,7 @@ def with_extraction(
             model="answerer",
             form="short",
         )
-        short = short_answer(parsing.spoken(reply.text))
+        short = short_answer(spoken(reply.text))
         if short is None:
             return outcome
         return dataclasses.replace(outcome, answer=short, confidence=reply.score)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
@@ -110,7 +110,7 @@ class MiRag(RecordTrajectory):
                 follow_up = yield from write(
                     "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=max_tokens, form="queries"
                 )
-                queries += parsing.queries(follow_up.text, FOLLOW_UPS)
+                queries += read_queries(follow_up.text, FOLLOW_UPS)
             shares = [len(queries) - 1 or 1, *(1 for _ in queries[1:])]
             retrieved = merge((yield from search(iteration, queries, split(budgets, shares))))
             passages |= {passage.id: passage for passage in retrieved}

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
@@ -107,7 +108,7 @@ class MmR2:
         best += [passage for unit in chosen for passage in units[unit]]
         labels = _listed({unit: units[unit] for unit in chosen})
         reply = yield from write("rewrite", 0, QUERY, slots, documents=labels, max_tokens=longest, form="queries")
-        queries = parsing.queries(reply.text, 1)
+        queries = read_queries(reply.text, 1)
         scores = (yield from rerank(0, queries[0] if queries else question.text, best)).scores
         best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
 

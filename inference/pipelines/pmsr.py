@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators import parsing
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import RecordSettings, expanded, iterative_recipe, searched, split
 from reflectune.inference.pipelines.mi_rag import RecordTrajectory, opening, recorded
@@ -94,7 +94,7 @@ class PmsrFixed(RecordTrajectory):
             max_tokens=self.settings.max_record_tokens,
             form="queries",
         )
-        of_trajectory = [*parsing.queries(reply.text, 1)]
+        of_trajectory = [*read_queries(reply.text, 1)]
         if self.settings.scopes == "trajectory":
             return of_trajectory or [otherwise]
         return [of_record, *of_trajectory]

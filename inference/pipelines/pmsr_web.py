@@ -15,8 +15,9 @@ from typing import Final
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators import parsing
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
+from reflectune.inference.operators.spoken import spoken
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import expanded, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import REASON
@@ -122,8 +123,8 @@ class PmsrWeb(Pmsr):
 
 
 def condensed(reply: str) -> str:
-    """Parse the query in a reply to `CONDENSE`, on one line; "" if it is empty."""
-    return " ".join(parsing.spoken(reply).split())
+    """Parse the query in a reply to `CONDENSE`: its question, else all of it on one line; "" if it is empty."""
+    return next(iter(read_queries(reply, 1)), "") or " ".join(spoken(reply).split())
 
 
 def pieces(text: str) -> list[str]:

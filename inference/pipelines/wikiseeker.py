@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reflectune.core.types import Question
-from reflectune.inference.operators import parsing
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge, merge, search, texts_of, write
@@ -63,7 +63,7 @@ class WikiSeeker:
         asked = {"question": question.text}
         longest = self.settings.max_record_tokens
         refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")
-        query = next(iter(parsing.queries(refined.text, 1)), question.text)
+        query = next(iter(read_queries(refined.text, 1)), question.text)
         passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
         texts = texts_of(passages)
         inspected = yield from judge(0, INSPECT, asked, documents=texts)

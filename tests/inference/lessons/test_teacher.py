@@ -7,7 +7,7 @@ import pytest
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.examples.lessons.teacher import NOTHING, TrajectoryTeacher, teacher_of
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.operators import parsing
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import Prompt, WriteRequest, Writing
 from reflectune.inference.pipelines import mi_rag, pmsr
 
@@ -93,7 +93,7 @@ def test_queries_ask_for_what_is_missing_and_are_read_from_the_reply(
     teacher: TrajectoryTeacher, template: str, most: int, records: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     reply = teacher.reply(asking("rewrite", template, *records), len(records))
-    assert parsing.queries(reply, most) == expected[:most]
+    assert read_queries(reply, most) == expected[:most]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel, conversation
+from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import JudgeReply, Prompt
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
@@ -134,4 +134,4 @@ def test_a_replys_lines_are_kept_since_queries_stand_in_them(engine, model, pict
     monkeypatch.setattr(engine, "generate", lambda *_, **__: [generation])
     (reply,) = model.write([(pictures[0], PROMPTS["one document"])], 8)
     assert reply.text == "## Analysis\nOf oak.\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
-    assert parsing.queries(reply.text, 2) == ("Where?", "When?")
+    assert read_queries(reply.text, 2) == ("Where?", "When?")

@@ -14,13 +14,13 @@ from reflectune.inference.operators.parsing import (
     named_documents,
     order,
     preferred,
-    queries,
     shares,
 )
+from reflectune.inference.operators.query_reply import read_queries
 
 STATE = {"need": "its diet", "referent": "kestrel"}
 PARSERS: dict[str, Callable[[str], object]] = {
-    "queries": lambda reply: queries(reply, 2),
+    "queries": lambda reply: read_queries(reply, 2),
     "order": lambda reply: order(reply, 3),
     "named documents": lambda reply: named_documents(reply, 3),
     "fields": lambda reply: fields(reply, ["need", "referent", "constraints"]),
@@ -132,7 +132,7 @@ def test_what_a_reply_says_is_found(kind: str, reply: str, expected: object) -> 
 @settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from('[]{}":,#\n Question12Document<think>/`-?ABanswer.0')), st.integers(1, 5))
 def test_no_reply_breaks_the_parser(reply: str, count: int) -> None:
-    assert len(queries(reply, count)) <= count
+    assert len(read_queries(reply, count)) <= count
     found = order(reply, count)
     assert found is None or sorted(found) == list(range(count))
     assert preferred(reply) in ("A", "B", None)
@@ -146,5 +146,5 @@ def test_no_reply_breaks_the_parser(reply: str, count: int) -> None:
 
 
 def test_deep_nesting_is_no_query() -> None:
-    assert queries("[" * 100_000, 2) == ()
-    assert queries('{"queries": ' * 900 + '"a?"' + "}" * 900, 2) in ((), ("a?",))
+    assert read_queries("[" * 100_000, 2) == ()
+    assert read_queries('{"queries": ' * 900 + '"a?"' + "}" * 900, 2) in ((), ("a?",))

@@ -152,7 +152,7 @@ BAD_LISTS = {
     "an answer": ("Ann Kirk built it.", "abc", 1),
     "reflection tokens": ("[Relevant] [Retrieval] [Irrelevant]", "abc", 1),
     "repeats itself": ("[Document 2] > " * 40, "bac", 0),
-    "repeats the example": ("[Document 4] > [Document 2] > ...", "bac", 0),
+    "repeats the example": ("[Document 4] > [Document 2] > ...", "abc", 1),
     "leaves one out": ("[Document 3] > [Document 1]", "cab", 0),
     "cut off": ("[Document 3] > [Docum", "cab", 0),
     "numbers of none": ("[Document 9] > [Document 0]", "abc", 1),
