@@ -18,6 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.attention import attend, merge, whole_float32
 from reflectune.models.attention.packed import packed_attention
 from reflectune.models.attention.positions import inner_model
+from reflectune.models.attention.recurrence import FULL, LINEAR
 from reflectune.models.attention.tree_mask import tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
@@ -45,11 +46,14 @@ def share_prefixes(model: nn.Module) -> None:
             f"a shared prefix needs attn_implementation=sdpa, found {implementation}: {reason}; load the model with "
             "sdpa, or train without trees"
         )
-    if set(getattr(config, "layer_types", None) or ("full_attention",)) != {"full_attention"}:
-        raise UserError(
-            f"{type(whole).__name__} has sliding-window or linear attention, which no shared prefix fits exactly; "
-            "use another model, or train without trees"
-        )
+    kinds = set(getattr(config, "layer_types", None) or ())
+    problem = f"no {others.pop()} shares a prefix exactly" if (others := kinds - {FULL, LINEAR}) else ""
+    if not problem and LINEAR in kinds:
+        from reflectune.models.attention.delta_net import fork_linear_attention  # slow to import
+
+        problem = fork_linear_attention(whole.model.language_model)
+    if problem:
+        raise UserError(f"{type(whole).__name__}: {problem}; use another model, or train without trees")
     AttentionInterface.register(IMPLEMENTATION, shared_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
     config._attn_implementation = IMPLEMENTATION

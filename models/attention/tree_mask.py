@@ -35,6 +35,7 @@ class TreeLayout:
         tails: Their branches, shape (N, R).
         segments: Segment ids of `trees`, -1 for padding.
         rows: Causal rows: plain trees, prefixes and branches, shape (M, most tokens).
+        row_segments: Segment id of each of `rows`, shape (M,), in ascending order.
         none: Index after the last token, used as padding.
         masks: Results of `dense`, by dtype.
     """
@@ -45,6 +46,7 @@ class TreeLayout:
     tails: Tensor
     segments: Tensor
     rows: Tensor
+    row_segments: Tensor
     none: int
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
@@ -70,6 +72,7 @@ class TreeLayout:
             tails=by(tree, tail),
             segments=torch.cat([flat, flat.new_full((1,), -1)])[trees],
             rows=by(flat, flat >= 0),
+            row_segments=flat[flat >= 0].unique(),
             none=len(flat),
         )
 
@@ -78,6 +81,15 @@ class TreeLayout:
         """`rows` in groups of similar length, each of shape (rows, most tokens of the group)."""
         lengths = (self.rows < self.none).sum(1).tolist()
         return tuple(self.rows[group, : lengths[group[-1]]] for group in like_lengths(lengths))
+
+    @cached_property
+    def forks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Plain trees and prefixes, (R, most tokens); branches, (K, most tokens); the prefix of each branch, (K,)."""
+        is_root = self.row_segments % STRIDE == 0
+        groups = [self.rows[chosen] for chosen in (is_root, ~is_root)]
+        roots, branches = (group[:, (group < self.none).any(0)] for group in groups)
+        trees = self.row_segments[~is_root] // STRIDE * STRIDE
+        return roots, branches, torch.searchsorted(self.row_segments[is_root].contiguous(), trees)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return masks of the trees with branches, 0 or -inf, to be added to scores: (N, 1, L, L).

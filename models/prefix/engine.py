@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from reflectune.core.errors import UnusableInput, UserError
-from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.decoding import StaticDecoder
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
 from reflectune.models.prefix.packed import Spot, TreePart, packed_for
-from reflectune.models.prefix.rows import Rows, rows_of
+from reflectune.models.prefix.rows import Rows
 from reflectune.models.prefix.state import Branches, BranchRows, Generation, Prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.output_head import exact_logits
@@ -81,11 +80,11 @@ class PrefixEngine:
             places.update({q: (len(chunks), row) for row, q in enumerate(questions)})
             chunks.append(rows)
 
-        for part in within_budget([len(prefixes[q].ids) for q in whole], self.token_budget):
+        for part in self._forward.batches([len(prefixes[q].ids) for q in whole], self.token_budget):
             questions = [whole[i] for i in part]
             add(questions, self._forward.prefill([prefixes[q] for q in questions]))
         sharing = list(shared)
-        for part in within_budget([len(shared[q][2]) for q in sharing], self.token_budget):
+        for part in self._forward.batches([len(shared[q][2]) for q in sharing], self.token_budget):
             questions = [sharing[i] for i in part]
             add(questions, self._read_suffixes([shared[q] for q in questions]))
         return Prefixes(self, chunks, places)
@@ -95,7 +94,7 @@ class PrefixEngine:
         by_key = {key: image_prefix for key, image_prefix, _ in parts}
         known = {key: kept for key in by_key if (kept := self.image_prefixes.get(key)) is not None}
         new = [key for key in by_key if key not in known]
-        for part in within_budget([len(by_key[key].ids) for key in new], self.token_budget):
+        for part in self._forward.batches([len(by_key[key].ids) for key in new], self.token_budget):
             read = self._forward.prefill([by_key[new[i]] for i in part])
             for row, i in enumerate(part):
                 known[new[i]] = read.take(self._index([row])).compact()
@@ -134,13 +133,13 @@ class PrefixEngine:
                 if prefixes.places[q][0] == number
                 for k in range(len(question_branches))
             ]
-            for part in within_budget([len(branches[q][k]) for q, k in rows], self.token_budget):
+            for part in self._forward.batches([len(branches[q][k]) for q, k in rows], self.token_budget):
                 chosen = [rows[i] for i in part]
                 read = self._read_branches(prefixes, branches, chosen)
-                kept += read.last_level.real.numel()
+                kept += read.last_level.real.numel() + len(chosen) * self._forward.state_tokens
                 places.update({row: (len(chunks), i) for i, row in enumerate(chosen)})
                 if kept > self._most_kept:  # they are read again to be continued
-                    read = replace(read, levels=(*read.levels[:-1], replace(read.last_level, cache=[])))
+                    read = replace(read, levels=(*read.levels[:-1], read.last_level.dropped()))
                 chunks.append(BranchRows(chosen, read))
         return Branches(self, prefixes, branches, chunks, places)
 
@@ -284,7 +283,7 @@ class PrefixEngine:
         places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
         for chunk in sorted({chunk for chunk, _ in places}):
             members = [i for i, (c, _) in enumerate(places) if c == chunk]
-            for part in within_budget([new[i] for i in members], self.token_budget):
+            for part in self._forward.batches([new[i] for i in members], self.token_budget):
                 chosen = [members[i] for i in part]
                 if isinstance(state, Prefixes):
                     read = state.chunks[chunk].take(self._index([places[i][1] for i in chosen]))
@@ -304,7 +303,7 @@ class PrefixEngine:
         active = torch.arange(count, device=rows.next_position.device)
         finished = torch.zeros(count, dtype=torch.bool, device=rows.next_position.device)
         shared, hidden = rows.shared(), rows.hidden
-        written: KeysValues = []
+        written = rows.nothing_written()
         for step in range(max_new_tokens):
             every = self._log_probabilities(hidden)
             chosen = every.argmax(-1)
@@ -319,7 +318,7 @@ class PrefixEngine:
             if bool(ended.any()):
                 going_on = (~ended).nonzero()[:, 0]
                 active, rows = active[going_on], rows.take(going_on)
-                shared, written = rows.shared(), rows_of(written, going_on)
+                shared, written = rows.shared(), written.take(going_on)
             hidden, written = self._forward.decode_step(chosen[~ended], rows.next_position + step, shared, written)
         return [self._generation(*row) for row in zip(ids, log_probs, finished.tolist(), strict=True)]
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from reflectune.models.attention.collation import join_vision
 from reflectune.models.attention.positions import Positions
+from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, state_tokens
 from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
 from reflectune.models.rendering.renderer import Rendered
@@ -40,6 +42,7 @@ class Forward:
         device: Device of the token ids and hidden states; layers may lie on others.
         tokens_read: Prompt tokens read so far, without padding and decoded tokens.
         token_bytes: Bytes of a token in a forward pass, from a trial on a GPU; 0 without one.
+        state_tokens: Tokens whose keys and values take as many bytes as the states of a row; see `recurrence`.
 
     Raises:
         UserError: The model's attention can't share a prefix.
@@ -52,6 +55,7 @@ class Forward:
         self.positions = Positions(model)
         self.tokens_read = 0
         self.token_bytes = 0.0
+        self.state_tokens = state_tokens(model.config.get_text_config(), model.dtype)
 
     def prefill(self, prefixes: Sequence[Rendered]) -> Rows:
         """Read the images and the prefixes of one batch, into key-value caches of their own."""
@@ -60,8 +64,10 @@ class Forward:
         for row, prefix in enumerate(prefixes):
             positions[:, row, : len(prefix.ids)] = self.positions.of_prefix(np.array(prefix.ids), prefix.vision)
         places = torch.from_numpy(positions).to(self.device)
-        states, cache = self._states(ids, places, [], self.vision_inputs(prefixes, ids))
-        return Rows((), (), places[0, :, 0], states[:, 0]).under(Level(cache, real), *_last(states, real, places))
+        recurrence = Recurrence(real, {})
+        states, cache = self._states(ids, places, [], recurrence, self.vision_inputs(prefixes, ids))
+        level = Level(cache, real, recurrence.after)
+        return Rows((), (), places[0, :, 0], states[:, 0]).under(level, *_last(states, real, places))
 
     def vision_inputs(self, prefixes: Sequence[Rendered], ids: Tensor) -> dict[str, Tensor]:
         """Return the model's inputs for the pictures of prefixes that are read together, as tokens `ids`."""
@@ -73,6 +79,11 @@ class Forward:
         if self.positions.is_3d:
             vision["mm_token_type_ids"] = (ids == self.positions.image_token_id).int()
         return vision
+
+    def batches(self, lengths: Sequence[int], budget: int) -> list[list[int]]:
+        """Return `within_budget`; on an accelerator the states of a row count as tokens."""
+        of_row = 0 if self.device.type == "cpu" else self.state_tokens
+        return within_budget([length + of_row for length in lengths], budget)
 
     def fitting_tokens(self, budget: int) -> int:
         """Return `budget`, or the tokens that the GPU's free memory has room for now if that is less."""
@@ -90,38 +101,45 @@ class Forward:
         """
         padded, real = self._padded(ids)
         places = self._next_positions(rows.next_position, padded.shape[1])
-        states, cache = self._under(rows.shared(), padded, places, [])
-        return states, rows.under(Level(cache, real), *_last(states, real, places))
+        recurrence = Recurrence(real, rows.last_level.states, rows.where[-1])
+        states, cache = self._under(rows.shared(), padded, places, [], recurrence)
+        return states, rows.under(Level(cache, real, recurrence.after), *_last(states, real, places))
 
     def decode_step(
-        self, tokens: Tensor, start: Tensor, shared: Sequence[Shared], written: KeysValues
-    ) -> tuple[Tensor, KeysValues]:
+        self, tokens: Tensor, start: Tensor, shared: Sequence[Shared], written: Level
+    ) -> tuple[Tensor, Level]:
         """Append one token to each row, after the tokens decoded so far.
 
         Args:
             tokens: Shape (rows,).
             start: Their positions, shape (rows,).
             shared: Shared tokens that the rows see, from `Rows.shared`.
-            written: Keys and values of the tokens decoded so far.
+            written: The tokens decoded so far.
 
         Returns:
-            Hidden states of shape (rows, hidden size), and the extended keys and values.
+            Hidden states of shape (rows, hidden size), and the extended level.
         """
-        states, cache = self._under(shared, tokens[:, None], self._next_positions(start, 1), written)
-        return states[:, 0], cache
+        recurrence, positions = Recurrence(None, written.states), self._next_positions(start, 1)
+        states, cache = self._under(shared, tokens[:, None], positions, written.cache, recurrence)
+        return states[:, 0], Level(cache, F.pad(written.real, (0, 1), value=True), recurrence.after)
 
     def _under(
-        self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues
+        self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues, recurrence: Recurrence
     ) -> tuple[Tensor, KeysValues]:
         """Return `_states` of text that follows cached rows."""
         more = {"attention_mask": UNUSED_MASK, "shared_context": SharedContext(shared)}
-        return self._states(ids, positions, past, more)
+        return self._states(ids, positions, past, recurrence, more)
 
     def _states(
-        self, ids: Tensor, positions: Tensor, past: KeysValues, more: Mapping[str, Any]
+        self, ids: Tensor, positions: Tensor, past: KeysValues, recurrence: Recurrence, more: Mapping[str, Any]
     ) -> tuple[Tensor, KeysValues]:
-        """Return hidden states of tokens (rows, new) at positions (1 or 3, rows, new), and all keys and values."""
+        """Return hidden states of tokens (rows, new) at positions (1 or 3, rows, new), and all keys and values.
+
+        The states of linear attention are written to `recurrence`.
+        """
         cache = as_cache(past)
+        if self.state_tokens:
+            more = {**more, "attention_mask": {FULL: more.get("attention_mask"), LINEAR: recurrence}}
         states = self.model.model(
             input_ids=ids,
             position_ids=positions if self.positions.is_3d else positions[0],

@@ -84,7 +84,15 @@ def stacked(image_prefixes: Sequence[Rows]) -> Rows:
     row = torch.arange(len(image_prefixes), device=real.device)
     next_position = torch.cat([image_prefix.next_position for image_prefix in image_prefixes])
     hidden = torch.cat([image_prefix.hidden for image_prefix in image_prefixes])
-    return Rows((Level([(keys, values) for keys, values in cache], real),), (row,), next_position, hidden)
+    states = {
+        layer: (
+            torch.cat([level.states[layer][0] for level in levels]),
+            torch.cat([level.states[layer][1] for level in levels]),
+        )
+        for layer in levels[0].states
+    }
+    level = Level([(keys, values) for keys, values in cache], real, states)
+    return Rows((level,), (row,), next_position, hidden)
 
 
 class ImagePrefixCache(Generic[Kept]):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from reflectune.models.attention.recurrence import States, take_states
 from reflectune.models.attention.shared import KeysValues, Shared
 
 
@@ -18,16 +19,24 @@ class Level:
     """Tokens that were read together: N rows, padded on the right.
 
     Attributes:
-        cache: Keys and values of each layer, (N, key heads, tokens, head size); empty if they were dropped.
+        cache: Keys and values of each layer, (N, key heads, tokens, head size), of head size 0 in layers of linear
+            attention; empty if they were dropped.
         real: Bool of shape (N, tokens); False at padding.
+        states: States of linear attention behind each row, by layer.
     """
 
     cache: KeysValues
     real: Tensor
+    states: Mapping[int, States] = field(default_factory=dict)
 
     def take(self, index: Tensor) -> Level:
         """Return a copy of some of its rows."""
-        return Level(rows_of(self.cache, index), self.real[index])
+        states = {layer: take_states(own, index) for layer, own in self.states.items()}
+        return Level(rows_of(self.cache, index), self.real[index], states)
+
+    def dropped(self) -> Level:
+        """Return the level without its keys, values and states."""
+        return Level([], self.real)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,11 @@ class Rows:
         """Return the tokens that a continuation of these rows sees."""
         return [Shared.of(level.cache, level.real, row) for level, row in zip(self.levels, self.where, strict=True)]
 
+    def nothing_written(self) -> Level:
+        """Return a level of no tokens under these rows, with a copy of their states."""
+        states = {layer: take_states(own, self.where[-1]) for layer, own in self.last_level.states.items()}
+        return Level([], self.last_level.real.new_ones(len(self), 0), states)
+
     def under(self, level: Level, next_position: Tensor, hidden: Tensor) -> Rows:
         """Return the rows extended by one level, one row of it for each of these rows."""
         row = torch.arange(len(next_position), device=next_position.device)
@@ -97,7 +111,9 @@ def as_cache(layers: KeysValues) -> DynamicCache:
 def cached(cache: DynamicCache) -> KeysValues:
     """Return the keys and values of a transformers cache."""
     layers: list[Any] = cache.layers
-    return [(layer.keys, layer.values) for layer in layers]
+    like = next(layer for layer in layers if layer.keys is not None)
+    empty = like.keys[..., :0]  # of linear attention, which has none
+    return [(empty, empty) if layer.keys is None else (layer.keys, layer.values) for layer in layers]
 
 
 def rows_of(layers: KeysValues, index: Tensor) -> KeysValues:
@@ -106,6 +122,7 @@ def rows_of(layers: KeysValues, index: Tensor) -> KeysValues:
 
 
 def kept_bytes(levels: Sequence[Level], device: torch.device | None = None) -> int:
-    """Return the bytes of the levels' keys and values, each counted once; those on `device` only if it is given."""
-    tensors = {id(tensor): tensor for level in levels for pair in level.cache for tensor in pair}
+    """Return the bytes of the levels' keys, values and states, each counted once; only those on `device` if given."""
+    pairs = [pair for level in levels for pair in (*level.cache, *level.states.values())]
+    tensors = {id(tensor): tensor for pair in pairs for tensor in pair}
     return sum(tensor.nbytes for tensor in tensors.values() if device in (None, tensor.device))

@@ -30,12 +30,12 @@ def test_token_by_token_is_one_pass(loaded, make):
     rows = forward.prefill(prefixes)
     ids = [[7, 8, 9], [10, 11, 12]]
     whole, _ = forward.append(rows, ids)
-    written = []
+    written = rows.nothing_written()
     for step in range(3):
         tokens = torch.tensor([row_ids[step] for row_ids in ids])
         hidden, written = forward.decode_step(tokens, rows.next_position + step, rows.shared(), written)
         torch.testing.assert_close(hidden, whole[:, step], rtol=1e-4, atol=1e-5)
-    assert written[0][0].shape[2] == 3
+    assert written.cache[0][0].shape[2] == written.real.shape[1] == 3
 
 
 @torch.no_grad()
