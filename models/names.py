@@ -25,6 +25,9 @@ MODEL_FILES: Final = ("config.json", "adapter_config.json")
 EMBEDDERS: Final = ("gme", "vlm2vec")
 """Ways to make a multimodal model an encoder, `WAY:MODEL`; see `reflectune.retrieval.encoders.lvlm`."""
 
+PAIR: Final = "pair"
+"""Prefix of an image tower and a text encoder, `pair:IMAGE+TEXT`; see `reflectune.retrieval.encoders.decoupled`."""
+
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]{0,95})?", re.ASCII)
 
 
@@ -72,7 +75,16 @@ def model_name(value: str) -> str:
 
 
 def encoder_name(value: str) -> str:
-    """Return the problem of an encoder's name: as `model_name`, without adapters, with hub commits, or `gme:MODEL`."""
+    """Return the problem of an encoder's name.
+
+    The name is as in `model_name`, without adapters, with hub commits; or `gme:MODEL`, or `pair:IMAGE+TEXT`.
+    """
+    try:
+        pair = pair_of(value)
+    except UserError as error:
+        return str(error)
+    if pair is not None:
+        return "; ".join(filter(None, map(encoder_name, pair)))
     way, colon, model = value.partition(":")
     if colon and way in EMBEDDERS:
         return _named(model, ("config.json",)) if model else f"{short(value)} names no model behind the colon"
@@ -81,6 +93,21 @@ def encoder_name(value: str) -> str:
     if os.path.isdir(value):
         return _named(value, ("config.json",))
     return _named(value.partition("@")[0], ("config.json",)) if value else ""
+
+
+def pair_of(name: str) -> tuple[str, str] | None:
+    """Return the image tower and the text encoder of `pair:IMAGE+TEXT`; None for any other name.
+
+    Raises:
+        UserError: One of the two is missing.
+    """
+    way, colon, models = name.partition(":")
+    if not colon or way != PAIR:
+        return None
+    image, _, text = models.partition("+")
+    if not (image and text):
+        raise UserError(f"{name} names no two models; give `{PAIR}:IMAGE+TEXT`")
+    return image, text
 
 
 def bem_name(value: str) -> str:

@@ -54,11 +54,12 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
 
     from reflectune.core.devices import find_device
     from reflectune.core.hashing import file_fingerprint
-    from reflectune.examples.pocket.mapped_encoder import ImageTower, TitleModel
+    from reflectune.examples.pocket.mapped_encoder import TitleModel
     from reflectune.examples.pocket.title_map import TitleMap, fit_title_map, write_title_map
     from reflectune.examples.pocket.training_pictures import encode_pictures, training_pictures
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+    from reflectune.retrieval.encoders.decoupled import ImageTower
 
     kb = KnowledgeBase(config.knowledge)
     rows = training_pictures(Path(config.pictures))

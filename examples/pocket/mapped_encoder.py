@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -12,16 +11,9 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.examples.pocket.title_map import TitleMap, read_title_map
-from reflectune.retrieval.encoders.base import (
-    PictureModel,
-    Prepared,
-    Vectors,
-    load_image_processor,
-    no_vectors,
-    unit_rows,
-    with_dtype,
-)
-from reflectune.retrieval.encoders.checkpoints import Checkpoint, find_checkpoint, load_config, load_weights
+from reflectune.retrieval.encoders.base import Vectors, no_vectors, unit_rows, with_dtype
+from reflectune.retrieval.encoders.checkpoints import Checkpoint, find_checkpoint
+from reflectune.retrieval.encoders.decoupled import ImageTower
 from reflectune.retrieval.encoders.modules import declared_pooling
 from reflectune.retrieval.encoders.texts import TextModel
 
@@ -42,6 +34,7 @@ class MappedEncoder:
             )
         files = fingerprint(["title map", vision.fingerprint, text.fingerprint, file_fingerprint(path)])
         self.fingerprint, self.precision = with_dtype(files, dtype), self._vision.precision
+        self.longest, self.too_long = self._text.longest, self._text.too_long
         self.prepare, self.join, self.encode_prepared = (
             self._vision.prepare,
             self._vision.join,
@@ -61,28 +54,6 @@ class MappedEncoder:
         return self._map.apply(images)
 
 
-class ImageTower(PictureModel):
-    """The image tower of a CLIP with its projection.
-
-    Raises:
-        UserError: The checkpoint is of a different kind of model.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        from transformers import CLIPVisionModelWithProjection
-
-        config: Any = load_config(checkpoint)
-        if config.model_type != "clip_vision_model":
-            raise UserError(f"{checkpoint.name} is a `{config.model_type}`; a title map needs a `clip_vision_model`")
-        self._model: Any = load_weights(checkpoint, CLIPVisionModelWithProjection, dtype=dtype, device=device)
-        super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
-        self.dimensions = int(config.projection_dim)
-
-    def features(self, inputs: Prepared) -> torch.Tensor:
-        """Compute the projected vectors of pictures, shape (n, dimensions)."""
-        return self._model(**inputs).image_embeds
-
-
 class TitleModel:
     """A text model that reads titles, pooled as its repository declares."""
 
@@ -90,6 +61,7 @@ class TitleModel:
         pooling = declared_pooling(checkpoint, "write it there as mean, last or cls")
         self._model = TextModel(checkpoint, device, pooling=pooling, dtype=dtype)
         self._name, self.dimensions = checkpoint.name, self._model.dimensions
+        self.longest, self.too_long = self._model.longest, self._model.too_long
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode titles as vectors of length 1, shape (n, dimensions); long ones are truncated."""

@@ -12,8 +12,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.parquet import open_parquet, stream_rows
 from reflectune.core.progress import progress_bar
-from reflectune.examples.pocket.mapped_encoder import ImageTower
 from reflectune.examples.pocket.title_map import Vectors
+from reflectune.retrieval.encoders.decoupled import ImageTower
 
 
 def training_pictures(path: Path) -> list[tuple[str, str]]:

@@ -192,10 +192,12 @@ class SearchReply:
     Attributes:
         hits: For each query, by knowledge base, its passages, best first.
         missing: By knowledge base that failed, the reason, if failures are tolerated.
+        cut: Number of queries that are longer than an encoder reads.
     """
 
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,15 @@ class LikenRequest:
 
 @dataclass(frozen=True)
 class LikenReply:
-    """The highest cosine similarity of each text to an earlier one."""
+    """The highest cosine similarity of each text to an earlier one.
+
+    Attributes:
+        highest: Of each text.
+        cut: Number of new texts that are longer than the encoder reads: what comes later isn't compared.
+    """
 
     highest: tuple[float, ...] = field(default=())
+    cut: int = 0
 
 
 @dataclass(frozen=True)

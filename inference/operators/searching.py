@@ -17,7 +17,7 @@ from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators.requests import Box, Picture, RerankReply, RerankRequest, SearchReply, SearchRequest
-from reflectune.inference.operators.trajectory import Embed
+from reflectune.inference.operators.trajectory import Embed, TooLong, none_too_long
 from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
@@ -64,10 +64,14 @@ class KnowledgeBases:
     Attributes:
         joint: Searches the bases `texts` and `pairs`, as far as they exist.
         embed: Unit vectors of texts.
+        too_long: Finds queries that the encoder of a base doesn't read whole.
+        embed_too_long: Finds texts that `embed` doesn't read whole.
     """
 
     joint: JointSearch
     embed: Embed
+    too_long: TooLong = none_too_long
+    embed_too_long: TooLong = none_too_long
 
     def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions, with all queries in one call to each base.
@@ -81,7 +85,11 @@ class KnowledgeBases:
         }
         query_hits = iter(self.joint.search(queries, tops))
         return [
-            _retrieved(request, list(itertools.islice(query_hits, len(request.queries)))) for _, request in searches
+            dataclasses.replace(
+                _retrieved(request, list(itertools.islice(query_hits, len(request.queries)))),
+                cut=sum(self.too_long(request.queries)),
+            )
+            for _, request in searches
         ]
 
 
@@ -135,7 +143,12 @@ def knowledge_bases(
     joint, encodes = JointSearch(searchers, on_failure=on_failure), texts or entries
     if encodes is None:
         raise ValueError("there is neither an index of passages nor one of entries, and nothing that compares queries")
-    return KnowledgeBases(joint, encodes.embed)
+    read_by = [base for base in (texts, entries if search is not None and search.text_weight else None) if base]
+
+    def too_long(queries: Sequence[str]) -> list[bool]:
+        return [any(cut) for cut in zip(*(base.too_long(queries) for base in read_by), strict=True)]
+
+    return KnowledgeBases(joint, encodes.embed, too_long, encodes.too_long)
 
 
 def _pairs(
@@ -183,6 +196,7 @@ class EntryDocuments:
         reranker: Selects a passage of each entry by the question; None: the document is the whole article.
         lead: Text before each document.
         on_failure: Behaviour if the search of entries fails.
+        too_long: Finds queries that the encoder doesn't read whole.
     """
 
     entries: QueryRetriever
@@ -191,6 +205,7 @@ class EntryDocuments:
     reranker: Reranker | None = None
     lead: Lead = "first_sentence"
     on_failure: OnFailure = "stop"
+    too_long: TooLong = none_too_long
 
     def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions: one document an entry, best entry first.
@@ -217,7 +232,11 @@ class EntryDocuments:
         query_hits = iter(self.entries.search_queries([query for query, _, _ in rows], most, weights=self.weights))
         documents = iter([self._documents(question, next(query_hits)[:top]) for _, top, question in rows])
         return [
-            SearchReply(tuple({ENTRIES: tuple(next(documents))} for _ in request.queries)) for _, request in searches
+            SearchReply(
+                tuple({ENTRIES: tuple(next(documents))} for _ in request.queries),
+                cut=sum(self.too_long(request.queries)),
+            )
+            for _, request in searches
         ]
 
     def _documents(self, question: str, hits: Sequence[Hit]) -> list[PassageHit]:

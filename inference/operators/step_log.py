@@ -73,6 +73,7 @@ class StepLog:
             step = dataclasses.replace(step, probability=reply.yes)
         elif isinstance(reply, SearchReply) and isinstance(request, SearchRequest):
             counts["searches"] += len(request.queries)
+            self._count_cut("queries_cut", reply.cut)
             step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
             if reply.missing:
                 counts["searches_failed"] = counts.get("searches_failed", 0) + 1
@@ -90,8 +91,13 @@ class StepLog:
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
         elif isinstance(reply, LikenReply):
+            self._count_cut("compared_cut", reply.cut)
             step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
         self.steps.append(step)
+
+    def _count_cut(self, name: str, cut: int) -> None:
+        if cut:
+            self.tokens[name] = self.tokens.get(name, 0) + cut
 
 
 _OPERATORS: Mapping[type[StepRequest], str] = {

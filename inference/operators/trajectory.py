@@ -41,6 +41,8 @@ SearchFunction = Callable[[Sequence[tuple[Picture, SearchRequest]]], Sequence[Se
 """Function from pictures and searches to their results."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
+TooLong = Callable[[Sequence[str]], list[bool]]
+"""True for each text that is longer than an encoder reads."""
 RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
 """Function from texts with passages to the reranker's scores."""
 
@@ -61,6 +63,11 @@ class Model(Protocol):
         ...
 
 
+def none_too_long(texts: Sequence[str]) -> list[bool]:
+    """Return False for each text."""
+    return [False for _ in texts]
+
+
 def _missing(*_: object) -> Any:
     raise ValueError("this pipeline needs a tool that it was not given")
 
@@ -75,6 +82,7 @@ class Tools:
         embed: Encodes texts for comparison.
         rerank: Scores passages.
         budget: Limits of a question and of the run.
+        too_long: Finds texts that `embed` doesn't read whole.
     """
 
     models: Mapping[ModelName, Model]
@@ -82,6 +90,7 @@ class Tools:
     embed: Embed = _missing
     rerank: RerankFunction = _missing
     budget: Budget = dataclasses.field(default_factory=Budget)
+    too_long: TooLong = none_too_long
 
 
 @dataclass(frozen=True)
@@ -251,7 +260,7 @@ class TrajectoryPipeline:
             return tools.rerank(requests)
         if isinstance(first, SearchRequest):
             return tools.search(list(zip(images, requests, strict=True)))
-        return likenesses(requests, tools.embed)
+        return likenesses(requests, tools.embed, tools.too_long)
 
 
 def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
@@ -261,7 +270,7 @@ def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
     return dataclasses.replace(reply, text=without_thoughts(reply.text))
 
 
-def likenesses(requests: Sequence[LikenRequest], embed: Embed) -> list[LikenReply]:
+def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong = none_too_long) -> list[LikenReply]:
     """Compute the highest cosine similarities of comparisons; every text is encoded once."""
     texts = list(dict.fromkeys(text for request in requests for text in (*request.texts, *request.others)))
     vectors = dict(zip(texts, embed(texts), strict=True))
@@ -269,7 +278,10 @@ def likenesses(requests: Sequence[LikenRequest], embed: Embed) -> list[LikenRepl
     def highest(text: str, others: Sequence[str]) -> float:
         return max(float(vectors[text] @ vectors[other]) for other in others)
 
-    return [LikenReply(tuple(highest(text, request.others) for text in request.texts)) for request in requests]
+    return [
+        LikenReply(tuple(highest(text, request.others) for text in request.texts), sum(too_long(request.texts)))
+        for request in requests
+    ]
 
 
 def _largest_group(courses: Sequence[_Course]) -> list[_Course]:

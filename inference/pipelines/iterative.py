@@ -234,7 +234,8 @@ def iterative_recipe(
             lead=settings.lead,
             tool=search_tool(parts) if recipe.needs("pages") else None,
         )
-        tools = Tools(reading_models(parts), bases.search, bases.embed, budget=parts.budget)
+        models = reading_models(parts)
+        tools = Tools(models, bases.search, bases.embed, budget=parts.budget, too_long=bases.embed_too_long)
         if recipe.needs("reranker"):
             rank = functools.partial(reranked, reranker=needed(parts.reranker))
             tools = dataclasses.replace(tools, rerank=rank)

@@ -142,7 +142,15 @@ def mrag_recipe(
         reranker = needed(parts.reranker) if settings.unit == "passage" else None
         retriever = entry_retriever(name, parts)
         retriever.check(weights)
-        entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, settings.lead, settings.base_failure)
+        entries = EntryDocuments(
+            retriever,
+            parts.knowledge,
+            weights,
+            reranker,
+            settings.lead,
+            settings.base_failure,
+            too_long=retriever.too_long,
+        )
         tools = Tools(reading_models(parts), entries.search, budget=parts.budget)
         return TrajectoryPipeline(name, make(settings), tools)
 

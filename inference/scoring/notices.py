@@ -62,6 +62,7 @@ def notices(
     sentences += _nothing_found(traces)
     sentences += _cut_short(traces)
     sentences += reply_sentences(metrics)
+    sentences += cut_query_sentences(traces)
     sentences += _searched_in_vain(traces)
     sentences += _failures(traces)
     return sentences
@@ -135,6 +136,22 @@ def _cut_short(traces: Traces) -> list[str]:
             sentences.append(
                 f"{name}: {ended.total()} of {len(pipeline_traces)} questions were answered from what there was when a "
                 f"budget was used up ({reasons}). With a higher one the same command goes on with them."
+            )
+    return sentences
+
+
+def cut_query_sentences(traces: Traces) -> list[str]:
+    """Return the number of queries that an encoder didn't read whole, by pipeline."""
+    sentences = []
+    for name, pipeline_traces in traces.items():
+        counts = Counter[str]()
+        for trace in pipeline_traces.values():
+            counts.update({key: trace.tokens.get(key, 0) for key in ("queries_cut", "compared_cut", "searches")})
+        if counts["queries_cut"] or counts["compared_cut"]:
+            sentences.append(
+                f"{name}: {counts['queries_cut']:,} of {counts['searches']:,} searches, and {counts['compared_cut']:,} "
+                "comparisons, had a query longer than its encoder reads: what comes later didn't count. Two such "
+                "queries may look equal. An encoder for long texts is `pair:IMAGE+TEXT`."
             )
     return sentences
 

@@ -42,12 +42,21 @@ class ImageTextEncoder(Protocol):
     dimensions: int
     fingerprint: str
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens after which a text is cut; None if none is."""
+        ...
+
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
         """Vectors of length 1, shape (n, dimensions)."""
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
         """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
+        ...
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is longer than the model reads."""
         ...
 
 
@@ -64,6 +73,22 @@ class TwoSpaceEncoder(ImageTextEncoder, Protocol):
 
     def to_title_space(self, images: Vectors) -> Vectors:
         """Vectors of images, shape (n, dimensions), as those of texts: of length 1, shape (n, title_dimensions)."""
+        ...
+
+
+@runtime_checkable
+class DecoupledEncoder(ImageTextEncoder, Protocol):
+    """An encoder that compares images with images and texts with texts, and never one with the other.
+
+    Attributes:
+        dimensions: Length of an image's vector.
+        title_dimensions: Length of a text's vector.
+    """
+
+    title_dimensions: int
+
+    def encode_entry_texts(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of entries' texts, of length 1, shape (n, title_dimensions); `encode_texts` is for queries."""
         ...
 
 
@@ -149,7 +174,19 @@ class PictureModel(ABC):
 
 def title_dimensions(encoder: ImageTextEncoder) -> int:
     """Length of a text's vector."""
-    return encoder.title_dimensions if isinstance(encoder, TwoSpaceEncoder) else encoder.dimensions
+    return encoder.title_dimensions if isinstance(encoder, TwoSpaceEncoder | DecoupledEncoder) else encoder.dimensions
+
+
+def encode_entry_texts(encoder: ImageTextEncoder, texts: Sequence[str]) -> Vectors:
+    """Vectors of entries' titles or summaries, of length 1, shape (n, dimensions of texts)."""
+    return (encoder.encode_entry_texts if isinstance(encoder, DecoupledEncoder) else encoder.encode_texts)(texts)
+
+
+def projected(output: Any) -> Tensor:
+    """Return the vectors, shape (n, dimensions), of a model's output: projected ones, else pooled ones."""
+    if isinstance(output, Tensor):
+        return output
+    return output.image_embeds if getattr(output, "image_embeds", None) is not None else output.pooler_output
 
 
 def precision_of(encoder: ImageTextEncoder) -> str:

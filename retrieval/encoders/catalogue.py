@@ -55,6 +55,13 @@ CATALOGUE: Mapping[str, Published] = {
     "google/siglip2-so400m-patch14-384": Published(
         "encoder", "safetensors", "Apache-2.0", pixels=384, note="both sides to 384, nothing cut off"
     ),
+    "google/siglip2-giant-opt-patch16-384": Published(
+        "encoder",
+        "safetensors",
+        "Apache-2.0",
+        pixels=384,
+        note="PMSR's image tower; both sides to 384, nothing cut off",
+    ),
     "BAAI/EVA-CLIP-8B": Published(
         "encoder",
         "pickle",

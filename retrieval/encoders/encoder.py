@@ -1,6 +1,6 @@
 """Encoders of images and texts, loaded by name.
 
-CLIP, SigLIP and their like, EVA-CLIP, multimodal language models, or two models and a map between them.
+CLIP, SigLIP and their like, EVA-CLIP, multimodal language models, two models and a map between them, or two without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.names import find_collection
+from reflectune.models.names import find_collection, pair_of
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.base import (
     ImageTextEncoder,
@@ -22,6 +22,7 @@ from reflectune.retrieval.encoders.base import (
     Vectors,
     load_image_processor,
     no_vectors,
+    projected,
     unit_rows,
     with_dtype,
 )
@@ -32,10 +33,11 @@ from reflectune.retrieval.encoders.checkpoints import (
     load_tokenizer,
     load_weights,
 )
+from reflectune.retrieval.encoders.decoupled import SideBySideEncoder
 from reflectune.retrieval.encoders.eva_clip import EvaClipEncoder, is_eva_clip
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
 from reflectune.retrieval.encoders.modules import refuse_dense
-from reflectune.retrieval.encoders.texts import most_positions
+from reflectune.retrieval.encoders.texts import longer_than, most_positions
 
 _SIGLIP = ("siglip", "siglip2")
 """Model types that were trained on texts in lower case, padded to full length, and read them differently otherwise."""
@@ -46,8 +48,8 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
 
     Args:
         name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which weights in pickles
-            need; a shipped model, e.g. `miniature/clip`; or `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
-            that was trained to embed. `catalogue.py` has some.
+            need; a shipped model, e.g. `miniature/clip`; `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
+            that was trained to embed; or `pair:IMAGE+TEXT`, an image tower and a text encoder. `catalogue.py` has some.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
         dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 
@@ -55,6 +57,8 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
         UserError: Encoder, device or dtype is missing; its files are damaged or unsafe; or it lacks images or texts.
     """
     place, precision = find_device(device), as_dtype(dtype)
+    if (pair := pair_of(name)) is not None:
+        return SideBySideEncoder(name, *pair, place, precision)
     if (embedder := embedder_of(name)) is not None:
         return LvlmEncoder(name, *embedder, place, precision)
     collection = find_collection(name)
@@ -85,7 +89,7 @@ class _TransformersEncoder(PictureModel):
         self._tokenizer = load_tokenizer(checkpoint)
         super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
         positions = most_positions(self._model, config.text_config)
-        self._longest = min(self._tokenizer.model_max_length, positions or self._tokenizer.model_max_length)
+        self.longest = min(self._tokenizer.model_max_length, positions or self._tokenizer.model_max_length)
         is_siglip = config.model_type in _SIGLIP
         self._padding = "max_length" if is_siglip else "longest"
         # SigLIP2's repositories name Gemma's tokenizer, which keeps capitals. Can go once they name Siglip2Tokenizer:
@@ -97,7 +101,7 @@ class _TransformersEncoder(PictureModel):
 
     def features(self, inputs: Prepared) -> torch.Tensor:
         """The projected vectors of pictures, shape (n, dimensions)."""
-        return _projected(self._model.get_image_features(**inputs))
+        return projected(self._model.get_image_features(**inputs))
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
         """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
@@ -107,14 +111,13 @@ class _TransformersEncoder(PictureModel):
             [text.lower() if self._lowers else text for text in texts],
             padding=self._padding,
             truncation=True,
-            max_length=self._longest,
+            max_length=self.longest,
             return_tensors="pt",
         )
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
-            return unit_rows(_projected(self._model.get_text_features(**inputs.to(self._model.device))), self.name)
+            return unit_rows(projected(self._model.get_text_features(**inputs.to(self._model.device))), self.name)
 
-
-def _projected(output: Any) -> torch.Tensor:
-    """The projected vectors, shape (n, dimensions), of what `get_image_features` or `get_text_features` returns."""
-    return output if isinstance(output, torch.Tensor) else output.pooler_output
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is longer than the model reads."""
+        return longer_than(self.longest, self._tokenizer, [text.lower() if self._lowers else text for text in texts])

@@ -29,6 +29,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 from reflectune.retrieval.encoders.base import PictureModel, Prepared, Vectors, no_vectors, unit_rows, with_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, weight_files
+from reflectune.retrieval.encoders.texts import longer_than
 
 ARCHITECTURE: Final = "EvaCLIPModel"
 """Architecture name in config.json."""
@@ -273,7 +274,7 @@ class EvaClipEncoder(PictureModel):
         config = read_json(checkpoint.folder / "config.json", "the encoder's config")
         self._model = load_eva_clip(checkpoint, config, device, dtype)
         self._tokenizer = load_tokenizer(checkpoint)
-        self._longest = int(config["text_config"]["max_position_embeddings"])
+        self.longest = int(config["text_config"]["max_position_embeddings"])
         side = int(config["vision_config"]["image_size"])
         square = {"height": side, "width": side}
         processor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square)
@@ -289,10 +290,14 @@ class EvaClipEncoder(PictureModel):
         if not texts:
             return no_vectors(self.dimensions)
         inputs = self._tokenizer(
-            list(texts), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+            list(texts), padding=True, truncation=True, max_length=self.longest, return_tensors="pt"
         )
         with torch.inference_mode():
             return unit_rows(self._model.encode_text(inputs["input_ids"].to(self._device)), self.name)
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is longer than the model reads."""
+        return longer_than(self.longest, self._tokenizer, texts)
 
 
 def is_eva_clip(checkpoint: Checkpoint) -> bool:

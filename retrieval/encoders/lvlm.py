@@ -124,6 +124,7 @@ class LvlmEncoder:
         self._forward = Forward(loaded.model.requires_grad_(False))
         self._budget = find_budget(self._forward)
         self.dimensions = int(loaded.model.config.get_text_config().hidden_size)
+        self.longest = None
 
     def prepare(self, image: Image.Image) -> Rendered:
         """Return the model input of a picture."""
@@ -144,6 +145,10 @@ class LvlmEncoder:
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
         """Vectors of texts, of length 1, shape (n, dimensions)."""
         return self._encode([self._render(self._way.text, text, None) for text in texts])
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return False for each text: none is cut."""
+        return [False for _ in texts]
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
         """Vectors of pictures with a text each, of length 1, shape (n, dimensions)."""

@@ -70,6 +70,10 @@ class TextEncoder:
         """Vectors of passages, shape (n, dimensions), of length 1 if the similarity is the cosine."""
         return self._encode([self._prefixes[1] + text for text in texts])
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each question that is longer than the model reads, with its prefix."""
+        return self._model.too_long([self._prefixes[0] + text for text in texts])
+
     def _encode(self, texts: Sequence[str]) -> Vectors:
         if not texts:
             return np.zeros((0, self.dimensions), dtype=np.float32)

@@ -70,6 +70,10 @@ class TextModel:
             parts.append((batch, vectors.cpu()))
         return scatter(parts, len(texts))
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is longer than `longest`."""
+        return longer_than(self.longest, self._tokenizer, [text.lower() if self._lowers else text for text in texts])
+
     def _tokenized(self, texts: Sequence[str]) -> BatchEncoding:
         """Token ids of every text, as far as it is read; texts that were longer are counted."""
         if not self._tokenizer.is_fast:  # one in Python tells nothing of what it cuts off
@@ -92,6 +96,11 @@ def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
     places = torch.arange(mask.shape[1], device=mask.device) * mask
     chosen = places.argmax(1) if pooling == "last" else mask.argmax(1)
     return hidden[torch.arange(len(hidden), device=hidden.device), chosen]
+
+
+def longer_than(most: int, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
+    """Return True for each text of more than `most` tokens."""
+    return [len(ids) > most for ids in tokenizer(list(texts), verbose=False)["input_ids"]] if texts else []
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +34,7 @@ from reflectune.core.rejected import (
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text
-from reflectune.retrieval.encoders.base import ImageTextEncoder, no_vectors
+from reflectune.retrieval.encoders.base import ImageTextEncoder, encode_entry_texts, no_vectors
 from reflectune.retrieval.indexes.entry_index import (
     LEFT_OUT_LIST,
     MANIFEST,
@@ -129,6 +131,12 @@ def build_index(
             check_room(folder, plan)
         work = _Shards(kb, encoder, folder / _UNFINISHED, plan, leave_out, batch_size, shard_rows, on_error, workers)
         work.encode(processes, progress=progress and is_first)
+        if work.texts["cut"]:
+            warnings.warn(
+                f"{work.texts['cut']:,} of {work.texts['encoded']:,} titles and summaries are longer than the "
+                f"{encoder.longest:,} tokens that {encoder.name} reads: the rest was cut",
+                stacklevel=2,
+            )
         if is_first:
             _assemble(kb, encoder, folder, plan, leave_out, progress)
     processes.wait()
@@ -159,6 +167,8 @@ class _Shards:
     shard_rows: int
     on_error: OnError
     workers: int
+    texts: Counter[str] = field(default_factory=Counter)
+    """Number of texts that this process encoded, and of those that were cut."""
 
     @property
     def has_summaries(self) -> bool:
@@ -202,6 +212,11 @@ class _Shards:
             write_array(paths[part], array.astype(self.plan.choice.precision) if part in self.plan.fields else array)
         write_json(paths["rejected"], [as_json(error) for error in rejected])
 
+    def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Vectors of texts, which are counted."""
+        self.texts.update(encoded=len(texts), cut=sum(self.encoder.too_long(texts)))
+        return encode_entry_texts(self.encoder, texts)
+
     def _arrays(self, entries: Sequence[Entry], first: int, reject: Reject, bar: Any) -> dict[str, npt.NDArray[Any]]:
         """Vectors of a shard's images and texts, and which entries they are of, as positions in the knowledge base."""
         titles, summaries, images = [], [], [no_vectors(self.encoder.dimensions)]
@@ -213,9 +228,9 @@ class _Shards:
         with closing(encode_pictures(self.kb, self.encoder, chain.from_iterable(places), self.workers)) as encoded:
             for batch, chunks in zip(batches, places, strict=True):
                 named = [(at, entry) for at, entry in batch if _has_title(self.kb, at, entry, reject)]
-                titles.append(self.encoder.encode_texts([entry.title for _, entry in named]))
+                titles.append(self._encoded([entry.title for _, entry in named]))
                 if self.has_summaries:
-                    summaries.append(self.encoder.encode_texts([summary_text(entry) for _, entry in named]))
+                    summaries.append(self._encoded([summary_text(entry) for _, entry in named]))
                 titled += [position for position, _ in named]
                 for pictures in islice(encoded, len(chunks)):
                     for place, error in pictures.bad:

@@ -14,7 +14,7 @@ from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
-from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder
+from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
 from reflectune.retrieval.indexes.entry_index import (
     ENTRIES,
@@ -186,12 +186,17 @@ def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArr
 def _queries(store: FaissStore, pictured: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
     """Return queries like those to come: images of the knowledge base, with field weights from 0 to 1.
 
-    If summaries are a field, one query in three gives them half of its title's weight, and one all of it.
+    An encoder that compares no image with a text takes the images' own titles. If summaries are a field, one query in
+    three gives them half of its title's weight, and one all of it.
     """
     rows = np.flatnonzero(pictured if pictured.any() else ~pictured)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))
-    images = store.get(sample)["image"]
-    titles = encoder.to_title_space(images) if isinstance(encoder, TwoSpaceEncoder) else images
+    drawn = store.get(sample)
+    images = titles = drawn["image"]
+    if isinstance(encoder, DecoupledEncoder):
+        titles = drawn["title"]
+    elif isinstance(encoder, TwoSpaceEncoder):
+        titles = encoder.to_title_space(images)
     weights = np.linspace(0, 1, len(images), dtype=np.float32)[:, None]
     query = {"image": images * (1 - weights), "title": titles * weights}
     if "summary" in store.fields:

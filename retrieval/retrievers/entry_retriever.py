@@ -17,7 +17,12 @@ from reflectune.core.paths import Roots
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
+from reflectune.retrieval.encoders.base import (
+    DecoupledEncoder,
+    ImageTextEncoder,
+    TwoSpaceEncoder,
+    Vectors,
+)
 from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
 from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
@@ -30,6 +35,8 @@ _ROWS_AN_ENTRY = 2
 """Rows that are searched for at first for each entry that is wanted: some entries have several images."""
 
 _FIELDS = {**PART_FIELDS, **FUSED_FIELDS}
+_LACKING = ("title", "text_image", "summary")
+"""Parts that compare an image with a text."""
 _TEXT_PARTS = ("text_image", "text_title", "text_summary")
 
 _Item = TypeVar("_Item")
@@ -97,6 +104,10 @@ class EntryRetriever:
         """Unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
         return self._encoder.encode_texts(texts)
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is longer than the encoder reads: the rest of it doesn't count."""
+        return self._encoder.too_long(texts)
+
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         """Return the `top_n` best entries for each image, each once, best first; all entries if there are fewer.
 
@@ -161,6 +172,11 @@ class EntryRetriever:
                 f"the encoder {self._encoder.name} has a space of its own for texts, which images of the index are not "
                 "in; give `text_image` the weight 0"
             )
+        if isinstance(self._encoder, DecoupledEncoder) and (weights.title or weights.summary or weights.text_image):
+            raise UserError(
+                f"the encoder {self._encoder.name} compares images with images and texts with texts only: a picture "
+                "can't be compared with titles or summaries; set `title_weight: 0`, or search with a text too"
+            )
         check_fusion(self._encoder, weights.fusion)
 
     def exactly(self) -> EntryRetriever:
@@ -190,11 +206,10 @@ class EntryRetriever:
         return twin
 
     def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
-        """The weights of a query's parts, without the one that an encoder of two spaces doesn't have."""
-        parts = weights.of(query)
-        if isinstance(self._encoder, TwoSpaceEncoder):
-            parts.pop("text_image", None)
-        return parts
+        """The weights of a query's parts, without those that an encoder of two spaces doesn't have."""
+        lacking = _LACKING if isinstance(self._encoder, DecoupledEncoder) else ("text_image",)
+        is_one = not isinstance(self._encoder, TwoSpaceEncoder | DecoupledEncoder)
+        return {part: weight for part, weight in weights.of(query).items() if is_one or part not in lacking}
 
     def _one_vector_each(
         self,

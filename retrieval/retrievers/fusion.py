@@ -8,7 +8,13 @@ from typing import Final
 import numpy as np
 
 from reflectune.core.errors import UserError
-from reflectune.retrieval.encoders.base import ImageTextEncoder, PairEncoder, TwoSpaceEncoder, Vectors
+from reflectune.retrieval.encoders.base import (
+    DecoupledEncoder,
+    ImageTextEncoder,
+    PairEncoder,
+    TwoSpaceEncoder,
+    Vectors,
+)
 from reflectune.retrieval.retrievers.queries import BY_IMAGE, PART_FIELDS, Fusion, Query
 
 FUSED_FIELDS: Final[Mapping[str, str]] = {f"fused_{field}": field for field in ("image", "title", "summary")}
@@ -21,7 +27,7 @@ def check_fusion(encoder: ImageTextEncoder, fusion: Fusion) -> None:
     Raises:
         UserError: Images and texts of different spaces are to be one vector, or the encoder can't read both at once.
     """
-    if fusion != "scores" and isinstance(encoder, TwoSpaceEncoder):
+    if fusion != "scores" and isinstance(encoder, TwoSpaceEncoder | DecoupledEncoder):
         raise UserError(
             f"the encoder {encoder.name} has a space of its own for texts: an image and a text can't become one "
             "vector; set `fusion: scores`"

@@ -42,6 +42,10 @@ class TextRetriever:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each query that is longer than the encoder reads."""
+        return self._encoder.too_long(texts)
+
     def search(self, queries: Sequence[str], top: int) -> list[list[PassageHit]]:
         """For each query the `top` best passages, best first; all of them if there are fewer.
 

@@ -190,13 +190,6 @@ def test_a_map_of_other_dimensions_is_refused(map_file, text_folder) -> None:
         encoder_of(map_file)
 
 
-def test_a_whole_clip_is_refused_as_an_image_tower(map_file, clip_folder) -> None:
-    title_map = read_title_map(map_file)
-    write_title_map(map_file, TitleMap(title_map.weight, title_map.bias, {**title_map.record, "vision": clip_folder}))
-    with pytest.raises(UserError, match="is a `clip`; a title map needs a `clip_vision_model`"):
-        encoder_of(map_file)
-
-
 # The index and the search.
 
 

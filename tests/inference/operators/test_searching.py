@@ -1,5 +1,6 @@
 """What steps search with and rank by: parts of pictures, and a reranker's scores."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from PIL import Image
 from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.inference.operators.requests import Box, RerankRequest, SearchRequest
+from reflectune.inference.operators.requests import Box, LikenRequest, RerankRequest, SearchRequest
 from reflectune.inference.operators.searching import (
     KnowledgeBases,
     PairText,
@@ -20,7 +21,11 @@ from reflectune.inference.operators.searching import (
     knowledge_bases,
     reranked,
 )
+from reflectune.inference.operators.step_log import StepLog
+from reflectune.inference.operators.trajectory import likenesses
 from reflectune.inference.pipelines.registry import find_recipe, iterative
+from reflectune.inference.scoring.notices import cut_query_sentences
+from reflectune.inference.trace import Trace
 from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -85,6 +90,9 @@ class Nearest:
     def check(self, weights: object) -> None:
         """Any weights will do."""
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        return [len(text) > 10 for text in texts]
+
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         return np.eye(len(texts), dtype=np.float32)
 
@@ -115,6 +123,28 @@ def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
     assert [" ".join(hit.passage.id for hit in hits["pairs"]) for hits in retrieved.hits] == found
 
 
+def test_a_query_that_its_encoder_does_not_read_whole_is_counted_and_said() -> None:
+    """A search cuts it, and so does the comparison that may end PMSR; a text weight of 0 reads no text."""
+    cut = []
+    for weight in (0.5, 0.0):
+        options = {"on_failure": "stop", "top_n": 1, "lead": "none"}
+        settings = SearchSettings(text_weight=weight)
+        bases = knowledge_bases(Nearest(), None, ARTICLES, "section", search=settings, **options)  # type: ignore[arg-type]
+        request = SearchRequest(0, ("owl", "an owl of the tower"), {"pairs": (1, 1)})
+        (found,) = bases.search([(Image.new("RGB", (8, 8)), request)])
+        liken = LikenRequest(1, ("an owl of the river",), ("an owl of the tower",))
+        (compared,) = likenesses([liken], bases.embed, bases.embed_too_long)
+        cut.append((found.cut, compared.cut))
+    assert cut == [(1, 1), (0, 1)]
+    log = StepLog()
+    log.add(request, dataclasses.replace(found, cut=1), 0.0)
+    assert "compared_cut" not in log.tokens
+    log.add(liken, compared, 0.0)
+    (sentence,) = cut_query_sentences({"pmsr": {"q": Trace("q", "pmsr", tokens=log.tokens)}})
+    assert sentence.startswith("pmsr: 1 of 2 searches, and 1 comparisons, had a query longer than its encoder reads")
+    assert not cut_query_sentences({"pmsr": {"q": Trace("q", "pmsr", tokens={"searches": 2})}})
+
+
 @pytest.mark.parametrize("name", iterative())
 def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opened(name: str) -> None:
     by_budget = name == "mi_rag" or name.startswith("pmsr")
@@ -124,10 +154,13 @@ def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opene
 class Upright:
     """An encoder of two dimensions: a picture is the first axis, and so is every text."""
 
-    name, revision, dimensions, fingerprint = "upright", "", 2, "f"
+    name, revision, dimensions, fingerprint, longest = "upright", "", 2, "f", None
 
     def encode_images(self, images: Sequence[Image.Image]) -> np.ndarray:
         return np.tile(np.array([1, 0], dtype=np.float32), (len(images), 1))
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        return [False for _ in texts]
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
         return np.tile(np.array([1, 0], dtype=np.float32), (len(texts), 1))

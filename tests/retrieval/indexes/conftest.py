@@ -18,6 +18,7 @@ class Counting:
     def __init__(self, encoder: Any, until: int = 1000) -> None:
         self._encoder, self._until, self.batches = encoder, until, 0
         self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
+        self.longest = encoder.longest
         self.dimensions, self.settings = encoder.dimensions, getattr(encoder, "settings", None)
 
     @property
@@ -29,6 +30,9 @@ class Counting:
 
     def encode_texts(self, texts: Sequence[str]) -> Any:
         return self._count(self._encoder.encode_texts, texts)
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        return self._encoder.too_long(texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Any:
         return self._count(self._encoder.encode_passages, texts)

@@ -67,6 +67,13 @@ def test_what_it_takes_is_told_before(told_kb, encoder) -> None:
     assert [(part.what, part.count) for part in parts] == [("pictures", 10), ("titles", 10), ("summaries", 10)]
 
 
+def test_a_summary_that_is_cut_is_counted(tmp_path, told, encoder) -> None:
+    told[2] = dataclasses.replace(told[2], summary="owl " * 500)
+    kb = write_knowledge_base(tmp_path / "long", told, name="owls", image_root="..")
+    with pytest.warns(UserWarning, match=f"1 of 20 titles and summaries are longer than the {encoder.longest} tokens"):
+        build_index(kb, encoder, tmp_path / "index", summaries=True, **HOW)
+
+
 @pytest.mark.parametrize("until", [1, 2, 5, 9])
 def test_a_build_that_was_cut_off_ends_in_the_same_bytes(told_kb, encoder, tmp_path, until) -> None:
     build_index(told_kb, encoder, tmp_path / "whole", summaries=True, **HOW)

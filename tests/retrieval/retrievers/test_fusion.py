@@ -40,6 +40,11 @@ class OneSpace:
         self.encoded += len(images)
         return np.array([unit(f"image {image.getpixel((0, 0))}") for image in images]).reshape(-1, DIMENSIONS)
 
+    longest = None
+
+    def too_long(self, texts):
+        return [False for _ in texts]
+
     def encode_texts(self, texts):
         self.encoded += len(texts)
         return np.array([unit(f"text {text}") for text in texts]).reshape(-1, DIMENSIONS)
