@@ -15,6 +15,7 @@ from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.shared import share_prefixes
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.attention.tree_mask import STRIDE
+from reflectune.models.attention.windows import read_windows_at_once
 
 
 class TreeCollator:
@@ -45,6 +46,7 @@ class TreeCollator:
     def __init__(self, model: nn.Module) -> None:
         share_prefixes(model)
         read_pictures_once(model)
+        read_windows_at_once(model)
         self._positions = Positions(model)
 
     def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:

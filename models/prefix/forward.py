@@ -15,6 +15,7 @@ from reflectune.models.attention.collation import join_vision
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, state_tokens
 from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
+from reflectune.models.attention.windows import read_windows_at_once
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of, input_device
@@ -50,6 +51,7 @@ class Forward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         share_prefixes(model)
+        read_windows_at_once(model)
         self.model = model.eval()
         self.device = input_device(model)
         self.positions = Positions(model)

@@ -29,7 +29,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import spread
-from reflectune.train.weights.parameters import freeze_tower, tower_of
+from reflectune.train.weights.parameters import freeze_tower, recompute_layers, tower_of
 
 IMAGE, VOCABULARY = 3, 120
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -476,17 +476,40 @@ def test_a_copy_of_a_prepared_model_reads_pictures_itself(copied):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family):
-    model = build(family)
+@pytest.mark.parametrize("frozen", ["vision tower", "projector", "language model"])
+def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family, frozen):
+    """Recomputed layers included: transformers' way puts the tower into the graph, and gives the same gradients."""
+    model = build(family).train()
     freeze_tower(model, "vision tower")
+    freeze_tower(model, frozen)
+    batch = TreeCollator(model)(of_one_picture(model, 1))
+    plain = learned(model, [batch])
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    expected = learned(model, [batch])
+    model.disable_input_require_grads()
+    recompute_layers(model)
     kept: list[bool] = []
     for name, module in model.named_modules():
         if tower_of(name) == "vision tower":
             module.register_forward_hook(lambda *io: kept.extend(t.requires_grad for t in io if torch.is_tensor(t)))
-    gradients = learned(model.train(), [TreeCollator(model)(of_one_picture(model, 1))])
+    gradients = learned(model, [batch])
     assert kept
     assert not any(kept)
-    assert any(tower_of(name) == "projector" for name in gradients)
+    assert any(tower_of(name) == "projector" for name in gradients) == (frozen != "projector")
+    assert gradients.keys() == expected.keys() == plain.keys()
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_recomputed_layers_give_a_trained_vision_tower_its_gradients(one_of_two, every):
+    model = copy.deepcopy(one_of_two).train()
+    batch = TreeCollator(model)(of_one_picture(model, 1))
+    expected = learned(model, [batch])
+    recompute_layers(model, every)
+    model.enable_input_require_grads()  # as TRL asks for
+    gradients = learned(model, [batch])
+    assert any(tower_of(name) == "vision tower" for name in gradients)
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_of_mixed_image_counts():

@@ -31,8 +31,6 @@ def common_arguments(config: TrainingConfig) -> dict[str, Any]:
         bf16=config.dtype == "bfloat16",
         **placement(config.device, os.environ, config.ddp_timeout),
         ddp_timeout=config.ddp_timeout,
-        activation_checkpointing=config.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False} if config.gradient_checkpointing else None,
         save_steps=config.save_steps,
         save_total_limit=config.save_total_limit,
         logging_steps=config.logging_steps,

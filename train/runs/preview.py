@@ -29,7 +29,7 @@ from reflectune.train.runs.launch import division, sharding
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.training import ComputeConfig, OptimisationConfig
-from reflectune.train.weights.parameters import parameter_table
+from reflectune.train.weights.parameters import parameter_table, recompute_layers
 
 _SAMPLE = 64
 """Examples that are encoded to estimate the number of tokens."""
@@ -118,7 +118,7 @@ def seconds_of_batch(
     size = min(size, len(examples))
     start = (len(examples) - size) // 2
     if compute.gradient_checkpointing:
-        inner_model(model).activation_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     batch = Collator(inner_model(model))(sorted(examples, key=length)[start : start + size])
     inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
     try:

@@ -52,7 +52,7 @@ from reflectune.train.weights.checkpoints import (
 )
 from reflectune.train.weights.loading import Sharding, load_base, load_tuned, prepare_model
 from reflectune.train.weights.model_card import publish, write_card
-from reflectune.train.weights.parameters import parameter_table
+from reflectune.train.weights.parameters import parameter_table, recompute_layers
 
 
 class Method(ABC):
@@ -138,6 +138,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
         say(args, method.preview(model, loaded, args, batch))
         return
     say(args, parameter_table(model))
+    if config.gradient_checkpointing:
+        recompute_layers(model)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     with advising(adapters, ComputeConfig.of(config), args, fixed):
         trainer = method.trainer(Run(model, args, save, settings), loaded, batch)

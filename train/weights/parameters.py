@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
+from reflectune.models.attention.positions import inner_model
 from reflectune.models.weights.adapters import read_beside
 
 _TOWERS = (
@@ -143,6 +144,25 @@ def keep_trained_weights_in_fp32(model: nn.Module) -> None:
     for parameter in parameters:
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
+
+
+def recompute_layers(model: nn.Module, every: int = 1) -> None:
+    """Keep the inputs of every n-th layer alone, and compute these layers again in the backward pass.
+
+    transformers (5.23) lets embeddings and patches require gradients then, which puts a frozen vision tower into the
+    graph. Checkpoints without reentrance don't need that, so it is left out, of TRL's calls too.
+
+    Args:
+        model: The model, possibly with adapters.
+        every: n.
+    """
+    whole: Any = inner_model(model)
+    whole.enable_input_require_grads = _leave_inputs
+    whole.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+
+
+def _leave_inputs() -> None:
+    """Do nothing, in place of `enable_input_require_grads`. Pickle refers to this function by its name."""
 
 
 def are_finite(model: nn.Module) -> bool:

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from reflectune.examples.miniature.models.architecture import Family, build_model
 from reflectune.models.attention import tree_mask
 from reflectune.models.attention.collation import loss_terms
-from reflectune.models.attention.positions import inner_model
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, EncodedExample, load_examples
 from reflectune.train.estimates import forecast as forecasting
@@ -26,6 +25,7 @@ from reflectune.train.estimates.memory import Division, total, weights_of
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
+from reflectune.train.weights.parameters import recompute_layers
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module
         loaded = load(config.model, scheme="mr2ag", dtype=dtype)
         model = prepare_model(loaded, config)
         if config.gradient_checkpointing:
-            inner_model(model).activation_checkpointing_enable({"use_reentrant": False})
+            recompute_layers(model)
         dataset = encoded_examples(*load_examples(config.sources()[0], config.scheme), loaded, config)
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
