@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
 from reflectune.core.types import Entry, Passage
@@ -86,6 +87,11 @@ def first_sentence(text: str) -> str:
     text = " ".join(text.split())
     ends = (match.end() for match in _SENTENCE_END.finditer(text))
     return next((text[:end] for end in ends if not _NO_END.search(text[:end])), text)
+
+
+def lead_sentences(text: str, count: int = 3) -> str:
+    """Return the first sentences of a text: Lead-3, the usual baseline of extractive summaries."""
+    return " ".join(islice(sentences(text), count))
 
 
 def sentences(text: str) -> Iterator[str]:

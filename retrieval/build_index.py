@@ -1,9 +1,9 @@
 """Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--rows passages] [--dry_run]`.
 
-Encodes every entry's images and title, and its summary with `--summaries`; or cuts the entries into passages and
-encodes these. An index that was cut off is continued by the same command; `--verify` compares a finished one with its
-checksums. Under `accelerate launch` the processes share the work, with the same result. Exit status: 0, or 3 if bad
-images were left out (`on_error: skip`).
+Encodes every entry's images and title, and its summary with `--summaries`; or each section's summary, with its entry's
+first image; or cuts the entries into passages and encodes these. An index that was cut off is continued by the same
+command; `--verify` compares a finished one with its checksums. Under `accelerate launch` the processes share the work,
+with the same result. Exit status: 0, or 3 if bad images were left out (`on_error: skip`).
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from reflectune.retrieval.indexes.passages import PassageIndexSettings, build_pa
 class IndexConfig(EntryIndexSettings, PassageIndexSettings):
     """Settings of an index."""
 
-    rows: Literal["entries", "passages"] = setting(
-        "entries", "rows of the index: entries by images and titles, or passages by their text"
+    rows: Literal["entries", "sections", "passages"] = setting(
+        "entries", "rows: entries by images and titles; sections by their entry's image and summary; passages by text"
     )
 
     @model_validator(mode="after")
     def _choose_encoder(self) -> Self:
         """Set the encoder for the rows, if none is named."""
-        self.encoder = self.encoder or ("miniature/clip" if self.rows == "entries" else "miniature/text")
+        self.encoder = self.encoder or ("miniature/text" if self.rows == "passages" else "miniature/clip")
         return self
 
     @cross_check
     def idle_problems(self) -> Iterator[str]:
         """Yield the keys that are given and belong to the other kind of rows."""
         kinds = (EntryIndexSettings, PassageIndexSettings)
-        own, other = kinds if self.rows == "entries" else kinds[::-1]
+        own, other = kinds[::-1] if self.rows == "passages" else kinds
         idle = self.model_fields_set & (other.model_fields.keys() - own.model_fields.keys())
+        if self.rows == "sections" and self.summaries:
+            idle |= {"summaries"}
         yield from (f"`{name}` means nothing for `rows: {self.rows}`; drop it" for name in sorted(idle))
 
 
 @command(IndexConfig, writes="output")
 def build_index(config: IndexConfig) -> int | None:
-    """Index the images and titles of a knowledge base, or its passages."""
+    """Index the images and titles of a knowledge base, or its sections, or its passages."""
     if config.rows == "passages":
         build_passages(config)
         return None
-    return ROWS_LEFT_OUT if build_entries(config) else None
+    return ROWS_LEFT_OUT if build_entries(config, sections=config.rows == "sections") else None
 
 
 if __name__ == "__main__":

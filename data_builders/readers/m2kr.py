@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
@@ -26,8 +26,12 @@ _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instructio
 _TITLED = re.compile(r"\s*title:\s*(?P<title>.*?)\s+content:\s*(?P<content>.*)", re.DOTALL)
 
 
+Gold = Literal["passages", "wikidata"]
+"""Entries that a question is about: M2KR's passages, or the entity of Wikidata, as Wiki6M's entries are named."""
+
+
 def questions(
-    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop
+    source: Path | Mapping[str, Any], *, split: str, images: ImageFolder, reject: Reject = stop, gold: Gold = "passages"
 ) -> Iterator[Placed[Question]]:
     """Yield the questions of one configuration and split, in the order of the files.
 
@@ -41,7 +45,8 @@ def questions(
     - InfoSeek's `answer_eval` is a list of texts even for numbers. Their ranges come from `wikidata_range`: two finite
       numbers make a question `numerical`.
     - Entries are passages: `pos_item_ids` are the question's entities and its evidence, for the reader `m2kr` of
-      knowledge bases. Wikidata's `entity_id` is in `Question.meta`.
+      knowledge bases. Wikidata's `entity_id` is in `Question.meta`. With `gold: wikidata` it is the question's entity,
+      without evidence, for a knowledge base of Wikidata's entities: Wiki6M and its parts, which have pictures.
     - An empty `question` is replaced by the `instruction`.
     - M2KR's test split of InfoSeek is drawn from the official validation split; `data_split` names the half.
 
@@ -49,21 +54,23 @@ def questions(
         source: A Parquet file, or the folder of one configuration and split.
         images: Folder of images. A picture is searched by its path, then by its name, since InfoSeek's paths lack
             OVEN's sub-folders.
+        gold: Gold entries, `passages` or `wikidata`.
 
     Raises:
-        UserError: The source is not a path.
+        UserError: The source is not a path, or `gold` is unknown.
     """
-    return placed(
-        read_parquet(one_path(source, "M2KR"), reject), partial(_question, split=split, images=images), reject
-    )
+    if gold not in get_args(Gold):
+        raise UserError(f"`gold` is {gold!r}; it is {' or '.join(get_args(Gold))}")
+    make = partial(_question, split=split, images=images, gold=gold)
+    return placed(read_parquet(one_path(source, "M2KR"), reject), make, reject)
 
 
-def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
+def _question(row: SourceRow, *, split: str, images: ImageFolder, gold: Gold) -> Question:
     row.id_field = "question_id"
     listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
     named = dict.fromkeys((text(row, "gold_answer", default=""), *(answer for several in listed for answer in several)))
     answers, limits = tuple(filter(None, named)), _range(row)
-    passages = texts(row, "pos_item_ids", default=(), empty=True)
+    passages = texts(row, "pos_item_ids", default=(), empty=True) if gold == "passages" else ()
     meta = {name: text(row, name, default="") for name in _CARRIED}
     return Question(
         id=text(row, "question_id"),
@@ -74,7 +81,7 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
         answer_type=_kind(row, answers, limits),
         split=split_of(row, split),
         requires_retrieval=True,
-        entity_ids=passages,
+        entity_ids=passages if gold == "passages" else (text(row, "entity_id"),),
         evidence=tuple(Evidence(passage, 0) for passage in passages),
         meta={name: value for name, value in meta.items() if value},
     )

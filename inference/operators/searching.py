@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from PIL import Image
 
@@ -22,13 +22,14 @@ from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
-from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, Summaries, article_of
+from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, SectionPairs, Summaries, article_of
 from reflectune.retrieval.retrievers.web import Pages, SearchTool
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
     from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
+Found = TypeVar("Found")
 ENTRIES: Final = "entries"
 """Name of the base whose entries are documents."""
 
@@ -133,7 +134,7 @@ def knowledge_bases(
     searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
     if entries is not None:
         weights: Weights | None = None
-        finder: QueryRetriever = entries
+        finder: EntryRetriever | _OrByPicture = entries
         if search is not None:
             weights = equation_7(search.text_weight).with_summaries(search.summary_share).fused(search.fusion)
             entries.check(weights)
@@ -152,9 +153,16 @@ def knowledge_bases(
 
 
 def _pairs(
-    entries: QueryRetriever, knowledge: KnowledgeBase, text: PairText, weights: Weights | None, top_n: int, lead: Lead
+    entries: EntryRetriever | _OrByPicture,
+    knowledge: KnowledgeBase,
+    text: PairText,
+    weights: Weights | None,
+    top_n: int,
+    lead: Lead,
 ) -> Searcher:
-    """Build the base `pairs`: entries with a passage, their summary, or all of their passages."""
+    """Build the base `pairs`: sections, or entries with a passage, their summary, or all of their passages."""
+    if text != "passages" and entries.has_sections:
+        return SectionPairs("pairs", entries, knowledge, text == "summary", weights, lead)
     if text == "summary":
         return Summaries("pairs", entries, knowledge, weights=weights)
 
@@ -175,14 +183,33 @@ class _OrByPicture:
 
     entries: EntryRetriever
 
+    @property
+    def has_sections(self) -> bool:
+        """True if `search_sections` finds sections."""
+        return self.entries.has_sections
+
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
         """Return at most `top_n` distinct entries for each query, best first."""
-        texts, pictures = ([query for query in queries if query.has_text is has_text] for has_text in (True, False))
-        by_text = iter(self.entries.search_queries(texts, top_n, weights=weights))
-        by_picture = iter(self.entries.search_queries(pictures, top_n, weights=equation_7(0.0)))
-        return [next(by_text if query.has_text else by_picture) for query in queries]
+        return _by_kind(queries, lambda some, by: self.entries.search_queries(some, top_n, weights=by), weights)
+
+    def search_sections(
+        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
+    ) -> list[list[tuple[Hit, int]]]:
+        """Return at most `top_n` sections for each query, best first."""
+        return _by_kind(queries, lambda some, by: self.entries.search_sections(some, top_n, weights=by), weights)
+
+
+def _by_kind(
+    queries: Sequence[Query],
+    search: Callable[[Sequence[Query], Weights | None], list[list[Found]]],
+    weights: Weights | None,
+) -> list[list[Found]]:
+    """Search with the queries that have a text by `weights`, and with the others by the picture."""
+    texts, pictures = ([query for query in queries if query.has_text is has_text] for has_text in (True, False))
+    by_text, by_picture = iter(search(texts, weights)), iter(search(pictures, equation_7(0.0)))
+    return [next(by_text if query.has_text else by_picture) for query in queries]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
+from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, SectionKnowledge
 from reflectune.retrieval.indexes.writing import Block, claim_shards, write_array, write_index
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
@@ -71,6 +72,7 @@ def build_index(
     *,
     store: str = "auto",
     summaries: bool = False,
+    sections: bool = False,
     leave_out: Omission = NOTHING,
     batch_size: int = 64,
     shard_rows: int = 4096,
@@ -91,6 +93,8 @@ def build_index(
         folder: Folder of the index.
         store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
         summaries: Encode each entry's summary too (`summary_text`), as a field of its own.
+        sections: Make a row of each section, with its entry's first picture and its summary (`SectionKnowledge`),
+            instead of one of each picture with the entry's title.
         leave_out: Pictures to exclude; the manifest stores their number and list.
         batch_size: Entries to encode together.
         shard_rows: Entries to write together; a crash loses at most these.
@@ -107,11 +111,11 @@ def build_index(
             `stop` and an image is missing or bad, an entry has no title, or the folder's index was built with `skip`
             and lacks some; or several processes would open a file of Milvus Lite.
     """
-    folder = Path(folder)
+    folder, articles = Path(folder), kb
     check_shareable(store, processes)
     is_first = processes.index == 0
     if (folder / MANIFEST).is_file():
-        _check_built(folder, read_manifest(folder), leave_out, summaries)
+        _check_built(folder, read_manifest(folder), leave_out, summaries, sections)
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
         check_store(folder, manifest, store)
         processes.wait()  # all know it before the first one takes the index apart
@@ -124,6 +128,7 @@ def build_index(
         store = choice_of(folder, manifest).address or choice_of(folder, manifest).kind
     processes.wait()
     if not (folder / MANIFEST).is_file():
+        kb = SectionKnowledge(articles, leave_out) if sections else articles
         if not len(kb):
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
         plan = plan_index(kb, encoder, store, summaries=summaries)
@@ -142,7 +147,7 @@ def build_index(
     processes.wait()
     check_shareable(choice_of(folder, read_manifest(folder)).address, processes)
     with processes.main_process_first():  # which may have to send a server what it lost
-        index = load_index(folder, kb, encoder, verify=verify, resend=is_first)
+        index = load_index(folder, articles, encoder, verify=verify, resend=is_first)
     check_store(folder, index.manifest, store)
     if on_error == "stop" and left_out(index):
         raise UserError(
@@ -259,10 +264,18 @@ def _shard_settings(
     }
 
 
-def _check_built(folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool) -> None:
+def _check_built(folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool, sections: bool) -> None:
     """Refuse a finished index of other fields, or that lacks other pictures than are to be left out."""
-    built = {"leave_out": manifest.get(LEFT_OUT_LIST, "") or "(none)", "summaries": has_summaries(manifest)}
-    now = {"leave_out": leave_out.fingerprint or "(none)", "summaries": summaries}
+    built = {
+        "leave_out": manifest.get(LEFT_OUT_LIST, "") or "(none)",
+        "summaries": has_summaries(manifest),
+        "rows": manifest.get(UNIT, "entries"),
+    }
+    now = {
+        "leave_out": leave_out.fingerprint or "(none)",
+        "summaries": summaries,
+        "rows": "sections" if sections else "entries",
+    }
     for key, value in now.items():
         if built[key] != value:
             raise UserError(
@@ -316,4 +329,8 @@ def _assemble(
     record = {**origin_of(kb, encoder), "kb_entries": len(kb), "left_out": dict(rejected.reasons.most_common())}
     if leave_out.fingerprint:
         record |= {LEFT_OUT_LIST: leave_out.fingerprint, NEAR_DUPLICATES: len(leave_out.pictures)}
+    if isinstance(kb, SectionKnowledge):
+        record |= {UNIT: "sections"}
+        write_array(folder / SECTION_ENTRIES, kb.articles)
+        write_array(folder / SECTIONS, kb.sections)
     write_index(folder, record, plan.fields, plan.choice, blocks, encoder=encoder, progress=progress)

@@ -43,8 +43,12 @@ class EntryIndexSettings(IndexSettings):
         yield from split_issues("test_splits", self.test_pictures, self.test_splits)
 
 
-def build_entries(config: EntryIndexSettings) -> int:
+def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     """Build the index, or with `dry_run` describe it.
+
+    Args:
+        config: The settings.
+        sections: Make a row of each section; see `reflectune.retrieval.indexes.building.build_index`.
 
     Returns:
         The number of images and of entries without a title that are left out.
@@ -60,6 +64,7 @@ def build_entries(config: EntryIndexSettings) -> int:
     from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
     from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
     from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
+    from reflectune.retrieval.indexes.sections import SectionKnowledge
     from reflectune.retrieval.indexes.trial import describe_time, try_entries
 
     processes, device = join_launch(config.device)
@@ -82,6 +87,7 @@ def build_entries(config: EntryIndexSettings) -> int:
             if config.on_error == "stop":
                 raise UserError(f"{problem}; fix them, or leave them out with `on_error: skip`")
             print(f"{problem}; they would be left out")
+        kb = SectionKnowledge(kb, leave_out) if sections else kb
         plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
         if config.test_pictures:
             print(f"without the near-duplicates of the pictures of {config.test_pictures}")
@@ -100,6 +106,7 @@ def build_entries(config: EntryIndexSettings) -> int:
         config.output,
         store=config.store,
         summaries=config.summaries,
+        sections=sections,
         leave_out=leave_out,
         batch_size=config.batch_size,
         shard_rows=config.shard_entries or SHARD,
@@ -112,7 +119,7 @@ def build_entries(config: EntryIndexSettings) -> int:
     if processes.index:
         return 0
     counts = index.manifest
-    texts = "titles, as many summaries" if config.summaries else "titles"
+    texts = "titles, as many summaries" if config.summaries else "sections" if sections else "titles"
     print(f"{config.output}: {counts['entries']:,} {texts} and {counts['images']:,} images of {kb.name}")
     print(f"  searched by {counts['store']}{recall_of(counts)}")
     if config.leave_out:

@@ -22,6 +22,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, precision_of
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
+from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, sections_fingerprint
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES
 from reflectune.retrieval.stores.ivf import CODES
@@ -54,12 +55,14 @@ class Index:
         entry_ids: Every entry that has a title, in the knowledge base's order.
         owner: Index in `entry_ids` of each row's entry; never decreasing, shape (rows,).
         store: Vectors of the fields `image` and `title`, and `summary` if it was built with summaries.
+        sections: For an index of sections the section of each row's pair, shape (rows,); None for one of entries.
     """
 
     manifest: dict[str, Any]
     entry_ids: Sequence[str]
     owner: npt.NDArray[np.integer]
     store: VectorStore
+    sections: npt.NDArray[np.integer] | None = None
 
 
 class _EntryIds(Sequence[str]):
@@ -114,19 +117,33 @@ def load_index(
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    check_origin(folder, manifest, origin_of(kb, encoder))
+    by_section = manifest.get(UNIT) == "sections"
+    origin = origin_of(kb, encoder)
+    check_origin(folder, manifest, {**origin, "kb_fingerprint": sections_fingerprint(kb)} if by_section else origin)
     choice = choice_of(folder, manifest)
-    check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"]), verify=verify)
+    check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"], by_section), verify=verify)
     owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
     store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest), creates=resend)
     sizes, expected = (
         (len(store), len(owner), len(entries)),
         tuple(manifest[name] for name in ("rows", "rows", "entries")),
     )
-    if sizes != expected or not _are_below(owner, len(entries)) or not _are_below(entries, len(kb)):
+    articles, sections = (
+        (read_positions(folder / name) for name in (SECTION_ENTRIES, SECTIONS)) if by_section else (None, None)
+    )
+    units = len(kb) if articles is None else len(articles)
+    if sizes != expected or not _are_below(owner, len(entries)) or not _are_below(entries, units):
         raise UserError(f"{folder} holds other rows than its manifest says; {AGAIN}")
     check_server(store, resend=resend)
-    return Index({**manifest, "kb": kb.name}, _EntryIds(kb, entries), owner, store)  # it may have another name now
+    if articles is not None and sections is not None:
+        of_rows = entries[owner]
+        entries, owner = np.unique(articles[of_rows], return_inverse=True)
+        sections = sections[of_rows]
+        if not _are_below(entries, len(kb)):
+            raise UserError(f"{folder} holds other sections than its manifest says; {AGAIN}")
+    return Index(
+        {**manifest, "kb": kb.name}, _EntryIds(kb, entries), owner, store, sections
+    )  # it may have another name now
 
 
 def check_server(store: VectorStore, *, resend: bool) -> None:
@@ -159,10 +176,11 @@ def choice_of(folder: Path, manifest: Mapping[str, Any]) -> Choice:
     return Choice(manifest["store"], manifest["precision"], "it was built so", address)
 
 
-def files_of(choice: Choice, fields: Sequence[str]) -> list[str]:
+def files_of(choice: Choice, fields: Sequence[str], by_section: bool = False) -> list[str]:
     """The files of an index that don't change once it is built."""
+    pairs = [SECTION_ENTRIES, SECTIONS] if by_section else []
     names = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
-    return [OWNERS, ENTRIES, PICTURELESS, *names, *([CODES] if choice.kind == "faiss" else [])]
+    return [OWNERS, ENTRIES, PICTURELESS, *pairs, *names, *([CODES] if choice.kind == "faiss" else [])]
 
 
 def has_summaries(manifest: Mapping[str, Any]) -> bool:

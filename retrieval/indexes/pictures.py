@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from reflectune.core.images import BadImage, load_image
@@ -44,11 +45,12 @@ class Pictures:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Some pictures that are ready to be encoded: `inputs` are None if none is good."""
+    """Some pictures that are ready to be encoded: `inputs` are None if none is good; each is used `repeats` times."""
 
     inputs: Any
     owners: list[int]
     bad: list[tuple[Place, BadImage]]
+    repeats: list[int]
 
 
 def has_title(entry: Entry) -> bool:
@@ -72,6 +74,8 @@ def encode_pictures(
 ) -> Generator[Pictures, None, None]:
     """Encode batches of pictures in order; vectors don't depend on the number of workers.
 
+    A picture that is repeated directly, as those of one entry's sections are, is encoded once.
+
     Args:
         kb: The knowledge base of the pictures.
         encoder: The encoder. Work outside its model is done by the workers.
@@ -81,27 +85,34 @@ def encode_pictures(
     roots = (kb.image_root, kb.folder.parent)
     apart = encoder if isinstance(encoder, PreparingEncoder) else None
 
-    def make(place: Place) -> tuple[Place, Any]:
+    def make(places: Sequence[Place]) -> tuple[Sequence[Place], Any]:
         try:
-            image: Image.Image = load_image(place.path, root=roots)
-            return place, apart.prepare(image) if apart else image
+            image: Image.Image = load_image(places[0].path, root=roots)
+            return places, apart.prepare(image) if apart else image
         except BadImage as error:
-            return place, error
+            return places, error
 
-    def join(made: Sequence[tuple[Place, Any]]) -> _Opened:
-        bad = [(place, one) for place, one in made if isinstance(one, BadImage)]
-        good = [(place, one) for place, one in made if not isinstance(one, BadImage)]
+    def join(made: Sequence[tuple[Sequence[Place], Any]]) -> _Opened:
+        bad = [(place, one) for places, one in made if isinstance(one, BadImage) for place in places]
+        good = [(places, one) for places, one in made if not isinstance(one, BadImage)]
         ready = [one for _, one in good]
         inputs = apart.join(ready) if apart and ready else ready or None
-        return _Opened(inputs, [place.position for place, _ in good], bad)
+        owners = [place.position for places, _ in good for place in places]
+        return _Opened(inputs, owners, bad, [len(places) for places, _ in good])
 
-    with closing(ahead(batches, make, join, workers=workers)) as ready_batches:
+    grouped = ([list(same) for _, same in groupby(batch, key=_path)] for batch in batches)
+    with closing(ahead(grouped, make, join, workers=workers)) as ready_batches:
         for opened in ready_batches:
             if opened.inputs is None:
                 vectors = no_vectors(encoder.dimensions)
             else:
                 vectors = apart.encode_prepared(opened.inputs) if apart else encoder.encode_images(opened.inputs)
+                vectors = np.repeat(vectors, opened.repeats, axis=0)
             yield Pictures(vectors, opened.owners, opened.bad)
+
+
+def _path(place: Place) -> Path:
+    return place.path
 
 
 Item = TypeVar("Item")

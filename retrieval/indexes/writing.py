@@ -25,6 +25,7 @@ from reflectune.retrieval.indexes.entry_index import (
     collection_of,
     files_of,
 )
+from reflectune.retrieval.indexes.sections import UNIT
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
@@ -109,7 +110,8 @@ def write_index(
         "entries": first,
         "images": images,
     }
-    manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)) if name != CODES)
+    names = files_of(choice, tuple(fields), UNIT in record)
+    manifest[CHECKSUMS] = checksums(folder / name for name in names if name != CODES)
     is_quiet = not progress or choice.kind == "exact"
     with progress_bar(total=rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -40,6 +40,9 @@ _LACKING = ("title", "text_image", "summary")
 _TEXT_PARTS = ("text_image", "text_title", "text_summary")
 
 _Item = TypeVar("_Item")
+_Rows = npt.NDArray[np.int64]
+_RowsOf = Callable[[Mapping[str, Vectors], int, int], list[_Rows]]
+"""From a batch's query vectors by field, its size, and the number of hits, to the rows of each query."""
 _Parts = Mapping[str, npt.NDArray[np.float32]]
 """Query vectors of each part of a score; see `PART_FIELDS` and `FUSED_FIELDS`."""
 
@@ -59,6 +62,16 @@ class QueryRetriever(Protocol):
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
         """For each query at most `top_n` entries, each once, best first."""
+        ...
+
+
+class SectionRetriever(Protocol):
+    """A retriever of sections for queries of images and texts."""
+
+    def search_sections(
+        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
+    ) -> list[list[tuple[Hit, int]]]:
+        """For each query at most `top_n` sections, each as a hit of its entry and an index, best first."""
         ...
 
 
@@ -134,6 +147,38 @@ class EntryRetriever:
             UserError: The weights compare texts with images, or fuse them, and the encoder has no common space; or they
                 weigh summaries, and the index has none; or the encoder can't read both together.
         """
+        return [hits for hits, _ in self._search(queries, top_n, weights, self._best_rows)]
+
+    @property
+    def has_sections(self) -> bool:
+        """True if the index has a row for each section, which `search_sections` finds."""
+        return self._index.sections is not None
+
+    def search_sections(
+        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
+    ) -> list[list[tuple[Hit, int]]]:
+        """Return the `top_n` best sections for each query, best first; several may be of one entry.
+
+        Args:
+            queries: Images, texts, or both.
+            top_n: Number of sections a query, at least 1.
+            weights: As of `search_queries`.
+
+        Returns:
+            For each query a hit of each section's entry, with the section's index.
+
+        Raises:
+            ValueError: The index is of entries.
+        """
+        if (sections := self._index.sections) is None:
+            raise ValueError("an index of entries has no rows of sections")
+        found = self._search(queries, top_n, weights, self._nearest_rows)
+        return [list(zip(hits, sections[rows].tolist(), strict=True)) for hits, rows in found]
+
+    def _search(
+        self, queries: Sequence[Query], top_n: int, weights: Weights | None, rows_of: _RowsOf
+    ) -> list[tuple[list[Hit], _Rows]]:
+        """Return the hits and the rows of each query, which `rows_of` chooses."""
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         contents = [_Content(b"" if query.image is None else pixel_hash(query.image), query.text) for query in queries]
@@ -150,13 +195,13 @@ class EntryRetriever:
         for content, vector in self._one_vector_each(fused, rule, weights_of, vectors).items():
             weights_of[content] = fused_weights(weights_of[content])
             vectors[content] = dict.fromkeys(weights_of[content], vector)
-        hits: dict[_Content, list[Hit]] = {}
+        hits: dict[_Content, tuple[list[Hit], _Rows]] = {}
         for batch in _alike(weights_of):
             batch_weights = weights_of[batch[0]]
-            weighted, entries = _weighted(vectors, batch, batch_weights), min(top_n, len(self._index.entry_ids))
-            rows = self._best_rows(weighted, len(batch), entries)
+            rows = rows_of(_weighted(vectors, batch, batch_weights), len(batch), top_n)
             for content, chosen in zip(batch, rows, strict=True):
-                hits[content] = self._hits(different[content].kind, vectors[content], batch_weights, chosen)
+                found = self._hits(different[content].kind, vectors[content], batch_weights, chosen)
+                hits[content] = (found, chosen)
         return [hits[content] for content in contents]
 
     def check(self, weights: Weights) -> None:
@@ -254,14 +299,15 @@ class EntryRetriever:
             self._kept.pop(next(iter(self._kept)))
         return vectors
 
-    def _best_rows(self, query: Mapping[str, Vectors], count: int, entries: int) -> list[npt.NDArray[np.int64]]:
+    def _best_rows(self, query: Mapping[str, Vectors], count: int, entries: int) -> list[_Rows]:
         """Return each query's best row of each of its best entries, best first; an approximate store may have fewer.
 
         Only queries that lack entries are searched again with more rows: an approximate store's results depend on the
         number of rows asked for, and so no query depends on another.
         """
+        entries = min(entries, len(self._index.entry_ids))
         rows, wanted = len(self._index.store), _ROWS_AN_ENTRY * entries
-        chosen: dict[int, npt.NDArray[np.int64]] = {}
+        chosen: dict[int, _Rows] = {}
         left = list(range(count))
         while left:
             asked = {field: vectors[left] for field, vectors in query.items()}
@@ -275,7 +321,12 @@ class EntryRetriever:
             wanted *= 4
         return [chosen[place] for place in range(len(chosen))]
 
-    def _hits(self, kind: str, query: _Parts, weights: Mapping[str, float], rows: npt.NDArray[np.int64]) -> list[Hit]:
+    def _nearest_rows(self, query: Mapping[str, Vectors], count: int, top: int) -> list[_Rows]:
+        """Return each query's best rows, of whatever entries, best first; an approximate store may have fewer."""
+        found = self._index.store.search(dict(query), min(top, len(self._index.store))).rows
+        return [rows[rows >= 0] for rows in found]
+
+    def _hits(self, kind: str, query: _Parts, weights: Mapping[str, float], rows: _Rows) -> list[Hit]:
         """Return the hits of one query from the best rows of its entries; the parts are not weighted.
 
         With titles only, all rows of an entry are equal, and the part of its image is its first one's.

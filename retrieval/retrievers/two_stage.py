@@ -12,19 +12,22 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.formats.passages import Lead, split_passages
+from reflectune.formats.passages import Lead, lead_sentences, split_passages
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first
 from reflectune.retrieval.rerankers.words import bm25_scores
 from reflectune.retrieval.retrievers.queries import Query, Weights
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.retrieval.retrievers.entry_retriever import QueryRetriever
+    from reflectune.retrieval.retrievers.entry_retriever import QueryRetriever, SectionRetriever
 
 SUMMARY: Final = -1
 """The section of a passage that is its entry's summary: no section of the article."""
 
 ARTICLE: Final = -2
 """The section of a passage that is its entry's whole article."""
+
+WHOLE: Final = -2
+"""The index of a passage that is its whole section; `SUMMARY` is that of a section's summary."""
 
 PassagesOf = Callable[[str], Sequence[Passage]]
 """The passages of an entry, by its id."""
@@ -114,6 +117,47 @@ class Summaries:
             ]
             for hits in self.retriever.search_queries(queries, top, weights=self.weights)
         ]
+
+
+@dataclass
+class SectionPairs:
+    """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4), found in an index of sections.
+
+    Several pairs may be of one entry. A hit's score and parts are its row's.
+
+    Attributes:
+        name: Name in results and errors.
+        retriever: Finds sections.
+        knowledge: The entries.
+        is_summary: True to read the section's summary, by which it is found (PMSR); False to read all of it (MI-RAG).
+        weights: Weights of the parts of a score; None for the defaults.
+        lead: Text before a section that is read whole.
+    """
+
+    name: str
+    retriever: SectionRetriever
+    knowledge: KnowledgeBase
+    is_summary: bool = False
+    weights: Weights | None = None
+    lead: Lead = "none"
+
+    def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
+        """For each query the `top` best sections, best first."""
+        return [
+            [
+                PassageHit(self._passage(hit.entry_id, section), hit.score, hit.rank, hit.kb, hit.parts)
+                for hit, section in pairs
+            ]
+            for pairs in self.retriever.search_sections(queries, top, weights=self.weights)
+        ]
+
+    def _passage(self, entry_id: str, section: int) -> Passage:
+        entry = self.knowledge.get(entry_id)
+        passages = split_passages(entry, cut="sections", lead="none" if self.is_summary else self.lead)
+        whole = next(passage for passage in passages if passage.section == section)
+        if self.is_summary:
+            return dataclasses.replace(whole, index=SUMMARY, text=lead_sentences(whole.text))
+        return dataclasses.replace(whole, index=WHOLE)
 
 
 def passages_inside(

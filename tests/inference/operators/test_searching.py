@@ -84,6 +84,8 @@ ARTICLES = {name: Entry(name, name, sections=SECTIONS) for name in "abc"}
 class Nearest:
     """Finds the entries a, b and c for every query, in this order, and takes note of how many it was asked for."""
 
+    has_sections = False
+
     def __init__(self) -> None:
         self.asked: list[int] = []
 
