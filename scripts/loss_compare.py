@@ -1,0 +1,84 @@
+"""Compare the loss curves of a training by two commits, as torchtitan's script of this name does.
+
+    python scripts/loss_compare.py main HEAD --steps 200 -- --config configs/examples/miniature/sft.yaml
+    python scripts/loss_compare.py main . --assert_equal -- --config …    # `.`: the files as they are
+
+Each commit is checked out into a folder of its own, and trains there by `reflectune sft` with the flags behind `--`, on
+the same data. Relative paths of these flags start in this folder. With `--assert_equal` any difference is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROWS = 10
+"""Steps that are shown of a curve."""
+
+
+def losses(log: Path) -> dict[int, float]:
+    """Read the loss of each logged step from a run's `log.jsonl`."""
+    rows = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def comparison(names: Sequence[str], curves: Sequence[dict[int, float]]) -> tuple[list[str], float]:
+    """Return the lines of a table of two curves, and their largest difference."""
+    first, second = curves
+    if first.keys() != second.keys():
+        return [f"{names[0]} logged {len(first)} steps, and {names[1]} {len(second)}"], float("inf")
+    differences = {step: abs(first[step] - second[step]) for step in first}
+    largest = max(differences, key=lambda step: differences[step])
+    steps = sorted(first)
+    shown = sorted({*steps[:: max(len(steps) // ROWS, 1)], steps[-1], largest})
+    lines = [f"{'step':>6} {names[0]:>14} {names[1]:>14} {'difference':>12}"]
+    lines += [f"{step:>6} {first[step]:>14.6f} {second[step]:>14.6f} {differences[step]:>12.2e}" for step in shown]
+    lines.append(f"largest difference: {differences[largest]:.2e}, at step {largest} of {len(steps)}")
+    return lines, differences[largest]
+
+
+def train(commit: str, place: Path, steps: int, flags: Sequence[str]) -> dict[int, float]:
+    """Train by a commit's sources, and return its losses; `.` stands for the files as they are."""
+    tree, output = (Path.cwd() if commit == "." else place / "tree"), place / "output"
+    if commit != ".":
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
+    try:
+        command = [sys.executable, "-m", "reflectune", "sft", *flags, "--max_steps", str(steps), "--logging_steps", "1"]
+        environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+        subprocess.run([*command, "--output_dir", str(output)], check=True, env=environment)
+    finally:
+        if commit != ".":
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], check=True)
+    return losses(output / "log.jsonl")
+
+
+def main() -> None:
+    """Train by both commits, and print both curves."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commits", nargs=2, help="two commits, or `.`")
+    parser.add_argument("--steps", type=int, default=200, help="optimiser steps of each training")
+    parser.add_argument("--assert_equal", action="store_true", help="end with an error unless all losses are equal")
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    arguments, flags = parser.parse_args(words[:cut]), words[cut + 1 :]
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder, name) for name in ("first", "second")]
+        for place in places:
+            place.mkdir()
+        curves = [
+            train(commit, place, arguments.steps, flags)
+            for commit, place in zip(arguments.commits, places, strict=True)
+        ]
+    lines, largest = comparison(arguments.commits, curves)
+    print("\n".join(lines))
+    sys.exit(1 if arguments.assert_equal and largest else 0)
+
+
+if __name__ == "__main__":
+    main()
