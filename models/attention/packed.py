@@ -122,8 +122,8 @@ def block_mask(
     """
     bounds = bounds_of(segments, past)
     some, whole = _visible_blocks(segments, bounds, past)
-    limits = torch.from_numpy(bounds).to(device)
-    partial, full = ([tensor.to(device) for tensor in _listed(blocks)] for blocks in (some & ~whole, whole))
+    limits = moved(torch.from_numpy(bounds), device)
+    partial, full = ([moved(tensor, device) for tensor in _listed(blocks)] for blocks in (some & ~whole, whole))
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (limits[0, query] <= key) & (key < limits[1, query])
@@ -136,6 +136,13 @@ def block_mask(
         seq_lengths=(len(bounds.T), past + len(bounds.T)),
         compute_q_blocks=backward,
     )
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Move a tensor to a device, to a GPU from pinned memory: a plain copy would wait for all kernels in its queue."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _visible_blocks(segments: Sequence[PackedSegment], bounds: np.ndarray, past: int) -> tuple[np.ndarray, np.ndarray]:

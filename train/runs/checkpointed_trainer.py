@@ -114,13 +114,16 @@ class CheckpointedTrainer(Trainer):
             UserError: The norm, or a loss in any process, is not finite.
         """
         norm = super()._get_grad_norm(model, grad_norm)
-        losses = [(loss.item(), examples) for loss, examples in self.step_losses]
-        self.step_losses = []
-        values = [*([] if norm is None else [norm]), *(loss for loss, _ in losses)]
-        is_sound = all(map(math.isfinite, values))
+        taken, self.step_losses = self.step_losses, []
+        losses = torch.stack([loss for loss, _ in taken]).tolist() if taken else []  # one wait for the device
+        is_sound = all(map(math.isfinite, [*losses, *([] if norm is None else [norm])]))
         is_unsound, self._ends_early = any_process(not is_sound, self._has_sigterm)
         if is_unsound:
-            raise not_finite(self.state.global_step + 1, float(norm or 0.0), gather_object(losses))
+            raise not_finite(
+                self.state.global_step + 1,
+                float(norm or 0.0),
+                gather_object([*zip(losses, (ids for _, ids in taken), strict=True)]),
+            )
         if self._ends_early:
             self.control.should_save = self.control.should_training_stop = True
         return norm
