@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from reflectune.train.data.examples import TrainingData
 from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.data.micro_batches import equal_shares
 from reflectune.train.data.mixture import epoch_reads
 
 _POOL_BATCHES = 32
@@ -37,6 +38,7 @@ class TrainingOrder(Sampler[int]):
         parts: For each data set, in the order of the examples, its number of examples and the reads of each in an
             epoch: 2 for two, 0.5 for a half of them, drawn again each epoch. None for one data set, read once.
         multiple_of: Examples that all processes read at a time; an epoch is filled up to a multiple of it.
+        share: Puts an optimiser step's examples into the order in which processes share them; None leaves it.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class TrainingOrder(Sampler[int]):
         group_by_length: bool = True,
         parts: Sequence[tuple[int, float]] | None = None,
         multiple_of: int = 1,
+        share: Callable[[list[int]], list[int]] | None = None,
     ) -> None:
         super().__init__()
         self.lengths, self.kinds = lengths, kinds
@@ -56,7 +59,7 @@ class TrainingOrder(Sampler[int]):
         self.examples = sum(epoch_reads(count, weight) for count, weight in self.parts)
         self.fillers = -self.examples % multiple_of
         self.batch_size, self.seed, self.group_by_length = batch_size, seed, group_by_length
-        self.epoch = 0
+        self.epoch, self._share = 0, share
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
@@ -68,8 +71,12 @@ class TrainingOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = self._order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
-        yield from order
-        yield from (~index for index in itertools.islice(itertools.cycle(order), self.fillers))
+        order += [~index for index in itertools.islice(itertools.cycle(order), self.fillers)]
+        if self._share is None:
+            yield from order
+        else:
+            for start in range(0, len(order), self.batch_size):
+                yield from self._share(order[start : start + self.batch_size])
 
     def _order(self, generator: torch.Generator) -> list[int]:
         read = self._read(generator)
@@ -137,9 +144,26 @@ class FollowEpochs(TrainerCallback):
         self._order.start_epoch(int(state.epoch or 0))
 
 
-def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_by_length: bool) -> TrainingOrder:
-    """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each."""
+def training_order(
+    data: TrainingData,
+    batch: GlobalBatch,
+    *,
+    seed: int,
+    group_by_length: bool,
+    tokens: Callable[[int], int] | None = None,
+) -> TrainingOrder:
+    """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each.
+
+    Args:
+        tokens: Estimates an example's tokens, to give each process as many in a step; None for shares by turns.
+    """
     numbers = [number for number, (count, _) in enumerate(data.parts) for _ in range(count)]
+
+    def share(step: list[int]) -> list[int]:
+        assert tokens is not None
+        counts = [tokens(index if index >= 0 else ~index) for index in step]
+        return [step[place] for place in equal_shares(counts, batch.processes)]
+
     rows = [(sum(map(len, data.scheme.texts(example))), data.scheme.kind(example)) for example in data.examples]
     return TrainingOrder(
         [length for length, _ in rows],
@@ -149,4 +173,5 @@ def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_b
         group_by_length=group_by_length,
         parts=data.parts,
         multiple_of=batch.at_a_time,
+        share=share if tokens and batch.processes > 1 else None,
     )

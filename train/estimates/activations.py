@@ -8,6 +8,7 @@ Llama or Qwen as transformers writes it, with the attention of `models/attention
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from reflectune.train.estimates.architecture import Architecture
 
@@ -40,7 +41,18 @@ class BatchSize:
         tokens, supervised, patches, trees = (
             round(count * share) for count in (self.tokens, self.supervised, self.patches, self.trees)
         )
-        return BatchSize(tokens, self.longest, supervised, patches, trees)
+        return BatchSize(tokens, self.longest, supervised, patches, max(trees, 1))
+
+    def within(self, budget: int | None, questions: int) -> BatchSize:
+        """Return the size of the largest micro-batch by a budget of tokens.
+
+        Args:
+            budget: Most tokens, if a longer tree doesn't come alone; None if there is no budget.
+            questions: Ratio of the questions of a step to those of this batch.
+        """
+        if budget is None:
+            return self
+        return self.times(min(max(budget, self.longest) / self.tokens, questions))
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,8 @@ class ForwardPass:
         adapters: Rank of the adapters, if only they train; None if all weights of the decoder do, 0 if none does.
         dropout: True if adapters have dropout.
         trains_vision: True if the vision tower trains.
-        checkpointing: True if a layer keeps its input alone and is computed again in the backward pass.
-        by_parts: True if attention can read trees by parts (on a CPU) instead of with a dense mask for each.
+        recomputed: n if every n-th layer keeps its input alone and is computed again in the backward pass; 0 for none.
+        attention: Trees are read by parts (on a CPU), as packed rows (by FlexAttention), or each with a dense mask.
     """
 
     compute: int
@@ -62,8 +74,8 @@ class ForwardPass:
     adapters: int | None
     dropout: bool
     trains_vision: bool
-    checkpointing: bool
-    by_parts: bool
+    recomputed: int
+    attention: Literal["parts", "packed", "dense"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class Activations:
 
     Attributes:
         kept: Kept from the forward pass to the backward pass.
-        working: Of the layer that is computed again under checkpointing, and of the widest gradients.
+        working: Of the layer that is computed again, if any is, and of the widest gradients.
         logits: Of the supervised tokens, with their loss and its gradient.
     """
 
@@ -92,13 +104,19 @@ def activations(model: Architecture, batch: BatchSize, forward: ForwardPass) -> 
         ends += batch.tokens * model.width * forward.residual  # scaled by a weight that trains
     logits = batch.supervised * model.vocabulary * (8 if forward.compute == 4 else 4 + 4 + forward.compute)
     gradients = 3 * batch.tokens * forward.compute * model.hidden  # of the product, and of both its factors
-    if not forward.checkpointing:
+    if not forward.recomputed:
         kept = model.layers * layer + model.vision_layers * vision_layer
         return Activations(kept + ends, gradients, logits)
-    inputs = model.layers * batch.tokens * model.width * forward.residual
+    # transformers counts the vision tower's layers first
+    vision_again, both = (
+        -(-n // forward.recomputed) for n in (model.vision_layers, model.vision_layers + model.layers)
+    )
+    again = both - vision_again
+    kept = (model.layers - again) * layer + (model.vision_layers - vision_again) * vision_layer
+    kept += again * batch.tokens * model.width * forward.residual
     if forward.trains_vision:
-        inputs += model.vision_layers * batch.patches * model.vision_width * forward.residual
-    return Activations(inputs + ends, max(layer, vision_layer) + gradients, logits)
+        kept += vision_again * batch.patches * model.vision_width * forward.residual
+    return Activations(kept + ends, max(layer, vision_layer) + gradients, logits)
 
 
 def _decoder_layer(model: Architecture, forward: ForwardPass) -> int:
@@ -111,8 +129,9 @@ def _decoder_layer(model: Architecture, forward: ForwardPass) -> int:
     # readers of a norm share one input, unless each casts it or applies its own dropout
     apart = forward.residual != compute if full else forward.dropout or compute < 4
     read = (_NORMED if apart else 2) * model.width if forward.adapters != 0 else 0
-    if forward.by_parts:
-        attention = 2 * model.query_width + 2 * model.key_width  # queries, output; keys, values
+    if forward.attention != "dense":
+        outputs = 2 if forward.attention == "packed" else 1  # FlexAttention's, and its heads side by side
+        attention = (1 + outputs) * model.query_width + 2 * model.key_width  # queries, output; keys, values
     else:
         attention = 5 * model.query_width  # queries; keys and values for each of them; output, gathered and in place
     # gate, its activation, up, their product; the product is the input of a matrix that is frozen without adapters
@@ -131,7 +150,7 @@ def _decoder_layer(model: Architecture, forward: ForwardPass) -> int:
 
 def _masks(batch: BatchSize, forward: ForwardPass) -> int:
     """Return the bytes of the attention mask, one for all layers; its rows begin at multiples of 8."""
-    if forward.by_parts:
+    if forward.attention != "dense":
         return 0
     return forward.compute * batch.trees * batch.longest * (batch.longest + -batch.longest % 8)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +14,14 @@ from reflectune.models.attention.pictures import content_key
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.estimates.activations import BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, memory
+from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, memory, total
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
+
+_SPARSEST = 4
+"""Largest n, if every n-th layer has to be computed again."""
+_SHARE = 0.9
+"""Share of a device's memory that a forecast may take; the rest is for its error, and fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,32 @@ def forecast(
         adapters=adapters.lora_r if not full else None if decoder_trains else 0,
         dropout=adapters.adapters_dropout > 0,
         trains_vision="vision_tower" in adapters.trained_towers,
-        checkpointing=compute.gradient_checkpointing,
-        by_parts=has_backward(device, torch.bfloat16 if size == 2 else torch.float32, architecture.head_size),
+        recomputed=1 if compute.gradient_checkpointing else 0,
+        attention=attention_of_trees(compute, device, architecture.head_size),
     )
     return Forecast(weights, architecture, batch, forward, division, device != "cpu", available)
+
+
+def attention_of_trees(compute: ComputeConfig, device: str, head_size: int) -> Literal["parts", "packed", "dense"]:
+    """Return the way in which a device reads trees; a GPU's trial of FlexAttention is taken to succeed."""
+    if device == "cuda" and compute.compile != "off":
+        return "packed"
+    dtype = torch.bfloat16 if compute.dtype == "bfloat16" else torch.float32
+    return "parts" if has_backward(device, dtype, head_size) else "dense"
+
+
+def least_recomputation(predicted: Forecast) -> int:
+    """Return n, so that a run fits into its device's memory if every n-th layer is computed again; 0 for no layer.
+
+    1 if the memory isn't known, or too small.
+    """
+    if predicted.available is None:
+        return 1
+    for every in (0, *range(_SPARSEST, 1, -1)):
+        forward = replace(predicted.forward, recomputed=every)
+        if total(replace(predicted, forward=forward).parts()) <= _SHARE * predicted.available:
+            return every
+    return 1
 
 
 def memory_of(device: torch.device) -> int | None:

@@ -73,7 +73,8 @@ def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> BatchSize:
     image, branches = config.image_tokens or image_tokens(model, config.max_pixels), branches_of(config)
     tokens = image + QUESTION_TOKENS + branches * config.branch_tokens
     one = BatchSize(tokens, tokens, branches * config.branch_supervised, image_patches(model, image), 1)
-    return one.times(config.per_device_train_batch_size)
+    batch = one.times(config.per_device_train_batch_size)
+    return batch.within(config.tokens_per_device, config.gradient_accumulation_steps)
 
 
 def branches_of(config: EstimateConfig) -> int:
@@ -88,8 +89,7 @@ def report(config: EstimateConfig, predicted: Forecast) -> str:
     launch = f"{config.processes} processes, {config.sharding or 'nothing'} divided"
     head = (
         f"{config.model}, {config.method}: {count} weights train; {launch if config.processes > 1 else 'one process'}; "
-        f"a batch of {config.per_device_train_batch_size} questions with {branches_of(config)} branches, "
-        f"{batch.tokens:,} tokens"
+        f"a batch of {batch.trees} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
     )
     cached = f"features: {in_words(predicted.feature_bytes)} a picture on the disk, and the tower isn't run"
     return "\n".join(

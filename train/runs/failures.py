@@ -29,6 +29,8 @@ class FailingBatch:
 
     step: int
     inputs: Mapping[str, Any]
+    budget: int | None = None
+    """Most tokens of a micro-batch; None if batches have a fixed number of questions."""
 
     @property
     def words(self) -> str:
@@ -137,7 +139,9 @@ def _changes(
 ) -> Iterator[str]:
     """Yield the changes of settings that need less memory."""
     size, steps = args.train_batch_size, args.gradient_accumulation_steps
-    if batch and size > 1:
+    if batch and batch.budget and len(batch.inputs["sample_ids"]) > 1:
+        yield f"`tokens_per_device` {max(batch.inputs['input_ids'].numel() // 2, 1)}, which trains the same"
+    elif batch and not batch.budget and size > 1:
         smaller = next(divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0)
         yield (
             f"`per_device_train_batch_size` {size} → {smaller} with `gradient_accumulation_steps` {steps} → "

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +22,17 @@ from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
+from reflectune.train.data.micro_batches import questions_within
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.forecast import forecast, largest_batch, length, memory_of
-from reflectune.train.estimates.memory import table, weights_of
+from reflectune.train.estimates.forecast import (
+    Forecast,
+    forecast,
+    largest_batch,
+    least_recomputation,
+    length,
+    memory_of,
+)
+from reflectune.train.estimates.memory import in_words, table, total, weights_of
 from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
 from reflectune.train.settings.model import AdapterConfig
@@ -58,19 +67,9 @@ def describe(
         steps: Steps of the whole run.
         args: Arguments of the trainer. A batch is read on its device to measure the time.
     """
-    sample = [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
-    architecture = Architecture.of(inner_model(model).config)
-    batch = largest_batch(sample, config.per_device_train_batch_size, architecture.patch_size)
-    memory = forecast(
-        AdapterConfig.of(config),
-        ComputeConfig.of(config),
-        architecture,
-        weights_of(model, double=config.double_quantization),
-        batch,
-        division(os.environ, args.world_size),
-        args.device.type,
-        memory_of(args.device),
-    )
+    sample = sample_of(dataset)
+    memory = forecast_of(config, model, sample, args)
+    batch = memory.batch
     return "\n".join(
         [
             *_data_lines(str(config.train_data), dataset, sample, renderer.processor, inner_model(model)),
@@ -80,10 +79,45 @@ def describe(
             travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full"),
             f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):",
             *table(memory.parts(), memory.available),
-            _time_line(config, model, sample, steps, args),
+            *([recomputation_line(memory)] if config.gradient_checkpointing == "auto" else []),
+            _time_line(config, model, sample, steps, args, memory.forward.recomputed),
             *_example_lines(dataset, renderer),
         ]
     )
+
+
+def sample_of(dataset: EncodedExamples) -> list[EncodedExample]:
+    """Encode examples from all over the data."""
+    return [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
+
+
+def forecast_of(
+    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], args: TrainingArguments
+) -> Forecast:
+    """Make the forecast of a run's memory, from a sample of its examples. See `describe`."""
+    architecture = Architecture.of(inner_model(model).config)
+    batch = largest_batch(sample, config.per_device_train_batch_size, architecture.patch_size)
+    made = forecast(
+        AdapterConfig.of(config),
+        ComputeConfig.of(config),
+        architecture,
+        weights_of(model, double=config.double_quantization),
+        batch.within(config.tokens_per_device, config.gradient_accumulation_steps),
+        division(os.environ, args.world_size),
+        args.device.type,
+        memory_of(args.device),
+    )
+    if config.gradient_checkpointing != "auto":
+        return made
+    return replace(made, forward=replace(made.forward, recomputed=least_recomputation(made)))
+
+
+def recomputation_line(memory: Forecast) -> str:
+    """Say which layers are computed again in the backward pass, and why."""
+    every = memory.forward.recomputed
+    layers = {0: "no layer is", 1: "every layer is"}.get(every, f"one of {every} layers is")
+    known = f", of {in_words(memory.available)}" if memory.available else ", of a memory that isn't known"
+    return f"{layers} recomputed: the forecast is {in_words(total(memory.parts()))}{known}"
 
 
 def marked(tree: Tree, renderer: Renderer) -> str:
@@ -100,16 +134,18 @@ def seconds_of_batch(
     size: int,
     device: torch.device,
     *,
+    recomputed: int = 0,
     in_half: bool = False,
 ) -> float | None:
     """Measure the forward and backward pass of a batch of middling length, in seconds. Gradients are dropped.
 
     Args:
-        compute: Precision and checkpointing.
+        compute: Precision.
         model: Ready to train; it is moved to the device, and can't be trained afterwards.
         examples: A sample of the data.
         size: Examples of the batch.
         device: Device of the run.
+        recomputed: n, if every n-th layer is computed again.
         in_half: Hold all weights in bfloat16, as DeepSpeed does.
 
     Returns:
@@ -117,8 +153,8 @@ def seconds_of_batch(
     """
     size = min(size, len(examples))
     start = (len(examples) - size) // 2
-    if compute.gradient_checkpointing:
-        recompute_layers(model)
+    if recomputed:
+        recompute_layers(model, recomputed)
     batch = Collator(inner_model(model))(sorted(examples, key=length)[start : start + size])
     inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
     try:
@@ -194,16 +230,25 @@ def _batch_line(dataset: EncodedExamples, questions: int) -> str:
 
 
 def _time_line(
-    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], steps: int, args: TrainingArguments
+    config: SftConfig,
+    model: nn.Module,
+    sample: Sequence[EncodedExample],
+    steps: int,
+    args: TrainingArguments,
+    recomputed: int,
 ) -> str:
-    kind, size = sharding(os.environ), config.per_device_train_batch_size
+    kind, questions = sharding(os.environ), config.per_device_train_batch_size * config.gradient_accumulation_steps
+    size = config.per_device_train_batch_size
+    if config.tokens_per_device:
+        size = questions_within(config.tokens_per_device, [length(example) for example in sample], questions)
     if kind in ("zero3", "fsdp"):
         return f"time: not measured, since {kind} divides the model only when training begins"
     in_half = kind.startswith("zero") and config.method == "full" and config.dtype == "bfloat16"
-    seconds = seconds_of_batch(ComputeConfig.of(config), model, sample, size, args.device, in_half=in_half)
+    compute = ComputeConfig.of(config)
+    seconds = seconds_of_batch(compute, model, sample, size, args.device, recomputed=recomputed, in_half=in_half)
     if seconds is None:
         return "time: not measured, a batch does not fit"
-    whole = duration(seconds * config.gradient_accumulation_steps * steps)
+    whole = duration(seconds * questions / size * steps)
     return f"time: about {whole}, from one batch forward and backward here in {seconds:.2f} s"
 
 

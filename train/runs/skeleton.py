@@ -86,6 +86,10 @@ class Method(ABC):
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
         """Describe the run, for a dry run."""
 
+    def recomputed(self, model: nn.Module, loaded: Loaded, args: TrainingArguments) -> int:
+        """Return n, where every n-th layer is computed again in the backward pass, as the config says; 0 for none."""
+        return 1
+
     @abstractmethod
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> CheckpointedTrainer:
         """Make the trainer."""
@@ -138,8 +142,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
         say(args, method.preview(model, loaded, args, batch))
         return
     say(args, parameter_table(model))
-    if config.gradient_checkpointing:
-        recompute_layers(model)
+    if config.gradient_checkpointing and (every := method.recomputed(model, loaded, args)):
+        recompute_layers(model, every)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     with advising(adapters, ComputeConfig.of(config), args, fixed):
         trainer = method.trainer(Run(model, args, save, settings), loaded, batch)

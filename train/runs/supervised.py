@@ -18,14 +18,15 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.train.data.examples import Collator, EncodedExamples, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.data.micro_batches import token_counter
 from reflectune.train.data.mixture import DataSource, mixture_lines
 from reflectune.train.data.order import TrainingOrder, training_order
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.packing import packs_trees
-from reflectune.train.runs.preview import describe
-from reflectune.train.runs.skeleton import Method, run
+from reflectune.train.runs.preview import describe, forecast_of, recomputation_line, sample_of
+from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
 from reflectune.train.settings.sft import SftConfig
@@ -55,7 +56,11 @@ class SupervisedFineTuning(Method):
         )
 
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
-        """Make transformers' arguments."""
+        """Make transformers' arguments. With a budget of tokens a process reads a step's questions at once."""
+        if self._config.tokens_per_device:
+            questions = common["per_device_train_batch_size"] * common["gradient_accumulation_steps"]
+            whole = {"per_device_train_batch_size": questions, "gradient_accumulation_steps": 1}
+            common = {**common, **whole}
         return TrainingArguments(**common, **validation_arguments(ValidationConfig.of(self._config)))
 
     def fingerprints(self) -> dict[str, Any]:
@@ -84,10 +89,20 @@ class SupervisedFineTuning(Method):
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
         """Describe data, memory, time and an example of each kind."""
         config, data = self._config, self._data
-        steps = config.max_steps or batch.steps(self._order(batch).examples, config.epochs)
+        steps = config.max_steps or batch.steps(self._order(batch, loaded).examples, config.epochs)
         dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
         mixture = mixture_lines(config.sources(), [count for count, _ in data.parts])
         return "\n".join([*mixture, describe(config, model, dataset, loaded.renderer, steps, args)])
+
+    def recomputed(self, model: nn.Module, loaded: Loaded, args: TrainingArguments) -> int:
+        """See `Method.recomputed`. Examples are read for the forecast if it decides."""
+        config, data = self._config, self._data
+        if config.gradient_checkpointing != "auto":
+            return 1
+        sample = sample_of(encoded_examples(data.examples, data.image_roots, loaded, config))
+        memory = forecast_of(config, model, sample, args)
+        say(args, recomputation_line(memory))
+        return memory.forward.recomputed
 
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> ReflectionTrainer:
         """Make the trainer, with readers of the validation data."""
@@ -108,22 +123,24 @@ class SupervisedFineTuning(Method):
             run,
             encoded_examples(data.examples, data.image_roots, loaded, config, cache_bytes),
             collator,
-            self._order(batch),
+            self._order(batch, loaded),
             projector_learning_rate=config.projector_learning_rate,
             gates=gates,
             answers=answers,
             packs=packs_trees(loaded, config, run.args),
             brier=GateBrier(config.gate_brier, gate_ids) if config.gate_brier else None,
             patience=config.early_stopping_patience,
+            tokens_per_device=config.tokens_per_device,
         )
 
     def data_summary(self) -> str:
         """Count the questions by kind, and their branches."""
         return data_in_words(self._data.examples, self._data.scheme)
 
-    def _order(self, batch: GlobalBatch) -> TrainingOrder:
-        config = self._config
-        return training_order(self._data, batch, seed=config.seed, group_by_length=config.group_by_length)
+    def _order(self, batch: GlobalBatch, loaded: Loaded) -> TrainingOrder:
+        config, data = self._config, self._data
+        counter = token_counter(data, loaded.renderer, share_prefix=config.tree) if config.tokens_per_device else None
+        return training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length, tokens=counter)
 
 
 def _evidence(sources: Sequence[DataSource]) -> dict[str, list[str]]:

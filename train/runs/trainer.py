@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import GateBrier, loss_terms
-from reflectune.models.attention.packed import in_blocks
+from reflectune.models.attention.packed import in_blocks, moved
 from reflectune.models.attention.tree import IGNORE
+from reflectune.train.data.examples import EncodedExample
+from reflectune.train.data.micro_batches import micro_batches, step_examples, tokens_of, uncollated
 from reflectune.train.data.order import FollowEpochs, TrainingOrder
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run, checkpoint_bytes
-from reflectune.train.runs.failures import FailingBatch, naming, plain_worker_errors
+from reflectune.train.runs.failures import FailingBatch, StepOutOfMemoryError, naming, plain_worker_errors
 from reflectune.train.runs.logs import LogFile
 from reflectune.train.runs.utilization import needed_operations, product_rate
 from reflectune.train.runs.validation import GateReader, WeightedLoss, gate_metrics
@@ -31,8 +33,9 @@ from reflectune.train.weights.parameters import adapters_of, give_projector_a_ra
 class ReflectionTrainer(CheckpointedTrainer):
     """Trains on batches of `reflectune.train.data.examples.Collator`.
 
-    Six things differ from the stock Trainer: the loss, the order of the data, the device of waiting batches, errors
-    that name examples, a learning rate of the projector's own, and checkpoints (`CheckpointedTrainer`).
+    Seven things differ from the stock Trainer: the loss, the order of the data, the device of waiting batches,
+    micro-batches by a budget of tokens, errors that name examples, a learning rate of the projector's own, and
+    checkpoints (`CheckpointedTrainer`).
 
     Args:
         run: The model, the arguments, and how checkpoints are written.
@@ -45,6 +48,8 @@ class ReflectionTrainer(CheckpointedTrainer):
         brier: Brier term of the loss at gates; None for none.
         packs: Read trees by FlexAttention (`packs_trees`).
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
+        tokens_per_device: Most tokens of a micro-batch; the loader's batches are whole steps then. None: they are
+            micro-batches.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the weight of the whole accumulated batch
@@ -62,9 +67,13 @@ class ReflectionTrainer(CheckpointedTrainer):
         brier: GateBrier | None = None,
         packs: bool = False,
         patience: int | None = None,
+        tokens_per_device: int | None = None,
     ) -> None:
         validated, callbacks = gates.dataset if gates else None, [FollowEpochs(order), LogFile()]
-        super().__init__(run.model, run.args, collator, dataset, validated, callbacks=callbacks)
+        read = uncollated if tokens_per_device else collator
+        super().__init__(run.model, run.args, read, dataset, validated, callbacks=callbacks)
+        self._collate, self.budget = collator, tokens_per_device
+        self._may_halve, self._has_said = True, False
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
@@ -97,31 +106,92 @@ class ReflectionTrainer(CheckpointedTrainer):
         self._left_out += sum(batch.pop("left_out") for batch in batches)
         tokens = sum(batch.pop("tokens") for batch in batches)
         self._tokens += tokens
-        read = self.accelerator.gather(torch.tensor(tokens, device=device)).sum()
-        self.state.num_input_tokens_seen += int(read)  # in trainer_state.json, so that a resumed run continues it
-        weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
+        if self.budget is not None:
+            batches = [{"examples": step_examples(batch), "weight": batch["weight"]} for batch in batches]
+        counts = [tokens] if self.budget is None else [tokens, len(self._divided(batches[0]["examples"]))]
+        gathered = self.accelerator.gather(torch.tensor([counts], device=device))
+        self.state.num_input_tokens_seen += int(gathered[:, 0].sum())  # in trainer_state.json, for a resumed run
+        if self.budget is None:
+            weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
+        else:
+            weight = torch.tensor(batches[0].pop("weight"), dtype=torch.float32)
+            batches[0]["at_least"] = int(gathered[:, 1].max())  # passes of sharded weights take all processes
         return batches, self.accelerator.gather(weight.to(device)).sum()
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Add the gradients of a batch, and return its loss. An error names the batch's examples."""
+        """Add the gradients of a batch, or of a step's micro-batches, and return the loss. Errors name the examples."""
+        if "examples" in inputs:
+            return self._whole_step(model, inputs["examples"], inputs["at_least"], num_items_in_batch)
         casting = under_autocast(self._adapters) if self.accelerator.native_amp else nullcontext()
-        with naming(FailingBatch(self.state.global_step + 1, dict(inputs))), casting:
+        with naming(FailingBatch(self.state.global_step + 1, dict(inputs), self.budget)), casting:
             return super().training_step(model, inputs, num_items_in_batch)
 
+    def _whole_step(
+        self, model: nn.Module, examples: list[EncodedExample], at_least: int, weight: Tensor | int | None
+    ) -> Tensor:
+        """Add the gradients of a step, and return its loss. If memory runs out, halve the budget once."""
+        try:
+            return self._add_micro_batches(model, examples, at_least, weight)
+        except StepOutOfMemoryError:
+            # with several processes the others would wait for this one's gradients
+            if not self._may_halve or self.args.world_size > 1 or self.is_deepspeed_enabled or len(examples) == 1:
+                raise
+        assert self.budget is not None
+        self._may_halve, self.budget = False, max(self.budget // 2, 1)
+        print(
+            f"out of memory at step {self.state.global_step + 1}: from here on micro-batches have at most "
+            f"{self.budget:,} tokens, half of `tokens_per_device`; the global batch stays as it is",
+            flush=True,
+        )
+        model.zero_grad()
+        self.step_losses = []
+        if self.args.device.type != "cpu":
+            torch.accelerator.empty_cache()
+        return self._add_micro_batches(model, examples, at_least, weight)
+
+    def _add_micro_batches(
+        self, model: nn.Module, examples: list[EncodedExample], at_least: int, weight: Tensor | int | None
+    ) -> Tensor:
+        """Add the gradients of a step's micro-batches; processes average them with the last."""
+        state, losses = self.accelerator.gradient_state, []
+        waits = self.is_deepspeed_enabled or state.plugin_kwargs.get("sync_each_batch", False)
+        batches = self._divided(examples, at_least)
+        for number, batch in enumerate(batches, 1):
+            is_last = number == len(batches)
+            state._set_sync_gradients(is_last)  # as transformers' own loop does
+            inputs = self._collate([examples[index] for index in batch])
+            del inputs["tokens"], inputs["left_out"]
+            with nullcontext() if is_last or waits else self.accelerator.no_sync(model):
+                losses.append(self.training_step(model, inputs, weight))
+        return torch.stack(losses).sum()
+
+    def _divided(self, examples: Sequence[EncodedExample], at_least: int = 1) -> list[list[int]]:
+        """Divide a step's examples by the budget; say so of the first that is longer than it."""
+        assert self.budget is not None
+        lengths = [tokens_of(example) for example in examples]
+        if max(lengths) > self.budget and not self._has_said:
+            longest = examples[lengths.index(max(lengths))]
+            print(
+                f"example {longest.id} has {max(lengths):,} tokens, and `tokens_per_device` is {self.budget:,}: such "
+                "an example is read alone",
+                flush=True,
+            )
+            self._has_said = True
+        return micro_batches(lengths, self.budget, at_least)
+
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Move a batch to the device, with its weights in float32.
+        """Move a batch to the device, with its weights in float32. A GPU's queue is not waited for.
 
         Under DeepSpeed the stock trainer casts all floats, which is meant for a model's inputs: a weight of a third
         would be off by 0.2 % in bfloat16.
         """
         if self.packs:
             inputs = in_blocks(inputs, self.args.device, backward=self._bare_model.training)
+        inputs = {name: moved(v, self.args.device) if isinstance(v, Tensor) else v for name, v in inputs.items()}
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
-        if "weights" in inputs:
-            prepared["weights"] = inputs["weights"].to(self.args.device)
-        return prepared
+        return prepared | {name: inputs[name] for name in ("weights",) if name in inputs}
 
     def compute_loss(
         self,

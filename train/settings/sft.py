@@ -53,6 +53,14 @@ class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
         0.0, "weight of (p - y)² in a gate token's loss, p the softmax of the gate's two logits; calibrates", ge=0
     )
 
+    tokens_per_device: int | None = setting(
+        None,
+        "most tokens of a forward pass, pictures counted: a step's questions are divided by it, and shared among "
+        "processes by tokens; if unset each pass reads per_device_train_batch_size questions",
+        ge=1,
+        hashed=False,
+    )
+
     @cross_check
     def weight_problems(self) -> Iterator[str]:
         """Yield the problems of weights without a meaning for the scheme."""

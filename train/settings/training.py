@@ -53,7 +53,11 @@ class ComputeConfig(Settings):
     compile: Literal["auto", "off"] = setting(
         "auto", "on a GPU, read trees by compiled attention, and compile the layers", hashed=False
     )
-    gradient_checkpointing: bool = setting(False, "recompute activations to save memory", hashed=False)
+    gradient_checkpointing: bool | Literal["auto"] = setting(
+        False,
+        "recompute activations to save memory; auto: those of as few layers as the device's memory asks for",
+        hashed=False,
+    )
     cache_mib: int = setting(
         512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False
     )

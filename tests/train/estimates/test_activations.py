@@ -33,7 +33,7 @@ def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module
     """A model that is ready to train, its largest batch of four questions, and its forecast."""
 
     def build(
-        family: Family, vocabulary: int | None = None, **changes: Any
+        family: Family, vocabulary: int | None = None, every: int = 1, **changes: Any
     ) -> tuple[nn.Module, dict[str, Tensor], Forecast]:
         base = base_model(family, size="base")
         if vocabulary:
@@ -46,13 +46,15 @@ def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module
         loaded = load(config.model, scheme="mr2ag", dtype=dtype)
         model = prepare_model(loaded, config)
         if config.gradient_checkpointing:
-            recompute_layers(model)
+            recompute_layers(model, every)
         dataset = encoded_examples(*load_examples(config.sources()[0], config.scheme), loaded, config)
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
         shapes = Architecture.of(loaded.model.config)
         largest, weights = largest_batch(examples, 4, shapes.patch_size), weights_of(model, double=False)
-        return model, batch, forecast(config, config, shapes, weights, largest, Division("", 1), "cpu", None)
+        made = forecast(config, config, shapes, weights, largest, Division("", 1), "cpu", None)
+        recomputed = every if config.gradient_checkpointing else 0
+        return model, batch, replace(made, forward=replace(made.forward, recomputed=recomputed))
 
     return build
 
@@ -106,6 +108,7 @@ def test_the_formulas_give_what_autograd_saves(
     "changes",
     [
         {"freeze_vision": True},
+        {"freeze_vision": True, "gradient_checkpointing": True, "every": 2},
         {"method": "lora", "lora_dropout": 0.1, "lora_r": 64},
         {"train_towers": ["projector"]},
         {"train_towers": ["projector"], "dtype": "bfloat16"},
@@ -124,7 +127,7 @@ def test_so_they_do_where_trees_have_a_dense_mask(prepared, monkeypatch) -> None
     for module in (tree_mask, forecasting):
         monkeypatch.setattr(module, "has_backward", lambda *kind: False)
     model, batch, predicted = prepared("llava", freeze_vision=True)
-    assert not predicted.forward.by_parts
+    assert predicted.forward.attention == "dense"
 
     assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)
 
@@ -192,9 +195,13 @@ def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(
     def kept(batch: BatchSize = batch, **changes: Any) -> Activations:
         return activations(architecture, batch, replace(predicted.forward, **changes))
 
-    again = kept(checkpointing=True)
+    again, half = kept(recomputed=1), kept(recomputed=2)
     ends = 2 * 4 * batch.tokens * architecture.width
     assert again.kept == 4 * batch.tokens * architecture.width * architecture.layers + ends
     gradients = 3 * 4 * batch.tokens * architecture.hidden
     assert kept().kept - ends == architecture.layers * (again.working - gradients)
+    odd = architecture.vision_layers % 2  # transformers counts the tower's layers first
+    count = (architecture.layers + 1 - odd) // 2
+    assert half.kept - again.kept == (architecture.layers - count) * (kept().kept - again.kept) // architecture.layers
+    assert half.working == again.working
     assert kept(batch=batch.times(0.5)).kept == pytest.approx(kept().kept / 2, rel=0.01)

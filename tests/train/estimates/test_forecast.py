@@ -1,4 +1,6 @@
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,16 @@ import torch
 from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.data.examples import load_examples
-from reflectune.train.estimates.forecast import largest_batch, patches
+from reflectune.train.estimates.forecast import largest_batch, least_recomputation, patches
+from reflectune.train.estimates.from_shapes import forecast_from_shapes
+from reflectune.train.estimates.memory import total
 from reflectune.train.runs.preview import seconds_of_batch
-from reflectune.train.runs.supervised import encoded_examples
+from reflectune.train.runs.supervised import encoded_examples, fine_tune
+from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -30,9 +37,9 @@ def prepared(data_folder: Path, base_model) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("in_half", [False, True])
 def test_a_timed_batch_leaves_no_gradient(prepared, in_half: bool) -> None:
-    config, model, sample = prepared(dtype="bfloat16", gradient_checkpointing=True)
+    config, model, sample = prepared(dtype="bfloat16")
 
-    seconds = seconds_of_batch(config, model, sample, 4, torch.device("cpu"), in_half=in_half)
+    seconds = seconds_of_batch(config, model, sample, 4, torch.device("cpu"), recomputed=2, in_half=in_half)
 
     assert seconds is not None
     assert 0 < seconds < 60
@@ -74,3 +81,23 @@ def test_patches_of_pictures_of_each_layout() -> None:
 )
 def test_a_duration_is_reported_in_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_as_few_layers_are_recomputed_as_memory_asks_for(config, monkeypatch, capsys) -> None:
+    run = config(gradient_checkpointing="auto", max_steps=1)
+    shapes = EstimateConfig(dtype="bfloat16", method="lora")
+    predicted = forecast_from_shapes(shapes, ROOT / "configs/architectures/llava15_7b.json")
+    assert predicted.forward.attention == "packed"
+    needs = {
+        every: total(replace(predicted, forward=replace(predicted.forward, recomputed=every)).parts())
+        for every in (0, 4, 3, 2, 1)
+    }
+    assert [*needs.values()] == sorted(needs.values(), reverse=True)
+    for every, needed in needs.items():
+        assert least_recomputation(replace(predicted, available=int(needed / 0.9) + 10)) == every
+    assert least_recomputation(replace(predicted, available=needs[1] // 2)) == 1
+    assert least_recomputation(predicted) == 1  # on a CPU
+
+    monkeypatch.setattr("reflectune.train.runs.preview.memory_of", lambda device: 2**40)
+    fine_tune(run)
+    assert re.search(r"no layer is recomputed: the forecast is [\d.]+ MiB, of 1,024.0 GiB", capsys.readouterr().out)

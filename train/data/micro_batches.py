@@ -1,0 +1,140 @@
+"""Micro-batches by a budget of tokens, and a step's examples shared among processes by their tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reflectune.core.images import read_header
+from reflectune.core.paths import resolve_below
+from reflectune.models.attention.tree import IGNORE, Tree
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.train.data.examples import EncodedExample, TrainingData
+
+_CHARACTERS = 4
+"""Characters of a token, about, in English."""
+
+
+def micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> list[list[int]]:
+    """Divide examples into micro-batches of at most `budget` tokens, a longer example alone, the fullest ones first.
+
+    Args:
+        lengths: Tokens of each example.
+        budget: Most tokens of a micro-batch.
+        at_least: Fewest micro-batches, at most the number of examples.
+
+    Returns:
+        Indices of the examples of each micro-batch, ascending.
+    """
+    batches: list[list[int]] = []
+    free: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        fitting = next((number for number, room in enumerate(free) if lengths[index] <= room), None)
+        if fitting is None:
+            batches.append([index])
+            free.append(budget - lengths[index])
+        else:
+            batches[fitting].append(index)
+            free[fitting] -= lengths[index]
+    while len(batches) < at_least:
+        most = max(batches, key=len)
+        batches.append([most.pop() for _ in range(len(most) // 2)])
+    return sorted((sorted(batch) for batch in batches), key=lambda batch: -sum(lengths[index] for index in batch))
+
+
+def equal_shares(tokens: Sequence[int], processes: int) -> list[int]:
+    """Return an order of examples in which each process's part has as many examples, and about as many tokens.
+
+    Args:
+        tokens: Tokens of each example, about. Their number is a multiple of `processes`.
+        processes: Number of parts.
+    """
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    sums = [0] * processes
+    for index in sorted(range(len(tokens)), key=lambda index: -tokens[index]):
+        open_shares = [number for number in range(processes) if len(shares[number]) < len(tokens) // processes]
+        least = min(open_shares, key=lambda number: sums[number])
+        shares[least].append(index)
+        sums[least] += tokens[index]
+    return [index for share in shares for index in sorted(share)]
+
+
+def token_counter(data: TrainingData, renderer: Renderer, *, share_prefix: bool) -> Callable[[int], int]:
+    """Return a function that estimates the tokens of a training example by its index, its picture's included.
+
+    Pictures are not decoded.
+    """
+    processor: Any = renderer.processor
+
+    @functools.lru_cache(maxsize=4096)
+    def of_size(height: int, width: int) -> int:
+        # transformers has no public name for it
+        return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0])
+
+    def count(index: int) -> int:
+        example = data.examples[index]
+        header = read_header(Path(resolve_below(example.image, data.image_roots)))
+        repeated = 1 if share_prefix else max(len(example.branches), 1)
+        text = sum(map(len, data.scheme.texts(example)))
+        return repeated * of_size(header.height, header.width) + text // _CHARACTERS
+
+    return count
+
+
+def tokens_of(example: EncodedExample) -> int:
+    """Count the tokens of an encoded example."""
+    return sum(tree.length for tree in example.trees)
+
+
+def uncollated(examples: Sequence[EncodedExample]) -> dict[str, Any]:
+    """Return the examples of a step, to be divided into micro-batches, and the sums that the trainer needs of them.
+
+    Their pictures are joined: a worker hands over each tensor by a file descriptor, and a process may have 1,024.
+    """
+    bare = [replace(each, trees=tuple(replace(tree, vision={}) for tree in each.trees)) for each in examples]
+    pictures = [each.trees[0].vision for each in examples]  # an example's trees have one
+    vision = {}
+    for name in dict.fromkeys(name for picture in pictures for name in picture):
+        parts = [picture.get(name) for picture in pictures]
+        flat = torch.cat([part.flatten() for part in parts if part is not None])
+        vision[name] = (flat, [None if part is None else part.shape for part in parts])
+    return {
+        "examples": bare,
+        "vision": vision,
+        "tokens": sum(map(tokens_of, examples)),
+        "left_out": sum(example.left_out for example in examples),
+        "weight": sum(_weight(tree) for example in examples for tree in example.trees),
+    }
+
+
+def step_examples(step: Mapping[str, Any]) -> list[EncodedExample]:
+    """Return the examples of a step from `uncollated`."""
+    pictures: list[dict[str, Tensor]] = [{} for _ in step["examples"]]
+    for name, (flat, shapes) in step["vision"].items():
+        sizes = [0 if shape is None else shape.numel() for shape in shapes]
+        for picture, part, shape in zip(pictures, flat.split(sizes), shapes, strict=True):
+            if shape is not None:
+                picture[name] = part.view(shape)
+    return [
+        replace(each, trees=tuple(replace(tree, vision=picture) for tree in each.trees))
+        for each, picture in zip(step["examples"], pictures, strict=True)
+    ]
+
+
+def _weight(tree: Tree) -> float:
+    """Sum the weights of a tree's supervised tokens. Its first token is never predicted."""
+    segments = [(tree.prefix.labels[1:], tree.prefix.weights[1:]), *((b.labels, b.weights) for b in tree.branches)]
+    pairs = (pair for labels, weights in segments for pair in zip(labels, weights, strict=True))
+    return sum(weight for label, weight in pairs if label != IGNORE)
+
+
+def questions_within(budget: int, lengths: Sequence[int], size: int) -> int:
+    """Return the number of examples of middling length that a budget takes, at least 1 and at most `size`."""
+    middling = sorted(lengths)[len(lengths) // 2]
+    return min(max(budget // max(middling, 1), 1), size)
