@@ -6,6 +6,7 @@ results depend on neither.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from reflectune.models.prefix.decoding import StaticDecoder
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
 from reflectune.models.prefix.packed import Spot, TreePart, packed_for
-from reflectune.models.prefix.rows import Rows
+from reflectune.models.prefix.rows import Level, Rows
 from reflectune.models.prefix.state import Branches, BranchRows, Generation, Prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.output_head import exact_logits
@@ -280,18 +281,31 @@ class PrefixEngine:
         """Yield batches of rows to continue from, with their indices in `rows`. Dropped branches are read again."""
         if self.packed is not None:
             return
-        places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
-        for chunk in sorted({chunk for chunk, _ in places}):
-            members = [i for i, (c, _) in enumerate(places) if c == chunk]
-            for part in self._forward.batches([new[i] for i in members], self.token_budget):
+        prefixes = state if isinstance(state, Prefixes) else state.prefixes
+        read = [0 if isinstance(state, Prefixes) else len(state.ids[q][k]) for q, k in rows]
+        for number, chunk in enumerate(prefixes.chunks):
+            members = [i for i, (q, _) in enumerate(rows) if prefixes.places[q][0] == number]
+            for part in self._forward.batches([read[i] + new[i] for i in members], self.token_budget):
                 chosen = [members[i] for i in part]
-                if isinstance(state, Prefixes):
-                    read = state.chunks[chunk].take(self._index([places[i][1] for i in chosen]))
-                elif state.chunks[chunk].rows.last_level.cache:
-                    read = state.chunks[chunk].rows.take(self._index([places[i][1] for i in chosen]))
-                else:
-                    read = self._read_branches(state.prefixes, state.ids, [rows[i] for i in chosen])
-                yield read.compact(), chosen
+                if isinstance(state, Branches):
+                    chosen.sort(key=lambda i: state.places[rows[i]])
+                before = chunk.take(self._index([prefixes.places[rows[i][0]][1] for i in chosen])).compact()
+                yield self._under(before, state, [rows[i] for i in chosen]), chosen
+
+    def _under(self, before: Rows, state: Prefixes | Branches, rows: Sequence[tuple[int, int]]) -> Rows:
+        """Return rows under their prefixes, which are of one chunk; the branches may be of several, one by one."""
+        if isinstance(state, Prefixes):
+            return before
+        parts = list[Rows]()
+        for number, group in itertools.groupby(rows, lambda row: state.places[row][0]):
+            read, members = state.chunks[number].rows, list(group)
+            index = self._index([state.places[row][1] for row in members])
+            cached = read.last_level.cache
+            parts.append(read.take(index) if cached else self._read_branches(state.prefixes, state.ids, members))
+            parts[-1] = replace(parts[-1], levels=(parts[-1].last_level.take(parts[-1].where[-1]),))
+        level = Level.stacked([part.last_level for part in parts])
+        position, hidden = (torch.cat([getattr(part, name) for part in parts]) for name in ("next_position", "hidden"))
+        return before.under(level, position, hidden)
 
     def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int) -> list[Generation]:
         """Decode greedily; a row that has ended leaves the batch."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from reflectune.models.attention.pictures import content_key
 from reflectune.models.prefix.rows import Level, Rows
@@ -69,29 +68,10 @@ def stacked(image_prefixes: Sequence[Rows]) -> Rows:
     """Stack image prefixes of one row each into one batch, padded to the longest."""
     if len(image_prefixes) == 1:
         return image_prefixes[0]
-    levels = [image_prefix.last_level for image_prefix in image_prefixes]
-    longest = max(level.real.shape[1] for level in levels)
-    missing = [longest - level.real.shape[1] for level in levels]
-    layers = zip(*(level.cache for level in levels), strict=True)
-    cache = [
-        tuple(
-            torch.cat([F.pad(pair[side], (0, 0, 0, n)) for pair, n in zip(layer, missing, strict=True)])
-            for side in range(2)
-        )
-        for layer in layers
-    ]
-    real = torch.cat([F.pad(level.real, (0, n)) for level, n in zip(levels, missing, strict=True)])
-    row = torch.arange(len(image_prefixes), device=real.device)
+    level = Level.stacked([image_prefix.last_level for image_prefix in image_prefixes])
+    row = torch.arange(len(image_prefixes), device=level.real.device)
     next_position = torch.cat([image_prefix.next_position for image_prefix in image_prefixes])
     hidden = torch.cat([image_prefix.hidden for image_prefix in image_prefixes])
-    states = {
-        layer: (
-            torch.cat([level.states[layer][0] for level in levels]),
-            torch.cat([level.states[layer][1] for level in levels]),
-        )
-        for layer in levels[0].states
-    }
-    level = Level([(keys, values) for keys, values in cache], real, states)
     return Rows((level,), (row,), next_position, hidden)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -37,6 +38,31 @@ class Level:
     def dropped(self) -> Level:
         """Return the level without its keys, values and states."""
         return Level([], self.real)
+
+    @classmethod
+    def stacked(cls, levels: Sequence[Level]) -> Level:
+        """Return the rows of all levels as one level, padded to the longest."""
+        if len(levels) == 1:
+            return levels[0]
+        longest = max(level.real.shape[1] for level in levels)
+        missing = [longest - level.real.shape[1] for level in levels]
+        layers = zip(*(level.cache for level in levels), strict=True)
+        cache = [
+            tuple(
+                torch.cat([F.pad(pair[side], (0, 0, 0, n)) for pair, n in zip(layer, missing, strict=True)])
+                for side in range(2)
+            )
+            for layer in layers
+        ]
+        real = torch.cat([F.pad(level.real, (0, n)) for level, n in zip(levels, missing, strict=True)])
+        states = {
+            layer: (
+                torch.cat([level.states[layer][0] for level in levels]),
+                torch.cat([level.states[layer][1] for level in levels]),
+            )
+            for layer in levels[0].states
+        }
+        return cls([(keys, values) for keys, values in cache], real, states)
 
 
 @dataclass(frozen=True)
