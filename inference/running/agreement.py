@@ -22,7 +22,7 @@ from reflectune.inference.trace import Trace
 from reflectune.models.remote.served_engine import ServedEngine
 from reflectune.retrieval.config import RetrieverConfig
 
-_HITS = "vllm:prefix_cache_hits_total"
+_UNKNOWN = "unknown: vLLM says them with --enable-prompt-tokens-details"
 
 
 def run(config: AgreementConfig) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def run(config: AgreementConfig) -> dict[str, Any]:
 
     Returns:
         `gates` with the largest and the median difference of probabilities by gate, `answers_equal`, `chosen_equal`,
-        `questions_a_minute`, `agrees`, and `prefix_hits`: the share of the tokens with which an earlier request of the
-        same question began that the server's prefix cache had.
+        `questions_a_minute`, `agrees`, and `prefix_hits`: the share of the prefixes' tokens that the server's prefix
+        cache had in all but a question's first request; None if the server doesn't say so.
 
     Raises:
         UserError: A question can't be used, or the server can't.
@@ -41,28 +41,26 @@ def run(config: AgreementConfig) -> dict[str, Any]:
     opened = open_entries(RetrieverConfig.of(config), dataset, models.device)
     traces: dict[str, list[Trace]] = {}
     seconds: dict[str, float] = {}
-    hits = 0.0
+    hits: float | None = None
     for side, settings in (("local", models.model_copy(update={"server": ""})), ("server", models)):
         name, parts = open_reflecting(config, settings, dataset, opened)
         engine, pipeline = parts.engine, build_pipeline(name, config, parts)
-        before: dict[str, float] = {}
         if isinstance(engine, ServedEngine):
-            engine.server.salt, before = secrets.token_hex(16), engine.server.metrics()
+            engine.server.salt = secrets.token_hex(16)
         traces[side], seconds[side] = [], 0.0
         for start in range(0, len(questions), config.batch_questions):
             batch, images, _ = open_questions(questions[start : start + config.batch_questions], dataset.root, "stop")
             began = time.monotonic()
             traces[side] += pipeline.run(batch, images)
             seconds[side] += time.monotonic() - began
-        if isinstance(engine, ServedEngine):
-            after = engine.server.metrics()
-            hits = min(1.0, (after.get(_HITS, 0.0) - before.get(_HITS, 0.0)) / max(engine.reusable, 1))
+        if isinstance(engine, ServedEngine) and engine.cached is not None:
+            hits = round(engine.cached / engine.repeated, 4)
     figures = compare(traces["local"], traces["server"])
     return {
         **figures,
         "questions": len(questions),
         "questions_a_minute": {side: round(60 * len(questions) / spent, 1) for side, spent in seconds.items()},
-        "prefix_hits": round(hits, 4),
+        "prefix_hits": hits,
         "most": config.most,
         "agrees": all(gate["largest"] <= config.most for gate in figures["gates"].values()),
     }
@@ -101,7 +99,9 @@ def table(figures: dict[str, Any]) -> str:
         lines.append(f"{gate:20}{values['count']:8}{values['largest']:16.2e}{values['median']:16.2e}")
     names = {"answers_equal": "equal answers", "chosen_equal": "same passages", "retrieved_equal": "same gate's side"}
     lines += [f"{name:20}{figures[key]:8.1%}" for key, name in names.items()]
-    lines.append(f"{'prefix-cache hits':20}{figures['prefix_hits']:8.1%} of tokens that were sent before")
+    hits = figures["prefix_hits"]
+    known = f"{hits:8.1%} of the prefixes' tokens" if hits is not None else f"  {_UNKNOWN}"
+    lines.append(f"{'prefix-cache hits':20}{known}")
     for side, speed in figures["questions_a_minute"].items():
         lines.append(f"{side:20}{speed:8.1f} questions a minute")
     lines.append(f"{'agrees' if figures['agrees'] else 'DIFFERS'}: at most {figures['most']:g} is allowed")

@@ -33,12 +33,12 @@ class ServedPrefixes:
     Attributes:
         engine: The engine that opened them.
         prefixes: Their prefixes.
-        sent: Branches that were sent, by position of the question.
+        sent: Positions of the questions that the server has read.
     """
 
     engine: ServedEngine
     prefixes: Sequence[Rendered]
-    sent: dict[int, list[Sequence[int]]] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.prefixes)
@@ -71,7 +71,8 @@ class ServedEngine:
         max_length: Longest sequence that the server takes; 0: as long as the model's.
 
     Attributes:
-        reusable: Tokens that an earlier request of the same question began with: those that a prefix cache can have.
+        repeated: Tokens of prefixes that were sent again.
+        cached: Tokens of these that the server's prefix cache had; None if it doesn't say so.
     """
 
     def __init__(self, loaded: Loaded, server: TokenServer, max_length: int = 0) -> None:
@@ -79,7 +80,8 @@ class ServedEngine:
         longest: int = loaded.model.config.get_text_config().max_position_embeddings
         self.max_length = min(longest, max_length or longest)
         self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(0)
-        self.server, self.reusable = server, 0
+        self.server, self.repeated = server, 0
+        self.cached: int | None = None
         self._ends, self._urls = end_tokens(loaded), PictureUrls(lossless=True)
 
     def read(self, prefixes: Sequence[Rendered]) -> ServedPrefixes:
@@ -152,16 +154,14 @@ class ServedEngine:
         for wave in waves:
             requests = [self._request(prefixes.prefixes[rows[i][0]], rows[i][1], sampling) for i in wave]
             replies.update(zip(wave, self.server.generate_all(requests), strict=True))
-            for q, branch in (rows[i] for i in wave):
-                self.reusable += self._known(prefixes, q, branch)
-                prefixes.sent.setdefault(q, []).append(branch)
+            for i in wave:
+                question, cached = rows[i][0], replies[i].cached
+                length = len(prefixes.prefixes[question].ids)
+                if question in prefixes.sent:
+                    self.repeated += length
+                    self.cached = self.cached if cached is None else (self.cached or 0) + min(cached, length)
+                prefixes.sent.add(question)
         return [replies[i] for i in range(len(rows))]
-
-    def _known(self, prefixes: ServedPrefixes, question: int, branch: Sequence[int]) -> int:
-        """Return the number of leading tokens that an earlier request of the question had."""
-        sent = prefixes.sent.get(question, ())
-        same = max((len(ids) for ids in sent if [*branch[: len(ids)]] == [*ids]), default=0)
-        return len(prefixes.prefixes[question].ids) + same if sent else 0
 
     def _request(self, prefix: Rendered, branch: Sequence[int], sampling: dict[str, Any]) -> TokenRequest:
         length = len(prefix.ids) + len(branch)

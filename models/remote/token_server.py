@@ -50,6 +50,7 @@ class TokenReply:
         first: Log-probabilities of the ids that were asked for, in place of the first token.
         prompt: The prompt's ids as the server read them.
         finished: True if the end token was reached.
+        cached: Tokens of the prompt that the prefix cache had; None without `--enable-prompt-tokens-details`.
     """
 
     ids: list[int]
@@ -57,6 +58,7 @@ class TokenReply:
     first: Mapping[int, float]
     prompt: list[int]
     finished: bool
+    cached: int | None
 
 
 class TokenServer:
@@ -122,15 +124,6 @@ class TokenServer:
             f"--served-model-name {name}"
         )
 
-    def metrics(self) -> dict[str, float]:
-        """Return the server's counters by name, summed over its engines."""
-        counters: dict[str, float] = {}
-        for line in self._transport.get("/metrics").splitlines():
-            name, value = line.partition("{")[0].partition(" ")[0], line.rpartition(" ")[2]
-            if line.startswith("vllm:"):
-                counters[name] = counters.get(name, 0.0) + float(value)
-        return counters
-
     def _generate(self, request: TokenRequest) -> TokenReply:
         body = {
             "model": self.endpoint.model,
@@ -180,7 +173,8 @@ class TokenServer:
             )
         first = {int(token["token_id"]): float(token["logprob"]) for token in content[0].get("top_logprobs") or ()}
         finished = choice["finish_reason"] == "stop"
-        return TokenReply(ids, log_probs, first, [int(i) for i in value["prompt_token_ids"]], finished)
+        cached = ((value.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+        return TokenReply(ids, log_probs, first, [int(i) for i in value["prompt_token_ids"]], finished, cached)
 
 
 @functools.lru_cache(maxsize=32)

@@ -18,7 +18,7 @@ from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Reader
-from reflectune.inference.running.agreement import compare, run
+from reflectune.inference.running.agreement import compare, run, table
 from reflectune.inference.running.config import AgreementConfig
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
@@ -36,20 +36,20 @@ class TokenStub:
 
     Attributes:
         requests: Bodies of the requests for tokens.
+        usage: The replies' `usage`.
         fault: Changes a reply's choice, or raises: `KeyError` for status 404, `ValueError` for 400,
             `OSError` for a lost connection.
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.loaded, self.requests, self.shift, self.words = loaded, [], 0, ()
+        self.loaded, self.requests, self.shift, self.words, self.usage = loaded, [], 0, (), None
         self.mode, self.fault, self.names = "raw_logprobs", lambda choice, number: None, [loaded.name]
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 listed = [{"id": name, "max_model_len": 512} for name in stub.names]
-                metrics = 'vllm:prefix_cache_queries_total{engine="0"} 200.0\nvllm:prefix_cache_hits_total{e="0"} 150.0'
-                self.reply(metrics if self.path == "/metrics" else json.dumps({"data": listed}))
+                self.reply(json.dumps({"data": listed}))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -118,7 +118,7 @@ class TokenStub:
                 "finish_reason": "stop" if ended else "length",
             }
             self.fault(choice, len(self.requests))
-            return {"choices": [choice], "prompt_token_ids": ids}
+            return {"choices": [choice], "prompt_token_ids": ids, "usage": self.usage}
 
 
 def served(name: str, stub: TokenStub, **more: Any) -> Any:
@@ -145,7 +145,7 @@ def any_mass(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stub(both: SimpleNamespace) -> TokenStub:
     both.stub.requests.clear()
-    both.stub.__dict__.update(shift=0, words=(), mode="raw_logprobs", names=[both.name])
+    both.stub.__dict__.update(shift=0, words=(), usage=None, mode="raw_logprobs", names=[both.name])
     both.stub.fault = lambda choice, number: None
     return both.stub
 
@@ -292,14 +292,18 @@ def test_a_refusal_in_the_middle_is_that_questions(make, both, stub, pictures) -
         reader.gates(opened)
 
 
-def test_agreement_compares_both(world, encoder, make, checkpoints, both, stub) -> None:
+@pytest.mark.parametrize(("cached", "hits"), [(None, None), (0, 0.0), (512, 1.0)])
+def test_agreement_compares_both(world, encoder, make, checkpoints, stub, cached: int | None, hits: float) -> None:
+    """Of tokens that the server had in its cache, those of a prefix count."""
+    stub.usage = {"prompt_tokens_details": cached if cached is None else {"cached_tokens": cached}}
     keys = make.keys(world, encoder, checkpoints, server=stub.url, gamma=0.0, limit=2)
     figures = run(AgreementConfig(**keys))
     assert figures["agrees"]
     assert {*figures["gates"]} == {"retrieve", "relevance", "answer"}
     assert max(gate["largest"] for gate in figures["gates"].values()) < 1e-5
     assert (figures["answers_equal"], figures["chosen_equal"], figures["questions"]) == (1.0, 1.0, 4)
-    assert figures["prefix_hits"] == 0.0  # the stub's counters stand still
+    assert figures["prefix_hits"] == hits
+    assert ("unknown" in table(figures)) == (hits is None)
 
 
 def test_a_difference_is_measured_by_gate(make) -> None:
