@@ -7,7 +7,7 @@ import base64
 import binascii
 import hmac
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -22,6 +22,8 @@ WORK: Final = ("/answer", "/retrieve", "/v1/chat/completions")
 _ROUTES: Final = (*WORK, "/healthz", "/metrics", "/v1/models")
 _BODY_SECONDS: Final = 60
 """Seconds in which a body must come."""
+_LARGE: Final = 8
+"""Requests whose large pictures are decoded at a time; others wait with their files' bytes."""
 
 
 @dataclass
@@ -31,10 +33,12 @@ class Load:
     Attributes:
         running: Requests under way on the routes of `WORK`.
         is_draining: True to refuse requests, since the server ends.
+        large: Held for each request with large pictures that are decoded.
     """
 
     running: int = 0
     is_draining: bool = False
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE))
 
 
 class Admission:
@@ -115,7 +119,8 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), self._end - time.monotonic())
         except TimeoutError:
-            raise RequestProblem(408, f"the body did not come within {_BODY_SECONDS} seconds") from None
+            late = f"the body did not come within {_BODY_SECONDS} seconds"
+            raise RequestProblem(408, late, {"Connection": "close"}) from None
         self._left -= len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._left < 0:

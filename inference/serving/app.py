@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import open_image
 from reflectune.inference.serving.admission import Admission, Load
 from reflectune.inference.serving.bodies import AnswerBody, ChatBody, SearchBody, check_text, parse
 from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.events import Event
 from reflectune.inference.serving.metrics import ServerMetrics
-from reflectune.inference.serving.pictures import from_data_url, read_picture
+from reflectune.inference.serving.pictures import count_pixels, from_data_url
 from reflectune.inference.serving.problems import RequestProblem
 from reflectune.inference.serving.replies import chunk_stream, completion, event_stream, found_entries, found_passages
 from reflectune.inference.serving.service import AnswerService
@@ -33,6 +35,8 @@ _TOP: Final = 3
 """Documents a query, as Search-R1 has it by default."""
 _PART: Final = 8 << 20
 """Bytes of a form's text; a longer question than is allowed is refused with its length."""
+_LARGE: Final = 4_000_000
+"""Pixels of a request from which its pictures count as large."""
 Result = TypeVar("Result")
 
 
@@ -52,9 +56,9 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     app.add_middleware(Admission, settings=settings, load=load, metrics=metrics)
     for kind in (RequestProblem, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, _refuse)
-    _add_answers(app, service, settings)
-    _add_chat(app, service, settings)
-    _add_search(app, service, settings)
+    _add_answers(app, service, settings, load)
+    _add_chat(app, service, settings, load)
+    _add_search(app, service, settings, load)
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -67,15 +71,15 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _add_answers(app: FastAPI, service: AnswerService, settings: ServerSettings) -> None:
+def _add_answers(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
     @app.post("/answer")
     async def answer(request: Request) -> StreamingResponse:
         body, picture = await _question_of(request)
-        _, events = await _ask(service, settings, body, picture)
+        _, events = await _ask(service, settings, load, body, picture)
         return _stream(event_stream(events))
 
 
-def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings) -> None:
+def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         common = {"object": "model", "created": 0, "owned_by": "reflectune"}
@@ -85,13 +89,13 @@ def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings) ->
     async def complete(request: Request) -> Response:
         body = await run_in_threadpool(parse, ChatBody, await request.body())
         question, identity = body.question(), uuid.uuid4().hex
-        future, events = await _ask(service, settings, question, from_data_url(question.image))
+        future, events = await _ask(service, settings, load, question, from_data_url(question.image))
         if not body.stream:
             return JSONResponse(completion(_complete(await _result(request, future)), identity))
         return _stream(chunk_stream(events, identity, service.pipeline_named(question.pipeline)))
 
 
-def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings) -> None:
+def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
     @app.post("/retrieve")
     async def retrieve(request: Request) -> dict[str, Any]:
         body = await run_in_threadpool(parse, SearchBody, await request.body())
@@ -100,12 +104,10 @@ def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings) 
         if body.queries:
             passages = await _in_thread(service.search_texts, body.queries, top)
             return found_passages(await _result(request, passages), scores=scores)
-        images, left = [], settings.most_megapixels * 10**6
-        for url in body.images:
-            images.append(await _in_thread(read_picture, from_data_url(url), settings))
-            if (left := left - images[-1].width * images[-1].height) < 0:
-                raise RequestProblem(413, f"the pictures have more than {settings.most_megapixels} million pixels")
-        entries = await _in_thread(service.search_images, images, top, body.exclude)
+        pictures = [from_data_url(url) for url in body.images]
+        entries = await _decoded(
+            pictures, settings, load, lambda images: service.search_images(images, top, body.exclude)
+        )
         results = await _result(request, entries)
         return await run_in_threadpool(found_entries, results, service.dataset.knowledge, scores=scores)
 
@@ -123,7 +125,7 @@ async def _question_of(request: Request) -> tuple[AnswerBody, bytes]:
 
 
 async def _ask(
-    service: AnswerService, settings: ServerSettings, body: AnswerBody, picture: bytes
+    service: AnswerService, settings: ServerSettings, load: Load, body: AnswerBody, picture: bytes
 ) -> tuple[Future[Trace], AsyncIterator[Event]]:
     """Enqueue a question; return its trace to come, and its events."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
@@ -131,14 +133,35 @@ async def _ask(
     def pass_on(event: Event | None) -> None:
         loop.call_soon_threadsafe(events.put_nowait, event)
 
-    def submit() -> Future[Trace]:
-        service.pipeline_named(body.pipeline)
-        check_text("the question", body.question, settings)
-        return service.submit(body.question, read_picture(picture, settings), body.pipeline, pass_on)
-
-    future = await _in_thread(submit)
+    await _in_thread(service.pipeline_named, body.pipeline)
+    check_text("the question", body.question, settings)
+    future = await _decoded(
+        [picture], settings, load, lambda images: service.submit(body.question, images[0], body.pipeline, pass_on)
+    )
     future.add_done_callback(lambda _: pass_on(None))
     return future, _until_done(future, events)
+
+
+async def _decoded(
+    pictures: Sequence[bytes],
+    settings: ServerSettings,
+    load: Load,
+    enqueue: Callable[[list[Image.Image]], Future[Result]],
+) -> Future[Result]:
+    """Decode pictures and enqueue their request. Large ones are decoded when few others are, until their result."""
+    loop = asyncio.get_running_loop()
+    pixels = await _in_thread(lambda: sum(count_pixels(picture, settings) for picture in pictures))
+    if pixels > settings.most_megapixels * 10**6:
+        raise RequestProblem(413, f"the pictures have more than {settings.most_megapixels} million pixels")
+    slot = load.large if pixels > _LARGE else asyncio.Semaphore()
+    await slot.acquire()
+    try:
+        future = await _in_thread(lambda: enqueue([*map(open_image, pictures)]))
+    except BaseException:
+        slot.release()
+        raise
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(slot.release))
+    return future
 
 
 async def _until_done(future: Future[Trace], events: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:

@@ -35,7 +35,20 @@ def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
     """Decode a picture within the limits, upright. Its size is checked before it is decoded.
 
     Raises:
-        RequestProblem: It is too large (413), animated or not a picture (415), or damaged (400).
+        RequestProblem: It is damaged (400), or see `count_pixels`.
+    """
+    count_pixels(content, settings)
+    try:
+        return open_image(content)
+    except BadImage as error:
+        raise RequestProblem(400, str(error)) from error
+
+
+def count_pixels(content: bytes, settings: ServerSettings) -> int:
+    """Return the number of a picture's pixels, without decoding it.
+
+    Raises:
+        RequestProblem: It is too large (413), animated or not a picture (415).
     """
     if len(content) > settings.most_picture_mb * 10**6:
         raise RequestProblem(413, f"the picture's file is larger than {settings.most_picture_mb} MB; scale it down")
@@ -54,7 +67,4 @@ def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
         )
     if header.is_animated:
         raise RequestProblem(415, "the picture is animated; send a single frame")
-    try:
-        return open_image(content)
-    except BadImage as error:
-        raise RequestProblem(400, str(error)) from error
+    return header.width * header.height

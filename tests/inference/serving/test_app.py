@@ -1,5 +1,6 @@
 """The server's routes, by Starlette's client: what is answered, and what is refused with which status and sentence."""
 
+import asyncio
 import base64
 import io
 import json
@@ -9,19 +10,26 @@ import socket
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
+from reflectune.core.images import open_image
 from reflectune.inference.serve import serve
+from reflectune.inference.serving import admission
+from reflectune.inference.serving import app as app_module
 from reflectune.inference.serving.app import create_app
 from reflectune.inference.serving.config import ServeConfig, ServerSettings
+from reflectune.inference.serving.questions import PageQuestions
 from reflectune.inference.serving.server import DrainingServer, server_config
 
 ASKED = "What does it eat?"
@@ -56,6 +64,7 @@ def question(text: str = ASKED, picture: str = url(PHOTO), **more: Any) -> dict[
 
 @pytest.fixture(scope="module")
 def client(service) -> Iterator[TestClient]:
+    PageQuestions(service, "mr2ag")  # offers pipelines of its own
     app = create_app(service, ServerSettings(most_picture_mb=1, most_megapixels=2, most_queries=4))
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
@@ -158,6 +167,8 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "type": ("/answer", question(3), 400, "`question`: Input should be a valid string"),  # type: ignore[arg-type]
     "pipeline": ("/answer", question(pipeline="oracle"), 404, "unknown pipeline `oracle`; one of mr2ag"),
     "model": ("/v1/chat/completions", chat(model="gpt"), 404, "unknown pipeline `gpt`"),
+    "internal": ("/answer", question(pipeline="(gate open)"), 404, "unknown pipeline `(gate open)`; one of mr2ag"),
+    "internal model": ("/v1/chat/completions", chat(model="(gate closed)"), 404, "unknown pipeline `(gate closed)`"),
     "several": ("/v1/chat/completions", chat(n=2), 400, "one answer is given"),
     "history": ("/v1/chat/completions", chat(messages=[{"role": "system", "content": "x"}]), 400, "of the role user"),
     "no picture": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),
@@ -294,6 +305,70 @@ def test_requests_beyond_the_limit_are_refused_and_a_client_that_leaves_frees_it
     assert client.chat.completions.create(**chat(model="closed_book")).choices
     logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert caplog.records == []
+
+
+def posted(content: bytes, *, length: int | None = None, kind: str = "application/json") -> bytes:
+    """Return a request to /answer."""
+    size = len(content) if length is None else length
+    head = f"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+    return head.encode() + content
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
+def test_half_a_body_is_refused_when_its_time_is_up(started, monkeypatch, kind: str) -> None:
+    monkeypatch.setattr(admission, "_BODY_SECONDS", 0.1)
+    server, port = started(most_requests=1)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(posted(b'--x\r\nContent-Disposition: form-data; name="image', length=1000, kind=kind))
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))  # the server ends the connection
+    assert reply.startswith(b"HTTP/1.1 408 ")
+    assert b"the body did not come within 0.1 seconds" in reply
+    assert server.config.app.state.load.running == 0
+
+
+def test_a_thousand_connections_are_all_answered(started, busy) -> None:
+    """As many as may be under way are answered, the others are refused; none waits for ever, and memory is bounded."""
+    server, port = started(most_requests=16)
+    content, memory = json.dumps(question(pipeline="closed_book")).encode(), psutil.Process().memory_info
+    before = memory().rss
+
+    async def ask() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(posted(content).replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        reply = await reader.read()
+        writer.close()
+        return reply
+
+    async def ask_all() -> list[bytes]:
+        with busy():
+            asking = [asyncio.create_task(ask()) for _ in range(1000)]
+            while sum(task.done() for task in asking) < 1000 - 16:
+                await asyncio.wait([task for task in asking if not task.done()], return_when="FIRST_COMPLETED")
+        return await asyncio.gather(*asking)
+
+    replies = asyncio.run(asyncio.wait_for(ask_all(), 120))
+    statuses = Counter(reply[9:12] for reply in replies)
+    assert statuses == {b"200": 16, b"429": 984}
+    assert sum(b"event: done" in reply for reply in replies) == 16
+    assert server.config.app.state.load.running == 0
+    assert memory().rss - before < 256 * 2**20
+
+
+def test_large_pictures_wait_for_few_others_before_they_are_decoded(started, busy, service, monkeypatch) -> None:
+    decoded: list[int] = []
+    monkeypatch.setattr(app_module, "_LARGE", 100)
+    monkeypatch.setattr(app_module, "open_image", lambda content: decoded.append(1) or open_image(content))
+    server, port = started()
+    client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
+    with ThreadPoolExecutor(11) as pool:
+        with busy():
+            replies = [pool.submit(client.chat.completions.create, **chat(model="closed_book")) for _ in range(11)]
+            load = server.config.app.state.load
+            wait_until(lambda: load.running == 11 and service.waiting() == 8)
+            assert len(decoded) == 8
+        assert all(reply.result(60).choices for reply in replies)
+    assert len(decoded) == 11
+    assert not load.large.locked()
 
 
 def test_a_shutdown_finishes_what_runs_and_refuses_the_rest(started, busy) -> None:
