@@ -29,8 +29,7 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.requests import Picture, Prompt, SearchReply, SearchRequest, WriteReply
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import PmsrFixed, PmsrFixedSettings
 from reflectune.inference.trace import Trace
 from reflectune.models.rendering.renderer import Rendered
@@ -41,7 +40,7 @@ ITERATIONS, RECORD, ANSWER, PASSAGE_WORDS = 3, 32, 16, 48
 TOKEN_BUDGET = 16_384
 SETTINGS: dict[str, Any] = {"iterations": ITERATIONS, "max_new_tokens": ANSWER, "max_record_tokens": RECORD}
 TRAJECTORIES: dict[str, Callable[[Question], Steps[TrajectoryResult]]] = {
-    "mi_rag": MiRag(RecordSettings(**SETTINGS), BUDGETS),
+    "mi_rag": MiRag(MiRagSettings(**SETTINGS), BUDGETS),
     "pmsr": PmsrFixed(PmsrFixedSettings(**SETTINGS), BUDGETS),
 }
 Prompts = Sequence[tuple[Image.Image, Prompt]]

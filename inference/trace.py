@@ -92,6 +92,8 @@ class Step:
         generated: Tokens of the reply.
         finished: True if the reply ended with the end token.
         refused: Reason of a server's refusal, of a judgement of several documents the first one.
+        written: True if a judgement was read from a written word, since the server gives no log-probabilities; its
+            probability is 1 or 0 then.
     """
 
     operator: str
@@ -107,6 +109,7 @@ class Step:
     generated: int = 0
     finished: bool = True
     refused: str = ""
+    written: bool = False
 
 
 @dataclass(frozen=True)

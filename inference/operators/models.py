@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reflectune.core.errors import UserError
-from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
-from reflectune.models.remote.client import Messages, RemoteModel, RemoteReply, is_word
+from reflectune.inference.operators.parsing import label
+from reflectune.inference.operators.requests import Form, JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
+from reflectune.inference.operators.schemas import response_format
+from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, RemoteReply, is_word
 from reflectune.models.remote.pictures import PictureUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
@@ -166,26 +168,37 @@ class ServedModel:
     def __init__(self, remote: RemoteModel) -> None:
         self._remote = remote
         self._urls = PictureUrls(remote.endpoint.max_pixels)
+        self._writes_labels = False
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """Request a reply to each prompt. A refusal, e.g. of a prompt that is too long, is an empty reply."""
-        conversations = [self._conversation(image, prompt) for image, prompt in prompts]
-        replies = self._remote.complete_all(conversations, desc="", max_tokens=max_tokens)
-        return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
+        replies: dict[int, RemoteReply] = {}
+        for form in dict.fromkeys(self._form(prompt) for _, prompt in prompts):
+            places = [place for place, (_, prompt) in enumerate(prompts) if self._form(prompt) == form]
+            asked = [self._conversation(*prompts[place]) for place in places]
+            fields = {"max_tokens": max_tokens, **response_format(form)}
+            replies |= zip(places, self._remote.complete_all(asked, desc="", **fields), strict=True)
+        return [_written(replies[place], prompt) for place, (_, prompt) in enumerate(prompts)]
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
 
         0 for a prompt that the server refuses, and for a word outside its top 20. Warns if a reply begins with other
-        words, as a reasoning model's does: such a judgement is meaningless.
+        words, as a reasoning model's does: such a judgement is meaningless. A server without log-probabilities writes
+        the word (`JudgeReply.written`).
 
         Raises:
-            UserError: The server returns no log-probabilities, or NaN; or the words differ by case or marks only.
+            UserError: The server returns NaN; or the words differ by case or marks only.
         """
         if is_word(yes, no):
             raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
         conversations = [self._conversation(image, prompt) for image, prompt in prompts]
-        replies = self._remote.log_probabilities(conversations, [yes, no], desc="")
+        if self._writes_labels:
+            return self._labels(prompts, conversations, yes, no)
+        try:
+            replies = self._remote.log_probabilities(conversations, [yes, no], desc="")
+        except (NoLogProbabilities, AllRefused):
+            return self._labels(prompts, conversations, yes, no)
         firsts = [reply.first_token for reply in replies]
         likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in firsts]
         answered = [pair for pair, reply in zip(likely, replies, strict=True) if not reply.refused]
@@ -201,6 +214,25 @@ class ServedModel:
             for pair, reply, (_, prompt) in zip(likely, replies, prompts, strict=True)
         ]
 
+    def _labels(
+        self, prompts: Sequence[AboutPicture], conversations: Sequence[Messages], yes: str, no: str
+    ) -> list[JudgeReply]:
+        """Judge by the word that the model writes."""
+        replies = self._remote.complete_all(conversations, desc="")
+        self._writes_labels = self._writes_labels or any(not reply.refused for reply in replies)
+        labels = [None if reply.refused else label(reply.text, yes, no) for reply in replies]
+        return [
+            JudgeReply(
+                float(said is True),
+                float(said is False),
+                0 if reply.refused else len(prompt.documents),
+                reply.prompt_tokens,
+                refused=reply.refused,
+                written=not reply.refused,
+            )
+            for said, reply, (_, prompt) in zip(labels, replies, prompts, strict=True)
+        ]
+
     def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone. The prompts share a prefix, which a server's prefix cache reads once.
 
@@ -214,6 +246,10 @@ class ServedModel:
         ]
         judged = iter(self.judge(alone, yes, no))
         return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
+
+    def _form(self, prompt: Prompt) -> Form:
+        """Return the form that a reply is constrained to; `free` unless the server does so."""
+        return prompt.form if self._remote.endpoint.guided else "free"
 
     def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
         return conversation(self._urls.of(image) if prompt.picture and image is not None else "", prompt)

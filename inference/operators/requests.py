@@ -37,6 +37,7 @@ class Prompt:
             model's context whole are shown.
         system: System prompt. Prepended to the user turn if the chat template has no system role.
         picture: True to show the question's picture.
+        form: Form of the reply; one that can't be read in it is counted.
     """
 
     template: str
@@ -44,6 +45,7 @@ class Prompt:
     documents: tuple[str, ...] = ()
     system: str = ""
     picture: bool = True
+    form: Form = "free"
 
     def text(self, shown: int) -> Mapping[str, str]:
         """Return the contents of all slots, with the first `shown` documents."""
@@ -61,7 +63,6 @@ class WriteRequest:
         max_tokens: Maximum length of the reply.
         model: The model.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
-        form: Form of the reply; one that can't be read in it is counted.
     """
 
     operator: Writing
@@ -70,7 +71,6 @@ class WriteRequest:
     max_tokens: int
     model: ModelName = "reader"
     keeps_thoughts: bool = False
-    form: Form = "free"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,11 @@ class JudgeEachRequest(YesNoRequest):
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """P(yes) and P(no) in the full softmax over the reply's first token; the rest is that of `WriteReply`."""
+    """P(yes) and P(no) in the full softmax over the reply's first token; the rest is that of `WriteReply`.
+
+    From a server without log-probabilities they are 1 and 0 by the word that the model writes, `written`; 0 and 0 if
+    it writes neither.
+    """
 
     yes: float
     no: float
@@ -136,6 +140,7 @@ class JudgeReply:
     read: int = 0
     shared: int | None = None
     refused: str = ""
+    written: bool = False
 
     @property
     def share(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,9 +27,12 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.trace import FoundPassage, Step
 
-REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread")
+REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread", "queries_unread", "records_empty")
 """Keys of the counts of a model's replies that are not as they should be: refused by a server, cut off at the longest
-length, or without the requested form."""
+length, or without the requested form; among the unread and refused ones, those without queries, and empty records."""
+NOTED: Final = ("replies_retried", "labels_written")
+"""Keys of counts that are there if they are not 0: unread replies that were asked for again, and judgements read from
+a written word."""
 _COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations", *REPLIES)
 
 
@@ -49,8 +52,8 @@ class StepLog:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
-    def add(self, request: StepRequest, reply: StepReply, seconds: float) -> None:
-        """Append a step: its request, its reply, and this question's share of the seconds."""
+    def add(self, request: StepRequest, reply: StepReply, seconds: float, *, retried: bool = False) -> None:
+        """Append a step: its request, its reply, this question's share of the seconds; True if it is asked again."""
         operator = request.operator if isinstance(request, WriteRequest) else _OPERATORS[type(request)]
         self.seconds[operator] = self.seconds.get(operator, 0.0) + seconds
         counts = self.tokens
@@ -63,14 +66,15 @@ class StepLog:
             counts["replies_refused"] += bool(reply.refused)
             step = dataclasses.replace(step, shown=reply.shown, read=reply.read, refused=reply.refused)
         if isinstance(reply, WriteReply) and isinstance(request, WriteRequest):
-            if not reply.refused:
-                documents = len(request.prompt.documents)
-                counts["replies_cut"] += not reply.finished
-                counts["replies_unread"] += not is_readable(reply.text, request.form, reply.shown, documents)
+            if retried:
+                self._note("replies_retried")
+            else:
+                self._count_written(request, reply)
             counts["generated"] += reply.tokens
             step = dataclasses.replace(step, text=reply.text, generated=reply.tokens, finished=reply.finished)
         elif isinstance(reply, JudgeReply):
-            step = dataclasses.replace(step, probability=reply.yes)
+            self._count_labels([reply])
+            step = dataclasses.replace(step, probability=reply.yes, written=reply.written)
         elif isinstance(reply, SearchReply) and isinstance(request, SearchRequest):
             counts["searches"] += len(request.queries)
             self._count_cut("queries_cut", reply.cut)
@@ -87,7 +91,11 @@ class StepLog:
             each = tuple(judged.yes for judged in reply.each)
             refused = [judged.refused for judged in reply.each if judged.refused]
             counts["replies_refused"] += len(refused)
-            step = dataclasses.replace(step, each=each, shown=shown, read=reply.read, refused="".join(refused[:1]))
+            self._count_labels(reply.each)
+            written = any(judged.written for judged in reply.each)
+            step = dataclasses.replace(
+                step, each=each, shown=shown, read=reply.read, refused="".join(refused[:1]), written=written
+            )
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
         elif isinstance(reply, LikenReply):
@@ -95,9 +103,32 @@ class StepLog:
             step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
         self.steps.append(step)
 
+    def _count_written(self, request: WriteRequest, reply: WriteReply) -> None:
+        """Count a final reply that is not as it should be."""
+        unread = unreadable(request, reply)
+        self.tokens["replies_cut"] += not reply.finished and not reply.refused
+        self.tokens["replies_unread"] += unread and not reply.refused
+        self.tokens["queries_unread"] += unread and request.prompt.form == "queries"
+        self.tokens["records_empty"] += unread and request.operator == "reason"
+
+    def _count_labels(self, judgements: Sequence[JudgeReply]) -> None:
+        """Count judgements read from a written word, and those without one."""
+        for judged in judgements:
+            if judged.written:
+                self._note("labels_written")
+                self.tokens["replies_unread"] += not judged.yes + judged.no
+
+    def _note(self, name: str) -> None:
+        self.tokens[name] = self.tokens.get(name, 0) + 1
+
     def _count_cut(self, name: str, cut: int) -> None:
         if cut:
             self.tokens[name] = self.tokens.get(name, 0) + cut
+
+
+def unreadable(request: WriteRequest, reply: WriteReply) -> bool:
+    """Return True if a reply doesn't have the requested form."""
+    return not is_readable(reply.text, request.prompt.form, reply.shown, len(request.prompt.documents))
 
 
 _OPERATORS: Mapping[type[StepRequest], str] = {

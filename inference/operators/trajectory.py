@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from reflectune.inference.operators.requests import (
     WriteRequest,
     YesNoRequest,
 )
-from reflectune.inference.operators.step_log import StepLog
+from reflectune.inference.operators.step_log import StepLog, unreadable
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace, publish
 from reflectune.models.rendering.thoughts import without_thoughts
@@ -45,6 +45,10 @@ TooLong = Callable[[Sequence[str]], list[bool]]
 """True for each text that is longer than an encoder reads."""
 RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
 """Function from texts with passages to the reranker's scores."""
+
+
+AGAIN: Final = "\n\nYour last reply could not be read. Reply in exactly the requested form, and briefly."
+"""Reminder at the end of a prompt that is asked again."""
 
 
 class Model(Protocol):
@@ -82,6 +86,7 @@ class Tools:
         embed: Encodes texts for comparison.
         rerank: Scores passages.
         budget: Limits of a question and of the run.
+        retries: True to ask once more for a reply that can't be read.
         too_long: Finds texts that `embed` doesn't read whole.
     """
 
@@ -90,6 +95,7 @@ class Tools:
     embed: Embed = _missing
     rerank: RerankFunction = _missing
     budget: Budget = dataclasses.field(default_factory=Budget)
+    retries: bool = False
     too_long: TooLong = none_too_long
 
 
@@ -219,9 +225,13 @@ class TrajectoryPipeline:
             seconds = time.perf_counter() - start
             for course, request, raw in zip(chosen, requests, replies, strict=True):
                 reply = _without_thoughts(request, raw)
-                course.log.add(request, reply, seconds / len(chosen))
+                again = _again(request, reply) if self._tools.retries else None
+                course.log.add(request, reply, seconds / len(chosen), retried=again is not None)
                 self._count_computed(course, request, reply)
-                course.advance(reply)
+                if again is None:
+                    course.advance(reply)
+                else:
+                    course.waiting = again
             publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in chosen)
         return [_trace(self.name, course) for course in courses]
 
@@ -268,6 +278,17 @@ def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
     if not isinstance(reply, WriteReply) or (isinstance(request, WriteRequest) and request.keeps_thoughts):
         return reply
     return dataclasses.replace(reply, text=without_thoughts(reply.text))
+
+
+def _again(request: StepRequest, reply: StepReply) -> WriteRequest | None:
+    """Return the request with a reminder if its reply can't be read; None for others, refused and second ones."""
+    if not isinstance(request, WriteRequest) or not isinstance(reply, WriteReply):
+        return None
+    if reply.refused or request.prompt.template.endswith(AGAIN) or not unreadable(request, reply):
+        return None
+    return dataclasses.replace(
+        request, prompt=dataclasses.replace(request.prompt, template=request.prompt.template + AGAIN)
+    )
 
 
 def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong = none_too_long) -> list[LikenReply]:

@@ -62,8 +62,8 @@ def write(
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
         form: Form of the reply.
     """
-    prompt = Prompt(template, texts, tuple(documents), system, picture)
-    reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts, form)
+    prompt = Prompt(template, texts, tuple(documents), system, picture, form)
+    reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
     return _as(WriteReply, reply)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
@@ -16,8 +16,6 @@ from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
-from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
@@ -40,12 +38,29 @@ DETAILED = "Based on the information, provide a detailed answer to the question.
 class TrajectorySettings(LeadSettings):
     """Settings of all iterative pipelines."""
 
-    max_record_tokens: int = setting(
-        256, "iterative: longest description, query, reasoning record or caption, in tokens", ge=1
+    max_record_tokens: int = setting(256, "iterative: longest reasoning record or summary, in tokens", ge=1)
+    max_caption_tokens: int = setting(
+        0, "iterative: longest description or caption, in tokens; 0: `max_record_tokens`", ge=0
+    )
+    max_query_tokens: int = setting(
+        0, "iterative: longest reply with queries, its analysis included, in tokens; 0: `max_record_tokens`", ge=0
+    )
+    retry_unread: bool = setting(
+        False, "iterative: ask once more for a reply that can't be read, with a reminder of its form"
     )
     base_failure: OnFailure = setting(
         "stop", "iterative: a failing knowledge base ends the run, or is left out and reported (degrade)"
     )
+
+    @property
+    def caption_tokens(self) -> int:
+        """The longest description or caption, in tokens."""
+        return self.max_caption_tokens or self.max_record_tokens
+
+    @property
+    def query_tokens(self) -> int:
+        """The longest reply with queries, in tokens."""
+        return self.max_query_tokens or self.max_record_tokens
 
 
 class PairSettings(Settings):
@@ -64,42 +79,18 @@ class CandidateSettings(Settings):
     candidates: int = setting(1000, "ReAG, IBA, MM-R2: most passages of the entries found to examine", ge=1)
 
 
-class RecordSettings(NoiseSettings, ExtractionSettings, PairSettings, SearchSettings, TrajectorySettings):
-    """Settings of pipelines that write reasoning records."""
-
-    iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)
-    text_passages: int = setting(20, "MI-RAG, PMSR: passages of an iteration from the text index", ge=0)
-    detailed_answer: bool = setting(
-        False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
-    )
-
-    def budgets(self, parts: PipelineParts) -> Budgets:
-        """Return the most passages of an iteration, by knowledge base that there is."""
-        most = {
-            "texts": self.text_passages if parts.texts is not None else 0,
-            "pairs": self.pair_passages if parts.retriever is not None else 0,
-        }
-        return {base: number for base, number in most.items() if number}
-
-    @cross_check
-    def extraction_problems(self) -> Iterator[str]:
-        """Yield the problem of a missing detailed answer to shorten."""
-        if self.extract_answer and not self.detailed_answer:
-            yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
-
-
 def answer_instruction(question: Question, *, detailed: bool) -> str:
     """Return the instruction for an answer: the papers' words, or those of every other pipeline here."""
     return DETAILED if detailed else answer_prompt(question.answer_style, documents=True).removeprefix("{passage} ")
 
 
-def expanded(question: str, record: str) -> str:
-    """Expand a query, [Q; r]: the question and the latest record, or at first the picture's description."""
+def expand(question: str, record: str) -> str:
+    """Return an expanded query, [Q; r]: the question and the latest record, or at first the picture's description."""
     return f"Question: {question}\n{record}\n"
 
 
 def is_expanded(query: str, question: str) -> bool:
-    """Return True if a query is a question expanded by some record; see `expanded`."""
+    """Return True if a query is a question expanded by some record; see `expand`."""
     return query.startswith(f"Question: {question}\n")
 
 
@@ -239,7 +230,7 @@ def iterative_recipe(
         if recipe.needs("reranker"):
             rank = functools.partial(reranked, reranker=needed(parts.reranker))
             tools = dataclasses.replace(tools, rerank=rank)
-        return TrajectoryPipeline(name, _trajectory(settings, parts, make), tools, takes_texts=takes_texts)
+        return TrajectoryPipeline(name, make(settings, parts), tools, takes_texts=takes_texts)
 
     recipe = Recipe(
         build,
@@ -255,18 +246,3 @@ def iterative_recipe(
         has_own_depth=has_own_depth,
     )
     return {name: recipe}
-
-
-def _trajectory(settings: Kind, parts: PipelineParts, make: Callable[[Kind, PipelineParts], Trajectory]) -> Trajectory:
-    """Build a trajectory, with irrelevant passages among its records and a last step that extracts a short answer."""
-    if not isinstance(settings, RecordSettings):
-        return make(settings, parts)
-    longest = max(settings.max_new_tokens, settings.max_record_tokens if settings.extract_answer else 0)
-    trajectory = make(settings.model_copy(update={"max_new_tokens": longest}), parts)
-    if settings.noise:
-        drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
-        trajectory = with_noise(trajectory, drawn, settings.noise_seed)
-    if settings.extract_answer:
-        shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
-        trajectory = with_extraction(trajectory, shots, settings.max_new_tokens)
-    return trajectory

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
+from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import WriteReply
+from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
+from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
 from reflectune.inference.pipelines.iterative import (
     Budgets,
-    RecordSettings,
+    PairSettings,
+    Trajectory,
+    TrajectorySettings,
     answer_instruction,
-    expanded,
+    expand,
     iterative_recipe,
     searched,
     split,
 )
+from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 
 DESCRIBE = "Question: {question}\n Concisely describe image which is relevant to question.\n"
@@ -62,9 +70,56 @@ Relevant Knowledge: {documents}
 REASON_TEXTS = REASON.replace("image, description and knowledge", "knowledge").replace("image and question", "question")
 ANSWER_TEXTS = ANSWER.replace("information and image", "information")
 """The same for a question without a picture."""
-FOLLOW_UPS = 2
 REPEATS = "queries repeat"
 """End of a trajectory whose queries repeat (PMSR)."""
+
+
+class RecordSettings(NoiseSettings, ExtractionSettings, PairSettings, SearchSettings, TrajectorySettings):
+    """Settings of pipelines that write reasoning records."""
+
+    iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)
+    text_passages: int = setting(20, "MI-RAG, PMSR: passages of an iteration from the text index", ge=0)
+    detailed_answer: bool = setting(
+        False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
+    )
+
+    max_detailed_tokens: int = setting(
+        0, "detailed_answer: longest detailed answer, in tokens; 0: `max_record_tokens`", ge=0
+    )
+    answer_each: bool = setting(
+        False, "MI-RAG, PMSR: answer after every iteration, from the records so far, to score each of them"
+    )
+
+    def budgets(self, parts: PipelineParts) -> Budgets:
+        """Return the most passages of an iteration, by knowledge base that there is."""
+        most = {
+            "texts": self.text_passages if parts.texts is not None else 0,
+            "pairs": self.pair_passages if parts.retriever is not None else 0,
+        }
+        return {base: number for base, number in most.items() if number}
+
+    @property
+    def answer_tokens(self) -> int:
+        """The longest answer of a trajectory, in tokens."""
+        detailed = self.max_detailed_tokens or self.max_record_tokens
+        return max(self.max_new_tokens, detailed) if self.detailed_answer else self.max_new_tokens
+
+    @cross_check
+    def extraction_problems(self) -> Iterator[str]:
+        """Yield the problem of a missing detailed answer to shorten."""
+        if self.extract_answer and not self.detailed_answer:
+            yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
+
+
+class MiRagSettings(RecordSettings):
+    """Settings of MI-RAG."""
+
+    query_sources: Literal["both", "expansion", "generation"] = setting(
+        "both", "MI-RAG: queries of an iteration: the expanded one, the generated ones, or both"
+    )
+    generated_queries: int = setting(
+        2, "MI-RAG: most generated queries of an iteration; the prompt asks for two", ge=1, le=2
+    )
 
 
 @dataclass(frozen=True)
@@ -84,79 +139,154 @@ class RecordTrajectory(ABC):
         records: list[str] = []
         passages: dict[str, Passage] = {}
         repeats = False
+        answer: WriteReply | None = None
         with contextlib.suppress(BudgetSpent):
-            repeats = yield from self._search(question, records, passages)
-        answer = yield from answered(question, records, passages, self.settings)
+            repeats, answer = yield from self._progress(question, records, passages)
+        answer = answer or (yield from self._answer(question, max(len(records) - 1, 0), records, passages))
         ended = REPEATS if repeats else f"after {self.settings.iterations} iterations"
         return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
+    def _progress(
+        self, question: Question, records: list[str], passages: dict[str, Passage]
+    ) -> Steps[tuple[bool, WriteReply | None]]:
+        """Search and reason, adding to `records` and `passages` also if a budget ends this.
+
+        An empty record is left out: the next query is expanded by the one before.
+
+        Returns:
+            True if queries repeat; the answer after the last iteration if each has one.
+        """
+        answer = None
+        queries, description = yield from self._first(question)
+        earlier = [*queries]
+        for iteration in range(self.settings.iterations + 1):
+            if iteration:
+                queries = yield from self._next(iteration, question, records or description or [""])
+                if (yield from self._repeats(iteration, question, queries, earlier)):
+                    return True, answer
+            found = yield from self._retrieve(iteration, question, queries)
+            passages |= {passage.id: passage for passage in found}
+            documents = texts_of(found) if iteration else [*description, *texts_of(found)]
+            record = yield from self._reason(iteration, question, documents)
+            records += [record] if record.strip() else []
+            if self.settings.answer_each:
+                answer = yield from self._answer(question, iteration, records, passages)
+        return False, answer
+
+    def _first(self, question: Question) -> Steps[tuple[list[str], list[str]]]:
+        """Write the first query and the picture's description: [Q; description]; without a picture the question."""
+        if not question.image:
+            return [question.text], []
+        slots = {"question": question.text}
+        described = yield from write(
+            "caption", 0, DESCRIBE, slots, max_tokens=self.settings.caption_tokens, form="text"
+        )
+        return [expand(question.text, described.text)], [described.text]
+
     @abstractmethod
-    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """Search and reason, adding to `records` and `passages` also if a budget ends this; True if queries repeat."""
+    def _next(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
+        """Write the queries of a further iteration from the records, at least one."""
+
+    def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
+        """Return True if queries repeat `earlier` ones, to which they are added. MI-RAG never stops for that."""
+        yield from ()
+        return False
+
+    def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[list[Passage]]:
+        """Search with queries, each with its share of the budget."""
+        tops = split(searched(question, self.budgets), self._shares(queries))
+        return merge((yield from search(iteration, queries, tops)))
+
+    def _shares(self, queries: Sequence[str]) -> list[int]:
+        """Return the queries' shares of the budget."""
+        return [1] * len(queries)
+
+    def _generate(
+        self, iteration: int, template: str, question: Question, records: Sequence[str], most: int
+    ) -> Steps[list[str]]:
+        """Generate queries from all records."""
+        slots, longest = {"question": question.text}, self.settings.query_tokens
+        reply = yield from write(
+            "rewrite", iteration, template, slots, documents=records, max_tokens=longest, form="queries"
+        )
+        return [*read_queries(reply.text, most)]
+
+    def _reason(self, iteration: int, question: Question, documents: Sequence[str]) -> Steps[str]:
+        """Reason over the results: write a record of what is new."""
+        template = REASON if question.image else REASON_TEXTS
+        slots, longest = {"question": question.text}, self.settings.max_record_tokens
+        reply = yield from write(
+            "reason", iteration, template, slots, documents=documents, max_tokens=longest, form="text"
+        )
+        return reply.text
+
+    def _answer(
+        self, question: Question, iteration: int, records: Sequence[str], passages: Mapping[str, Passage]
+    ) -> Steps[WriteReply]:
+        """Answer from the records; from the passages by id if there is no record."""
+        template = ANSWER if question.image else ANSWER_TEXTS
+        return (
+            yield from write(
+                "answer",
+                iteration,
+                template + answer_instruction(question, detailed=self.settings.detailed_answer),
+                {"question": question.text},
+                documents=records or texts_of(list(passages.values())),
+                max_tokens=self.settings.answer_tokens,
+                model="answerer",
+            )
+        )
 
 
 @dataclass(frozen=True)
 class MiRag(RecordTrajectory):
     """MI-RAG's trajectory of one question."""
 
-    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """Search and reason; results are added to `records` and `passages`, and stay if a budget ends this early."""
-        slots, budgets = {"question": question.text}, searched(question, self.budgets)
-        max_tokens = self.settings.max_record_tokens
-        first, description = yield from opening(question, max_tokens)
-        for iteration in range(self.settings.iterations + 1):
-            queries = [expanded(question.text, records[-1]) if records else first]
-            if records:
-                follow_up = yield from write(
-                    "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=max_tokens, form="queries"
-                )
-                queries += read_queries(follow_up.text, FOLLOW_UPS)
-            shares = [len(queries) - 1 or 1, *(1 for _ in queries[1:])]
-            retrieved = merge((yield from search(iteration, queries, split(budgets, shares))))
-            passages |= {passage.id: passage for passage in retrieved}
-            documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
-            records.append((yield from recorded(iteration, question, documents, max_tokens)))
-        return False
+    settings: MiRagSettings
+
+    def _next(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
+        expansion = [expand(question.text, records[-1])]
+        if self.settings.query_sources == "expansion":
+            return expansion
+        most = self.settings.generated_queries
+        generation = yield from self._generate(iteration, FOLLOW_UP, question, records, most)
+        if self.settings.query_sources == "generation":
+            return generation or expansion
+        return [*expansion, *generation]
+
+    def _shares(self, queries: Sequence[str]) -> list[int]:
+        """Return half of the budget for the expanded query, and the other half for the generated ones."""
+        if self.settings.query_sources == "generation":
+            return [1] * len(queries)
+        return [len(queries) - 1 or 1, *(1 for _ in queries[1:])]
 
 
-def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]:
-    """Write the first query and a picture's description: [Q; description]; without a picture the question alone."""
-    if not question.image:
-        return question.text, []
-    described = yield from write("caption", 0, DESCRIBE, {"question": question.text}, max_tokens=max_tokens)
-    return expanded(question.text, described.text), [described.text]
+Kind = TypeVar("Kind", bound=RecordSettings)
 
 
-def recorded(iteration: int, question: Question, documents: Sequence[str], max_tokens: int) -> Steps[str]:
-    """Write a reasoning record of the results."""
-    template = REASON if question.image else REASON_TEXTS
-    slots = {"question": question.text}
-    return (yield from write("reason", iteration, template, slots, documents=documents, max_tokens=max_tokens)).text
+def with_options(
+    make: Callable[[Kind, PipelineParts], RecordTrajectory],
+) -> Callable[[Kind, PipelineParts], Trajectory]:
+    """Add the options of `RecordSettings`: irrelevant passages among the records, a step that extracts an answer."""
 
+    def made(settings: Kind, parts: PipelineParts) -> Trajectory:
+        trajectory: Trajectory = make(settings, parts)
+        if settings.noise:
+            drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
+            trajectory = with_noise(trajectory, drawn, settings.noise_seed)
+        if settings.extract_answer:
+            shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
+            trajectory = with_extraction(trajectory, shots, settings.max_new_tokens)
+        return trajectory
 
-def answered(
-    question: Question, records: Sequence[str], passages: Mapping[str, Passage], settings: RecordSettings
-) -> Steps[WriteReply]:
-    """Answer from the records; from the passages by id if a budget left no record."""
-    return (
-        yield from write(
-            "answer",
-            max(len(records) - 1, 0),
-            (ANSWER if question.image else ANSWER_TEXTS)
-            + answer_instruction(question, detailed=settings.detailed_answer),
-            {"question": question.text},
-            documents=records or texts_of(list(passages.values())),
-            max_tokens=settings.max_new_tokens,
-            model="answerer",
-        )
-    )
+    return made
 
 
 RECIPES = iterative_recipe(
     "mi_rag",
     "MI-RAG",
-    RecordSettings,
-    lambda settings, parts: MiRag(settings, settings.budgets(parts)),
+    MiRagSettings,
+    with_options(lambda settings, parts: MiRag(settings, settings.budgets(parts))),
     requires=(ANY_INDEX, OPTIONAL_TEXTS),
     pair_text="section",
     takes_texts=True,

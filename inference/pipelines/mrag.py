@@ -86,7 +86,7 @@ def ranked_documents(
     text = question.text if "Q" in settings.query_modality else ""
     if "C" in settings.query_modality:
         slots = {"question": question.text}
-        caption = yield from write("caption", 0, CAPTION, slots, max_tokens=settings.max_record_tokens)
+        caption = yield from write("caption", 0, CAPTION, slots, max_tokens=settings.caption_tokens, form="text")
         text = caption.text.strip() or question.text  # without an image there must be a text to search with
     found = merge((yield from search(0, [text], {ENTRIES: [settings.top_n]}, question=question.text)))
     try:
@@ -151,7 +151,7 @@ def mrag_recipe(
             settings.base_failure,
             too_long=retriever.too_long,
         )
-        tools = Tools(reading_models(parts), entries.search, budget=parts.budget)
+        tools = Tools(reading_models(parts), entries.search, budget=parts.budget, retries=settings.retry_unread)
         return TrajectoryPipeline(name, make(settings), tools)
 
     recipe = Recipe(

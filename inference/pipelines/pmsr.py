@@ -9,16 +9,16 @@ without earlier records (equation 8). The trajectory ends when the similarity of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
 from reflectune.core.config import setting
-from reflectune.core.types import Passage, Question
-from reflectune.inference.operators.query_reply import read_queries
-from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import RecordSettings, expanded, iterative_recipe, searched, split
-from reflectune.inference.pipelines.mi_rag import RecordTrajectory, opening, recorded
+from reflectune.core.types import Question
+from reflectune.inference.operators.vocabulary import Steps, liken
+from reflectune.inference.pipelines.iterative import expand, iterative_recipe
+from reflectune.inference.pipelines.mi_rag import RecordSettings, RecordTrajectory, with_options
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 
 TRAJECTORY: Final = """\
@@ -61,56 +61,28 @@ class PmsrFixed(RecordTrajectory):
 
     settings: PmsrFixedSettings
 
-    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        budgets = searched(question, self.budgets)
-        first, description = yield from opening(question, self.settings.max_record_tokens)
-        queries = [first]
-        earlier = [self._compared(query, question) for query in queries]
-        for iteration in range(self.settings.iterations + 1):
-            if iteration:
-                of_record = expanded(question.text, records[-1])
-                queries = yield from self._of_scopes(of_record, iteration, question, records, otherwise=of_record)
-                if (yield from self._repeats(iteration, question, queries, earlier)):
-                    return True
-            retrieved = merge((yield from search(iteration, queries, split(budgets, [1] * len(queries)))))
-            passages |= {passage.id: passage for passage in retrieved}
-            documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
-            records.append((yield from recorded(iteration, question, documents, self.settings.max_record_tokens)))
-        return False
+    def _next(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
+        """Write the queries of the scopes: equations 3 to 5."""
+        of_record = [] if self.settings.scopes == "trajectory" else [expand(question.text, records[-1])]
+        of_trajectory = yield from self._of_trajectory(iteration, question, records)
+        return [*of_record, *of_trajectory] or [expand(question.text, records[-1])]
 
-    def _of_scopes(
-        self, of_record: str, iteration: int, question: Question, records: list[str], *, otherwise: str
-    ) -> Steps[list[str]]:
-        """Write the queries of the scopes; `otherwise` if the trajectory's is the only one, and the reply has none."""
+    def _of_trajectory(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
+        """Write the query of the trajectory's scope; none if it isn't used, or the reply has none."""
         if self.settings.scopes == "record":
-            return [of_record]
-        slots = {"question": question.text}
-        reply = yield from write(
-            "rewrite",
-            iteration,
-            TRAJECTORY,
-            slots,
-            documents=records,
-            max_tokens=self.settings.max_record_tokens,
-            form="queries",
-        )
-        of_trajectory = [*read_queries(reply.text, 1)]
-        if self.settings.scopes == "trajectory":
-            return of_trajectory or [otherwise]
-        return [of_record, *of_trajectory]
+            return []
+        return (yield from self._generate(iteration, TRAJECTORY, question, records, 1))
 
-    def _repeats(self, iteration: int, question: Question, queries: list[str], earlier: list[str]) -> Steps[bool]:
-        """Return True if a query's similarity to an earlier one reaches τ; add the queries to the earlier ones."""
-        compared = [self._compared(query, question) for query in queries]
-        alike = yield from liken(iteration, compared, earlier)
-        earlier += compared
+    def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
+        """Return True if a query's similarity to an earlier one reaches τ: equations 9 and 10."""
+        compared, others = ([self._compared(query, question) for query in each] for each in (queries, earlier))
+        alike = yield from liken(iteration, compared, others)
+        earlier += queries
         return self._stops(max(alike.highest, default=-1.0))
 
     def _compared(self, query: str, question: Question) -> str:
         """Return the part of a query that the stop rule compares."""
-        return (
-            query.removeprefix(expanded(question.text, "").rstrip()).strip() if self.settings.strip_question else query
-        )
+        return query.removeprefix(expand(question.text, "").rstrip()).strip() if self.settings.strip_question else query
 
     def _stops(self, similarity: float) -> bool:
         """Return True if a query's similarity to an earlier one ends the trajectory."""
@@ -131,11 +103,13 @@ _recipe = partial(
     iterative_recipe, requires=(ANY_INDEX, OPTIONAL_TEXTS), pair_text="summary", takes_texts=True, has_own_depth=True
 )
 RECIPES = {
-    **_recipe("pmsr", "PMSR", PmsrSettings, lambda settings, parts: Pmsr(settings, settings.budgets(parts))),
+    **_recipe(
+        "pmsr", "PMSR", PmsrSettings, with_options(lambda settings, parts: Pmsr(settings, settings.budgets(parts)))
+    ),
     **_recipe(
         "pmsr_fixed",
         "PMSR, all iterations",
         PmsrFixedSettings,
-        lambda settings, parts: PmsrFixed(settings, settings.budgets(parts)),
+        with_options(lambda settings, parts: PmsrFixed(settings, settings.budgets(parts))),
     ),
 }

@@ -18,9 +18,9 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.spoken import spoken
-from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import expanded, iterative_recipe, split
-from reflectune.inference.pipelines.mi_rag import REASON
+from reflectune.inference.operators.vocabulary import Steps, merge, search, write
+from reflectune.inference.pipelines.iterative import expand, iterative_recipe, split
+from reflectune.inference.pipelines.mi_rag import with_options
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.requirements import ENTRY_INDEX, OPTIONAL_TEXTS, PAGES
@@ -61,41 +61,38 @@ class PmsrWeb(Pmsr):
 
     settings: PmsrWebSettings
 
-    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
-        """Search and reason as `Pmsr._search`; a page is stored as its summary."""
-        asked, earlier = {"question": question.text}, list[str]()
-        for iteration in range(self.settings.iterations + 1):
-            queries = (yield from self._queries(iteration, question, records)) if iteration else [""]
-            if iteration and (yield from self._repeats(iteration, question, queries, earlier)):
-                return True
-            tops = split(self.budgets, [1] * len(queries))
-            web = {WEB: [self.settings.web_results] * len(queries)} if iteration else {}
-            found = yield from search(iteration, queries, {**web, **tops})
-            summaries = yield from self._summaries(iteration, question, queries, found)
-            pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
-            read = [*summaries, *merge(pairs)]
-            passages |= {passage.id: passage for passage in read}
-            record = yield from write(
-                "reason", iteration, REASON, asked, documents=texts_of(read), max_tokens=self.settings.max_record_tokens
-            )
-            records.append(record.text)
-        return False
+    def _first(self, question: Question) -> Steps[tuple[list[str], list[str]]]:
+        """Return the query of the picture alone, without a description."""
+        yield from ()
+        return [""], []
 
-    def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
+    def _next(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
         """Write the queries of both scopes, that of the record condensed if it is long."""
-        of_record = expanded(question.text, records[-1])
-        if self.settings.scopes != "trajectory" and len(of_record) > self.settings.condense_above:
-            short = yield from write(
-                "rewrite",
-                iteration,
-                CONDENSE,
-                {"question": question.text, "query": of_record},
-                max_tokens=self.settings.max_record_tokens,
-                picture=False,
-                form="text",
-            )
-            of_record = condensed(short.text) or question.text
-        return (yield from self._of_scopes(of_record, iteration, question, records, otherwise=question.text))
+        of_record = [] if self.settings.scopes == "trajectory" else [expand(question.text, records[-1])]
+        if of_record and len(of_record[0]) > self.settings.condense_above:
+            of_record = [(yield from self._condense(iteration, question, of_record[0])) or question.text]
+        of_trajectory = yield from self._of_trajectory(iteration, question, records)
+        return [*of_record, *of_trajectory] or [question.text]
+
+    def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
+        """Return True if queries repeat earlier ones; the picture's is none."""
+        earlier[:] = filter(None, earlier)
+        return (yield from super()._repeats(iteration, question, queries, earlier))
+
+    def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[list[Passage]]:
+        """Search pages and pairs; a page is read as its summary."""
+        tops = split(self.budgets, self._shares(queries))
+        web = {WEB: [self.settings.web_results] * len(queries)} if iteration else {}
+        found = yield from search(iteration, queries, {**web, **tops})
+        summaries = yield from self._summaries(iteration, question, queries, found)
+        pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
+        return [*summaries, *merge(pairs)]
+
+    def _condense(self, iteration: int, question: Question, query: str) -> Steps[str]:
+        """Write a short query for the search tool; "" if the reply has none."""
+        slots, longest = {"question": question.text, "query": query}, self.settings.query_tokens
+        short = yield from write("rewrite", iteration, CONDENSE, slots, max_tokens=longest, picture=False, form="text")
+        return condensed(short.text)
 
     def _summaries(
         self, iteration: int, question: Question, queries: Sequence[str], found: SearchReply
@@ -142,7 +139,7 @@ RECIPES = iterative_recipe(
     "pmsr_web",
     "PMSR, web pages",
     PmsrWebSettings,
-    _make,
+    with_options(_make),
     requires=(ENTRY_INDEX, PAGES, OPTIONAL_TEXTS),
     pair_text="summary",
     has_own_depth=True,

@@ -61,7 +61,7 @@ class WikiSeeker:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         asked = {"question": question.text}
-        longest = self.settings.max_record_tokens
+        longest = self.settings.query_tokens
         refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")
         query = next(iter(read_queries(refined.text, 1)), question.text)
         passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))

@@ -12,7 +12,8 @@ from reflectune.core.durable import read_json
 from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings, TextIndexSettings
-from reflectune.inference.pipelines.iterative import PAPER_BUDGETS, RecordSettings
+from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
+from reflectune.inference.pipelines.mi_rag import RecordSettings
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.requirements import RoleSettings

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from reflectune.core.types import Question
-from reflectune.inference.operators.step_log import REPLIES
+from reflectune.inference.operators.step_log import NOTED, REPLIES
 from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.scores import Traces
@@ -43,10 +43,10 @@ def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
 
 
 def replies(traces: Mapping[str, Trace]) -> dict[str, int] | None:
-    """Return the number of a pipeline's `calls`, and of its replies by `REPLIES`; None without steps."""
+    """Return the number of a pipeline's `calls`, and of its replies by `REPLIES` and `NOTED`; None without steps."""
     if not any(trace.steps for trace in traces.values()):
         return None
-    names = ("calls", *REPLIES)
+    names = ("calls", *REPLIES, *NOTED)
     return {name: sum(trace.tokens.get(name, 0) for trace in traces.values()) for name in names}
 
 
@@ -54,9 +54,9 @@ def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each pipeline with replies that are not as they should be, a warning if they are many."""
     sentences = []
     for name, counts in metrics["replies"].items():
-        named = [f"{counts[key]:,} {words}" for key, words in _IN_WORDS.items() if counts[key]]
+        named = [f"{counts[key]:,} {words}" for key, words in _IN_WORDS.items() if counts.get(key)]
         if named:
-            warning = "warning: " if any(is_many(counts[key], counts["calls"]) for key in REPLIES) else ""
+            warning = "warning: " if any(is_many(counts.get(key, 0), counts["calls"]) for key in REPLIES) else ""
             sentences.append(f"{warning}{name}: of {counts['calls']:,} replies {', '.join(named)}.")
     return sentences
 
@@ -65,6 +65,10 @@ _IN_WORDS = {
     "replies_refused": "were refused by the server",
     "replies_cut": "were cut off at their longest length",
     "replies_unread": "couldn't be read",
+    "queries_unread": "had no query",
+    "records_empty": "were empty records",
+    "replies_retried": "were asked for again",
+    "labels_written": "were read as a written Yes or No, since the server gives no log-probabilities",
 }
 
 

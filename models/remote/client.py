@@ -37,6 +37,14 @@ _AROUND_A_WORD = "\"'`*_#([{<>}])\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE Q
 )
 
 
+class NoLogProbabilities(UserError):
+    """The server gives no log-probabilities."""
+
+
+class AllRefused(UserError):
+    """The server refuses every request."""
+
+
 @dataclass(frozen=True)
 class RemoteReply:
     """A server's reply to one conversation.
@@ -130,8 +138,8 @@ class RemoteModel(Closing):
         likely first tokens; a word that none of them is, is left out. A gate reads its two words from one request.
 
         Raises:
-            UserError: The server gives no log-probabilities or NaN, refuses all of the first requests, or can't be
-                used.
+            NoLogProbabilities: The server gives none, or refuses all of the first requests.
+            UserError: It gives NaN, or can't be used.
         """
         requested = dict.fromkeys(words)
         replies = self.complete_all(
@@ -141,7 +149,9 @@ class RemoteModel(Closing):
         self._gives_probabilities = self._gives_probabilities or any(reply.first_token for reply in answered)
         if not all(reply.first_token for reply in answered) or (replies and not self._gives_probabilities):
             reason = "its replies have no `logprobs`" if answered else replies[0].refused
-            raise UserError(f"{self.endpoint.shown_url} gives no log-probabilities ({reason}); use a server that does")
+            raise NoLogProbabilities(
+                f"{self.endpoint.shown_url} gives no log-probabilities ({reason}); use a server that does"
+            )
         return [
             dataclasses.replace(reply, first_token=_by_word(reply.first_token, requested))
             if not reply.refused
@@ -200,7 +210,7 @@ class RemoteModel(Closing):
                 raise
         if not self._replies:
             reason = next(iter(refused.values())).refused
-            raise UserError(
+            raise AllRefused(
                 f"{self.endpoint.shown_url} refuses every request: {reason}; `llm_options` can change a request"
             )
         return refused

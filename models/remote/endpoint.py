@@ -35,6 +35,7 @@ class Endpoint:
         keys: Prefix of the config keys that name this server, for messages.
         url_key: Config key of `url`, for messages; "" for that prefix and `_url`.
         max_pixels: Most pixels of a picture that is sent; 0: any.
+        guided: True if the server constrains replies to a JSON schema (`response_format`).
 
     Raises:
         UserError: The URL is not one, or the key can't stand in a request's header.
@@ -53,6 +54,7 @@ class Endpoint:
     keys: str = "llm"
     max_pixels: int = 0
     url_key: str = ""
+    guided: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
@@ -166,6 +168,9 @@ class RemoteConfig(ConnectionKeys):
     llm_options: str = setting(
         "", 'JSON merged into every request, e.g. {"seed": 0}; null removes a field', secret=True
     )
+    llm_guided: bool = setting(
+        False, "constrain replies of a known form (queries, orders) to JSON by `response_format`, as vLLM can"
+    )
     llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", ge=0)
     llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0)
     llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder")
@@ -214,6 +219,7 @@ class RemoteConfig(ConnectionKeys):
             options=self._options(),
             input_price=self.llm_input_price,
             output_price=self.llm_output_price,
+            guided=self.llm_guided,
         )
 
     def _options(self) -> dict[str, Any]:

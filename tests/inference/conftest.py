@@ -141,6 +141,7 @@ class Script:
         asked: Prompts as `("write", text)`, queries as `("search", query, base, top)`, with a fifth place for a box if
             there is one, and `("rerank", query, text)`, in order.
         batches: How many of a kind were carried out together.
+        retries: True to ask once more for what can't be read.
     """
 
     say: Callable[[str], str] = lambda prompt: ""
@@ -151,6 +152,7 @@ class Script:
     room: int = 99
     asked: list[tuple[object, ...]] = field(default_factory=list)
     batches: list[tuple[str, int]] = field(default_factory=list)
+    retries: bool = False
 
     def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
@@ -213,7 +215,7 @@ class Script:
 
     @property
     def tools(self) -> Tools:
-        return Tools({"reader": self, "answerer": self}, self.search, self.embed, self.rerank)
+        return Tools({"reader": self, "answerer": self}, self.search, self.embed, self.rerank, retries=self.retries)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,7 @@ from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.extraction import with_extraction
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
@@ -34,7 +33,7 @@ from reflectune.models.remote.endpoint import Endpoint
 ASKED = Question("q", "", "What position did the woman in Kiss and Tell hold?", ("Chief of Protocol",))
 BOTH = {"texts": 2, "pairs": 1}
 PIPELINES: dict[str, Any] = {
-    "mi_rag": MiRag(RecordSettings(iterations=1, max_new_tokens=8, max_record_tokens=32), BOTH),
+    "mi_rag": MiRag(MiRagSettings(iterations=1, max_new_tokens=8, max_record_tokens=32), BOTH),
     "pmsr": Pmsr(PmsrSettings(iterations=1, saturation=2.0, max_new_tokens=8, max_record_tokens=32), BOTH),
 }
 READ = "Based on the retrieved document, answer the question with a single word or phrase."
@@ -111,7 +110,7 @@ def test_a_server_is_sent_no_picture(stub_server: Callable[..., Any], scripting:
     script = scripting(find=lambda query, base: [f"{base} {len(query)}"])
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
         model = ServedModel(remote)
-        detailed = RecordSettings(iterations=1, max_new_tokens=8, max_record_tokens=32, detailed_answer=True)
+        detailed = MiRagSettings(iterations=1, max_new_tokens=8, max_record_tokens=32, detailed_answer=True)
         steps = with_extraction(MiRag(detailed, BOTH), lambda _: (), 8)
         trace = run("mi_rag", Tools({"reader": model, "answerer": model}, script.search, script.embed), steps)
     kinds = {part["type"] for _, body in server.requests for part in body["messages"][-1]["content"]}

@@ -16,8 +16,7 @@ from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, Kn
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import with_extraction
 from reflectune.inference.pipelines.iba import Iba, IbaSettings
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings
 from reflectune.inference.pipelines.mrag import Mrag, MragSettings
 from reflectune.inference.pipelines.mrag_agent import MragAgent, MragAgentSettings
@@ -34,7 +33,7 @@ from reflectune.retrieval.retrievers.queries import Query
 
 BOTH = {"texts": 2, "pairs": 1}
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "max_record_tokens": 32}
-RECORDS = RecordSettings(iterations=2, **SHORT)
+RECORDS = MiRagSettings(iterations=2, **SHORT)
 REPEATING: dict[str, Any] = {"iterations": 2, "saturation": 0.9, **SHORT}
 WEIGHTS = {"identification_weight": 0.5, "similarity_weight": 0.5, "rerank_weight": 1.0}
 PMSR = Pmsr(PmsrSettings(**REPEATING), BOTH)

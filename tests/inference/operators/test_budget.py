@@ -15,8 +15,7 @@ from reflectune.inference.operators.budget import Budget, Limit, outgrown
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import write
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.mrag import Mrag, MragSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.pipelines.reag import ReAG, ReagSettings
@@ -26,7 +25,7 @@ from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
 
 PIPELINES: dict[str, Callable[..., Any]] = {
-    "mi_rag": MiRag(RecordSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
+    "mi_rag": MiRag(MiRagSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
     "pmsr": Pmsr(PmsrSettings(iterations=2, saturation=2.0, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
     "reag": ReAG(ReagSettings(top_n=2, candidates=10, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32)),
     "mrag": Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),

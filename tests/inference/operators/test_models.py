@@ -17,8 +17,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image, open_image
 from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel, ServedModel
-from reflectune.inference.operators.requests import Prompt
-from reflectune.inference.operators.step_log import REPLIES
+from reflectune.inference.operators.query_reply import read_queries
+from reflectune.inference.operators.requests import JudgeEachRequest, Prompt
+from reflectune.inference.operators.schemas import SCHEMAS
+from reflectune.inference.operators.step_log import REPLIES, StepLog
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.scoring.trajectories import replies, reply_sentences
@@ -121,7 +123,7 @@ def test_a_refused_step_is_an_empty_reply_and_the_trajectory_goes_on(stub_server
     assert [(step.text, step.finished) for step in refused] == [("", False)] * 2
     assert all("status 400" in step.refused for step in refused)
     assert trace.answer.startswith("I read")
-    assert [trace.tokens[name] for name in REPLIES] == [2, 0, 0]
+    assert [trace.tokens[name] for name in REPLIES] == [2, 0, 0, 2, 0]
     assert trace.error == ""
 
 
@@ -137,12 +139,12 @@ def test_a_refused_answer_is_an_error_and_cut_and_unread_replies_are_counted(stu
         trace = run(ServedModel(model), scripting)
         assert re.search("warning: of .* requests 1 refused and 2 cut off .*first: status 413", model.summary())
     assert trace.error.startswith("the server refused to answer (status 413")
-    assert [trace.tokens[name] for name in REPLIES] == [1, 2, 2]
+    assert [trace.tokens[name] for name in REPLIES] == [1, 2, 2, 2, 0]
     counts = replies({"q": trace})
     (sentence,) = reply_sentences({"replies": {"pmsr": counts}})
     assert sentence == (
         f"warning: pmsr: of {counts['calls']} replies 1 were refused by the server, 2 were cut off at their longest "
-        "length, 2 couldn't be read."
+        "length, 2 couldn't be read, 2 had no query."
     )
 
 
@@ -219,6 +221,39 @@ def test_each_document_is_judged_in_a_request_of_its_own(stub_server, remote) ->
         ]
         for document in ("One.", "Three.", "Two.")
     ]
+
+
+WITHOUT_LOG_PROBABILITIES = {
+    "ignores the field": {},
+    "refuses the field": {"status": 400, "body": '{"error": {"message": "logprobs are not supported"}}'},
+}
+
+
+@pytest.mark.parametrize("fault", WITHOUT_LOG_PROBABILITIES.values(), ids=WITHOUT_LOG_PROBABILITIES)
+def test_a_server_without_log_probabilities_writes_the_word(fault: dict[str, Any], stub_server, remote) -> None:
+    said = {"One.": "**Yes**, it names the builder.", "Two.": "No", "Three.": "Perhaps."}
+    server = stub_server(lambda text: said[text.splitlines()[-1]], lambda text, number: {} if number else fault)
+    prompt = dataclasses.replace(ASKED, documents=tuple(said))
+    with remote(server.url) as model:
+        (judged,) = (served := ServedModel(model)).judge_each([(IMAGE, prompt)], "Yes", "No")
+        asked = len(server.requests)
+        served.judge([(IMAGE, dataclasses.replace(prompt, documents=("Two.",)))], "Yes", "No")
+    assert [(one.yes, one.no, one.written) for one in judged.each] == [(1, 0, True), (0, 1, True), (0, 0, True)]
+    assert len(server.requests) == asked  # read from the file of replies
+    log = StepLog()
+    log.add(JudgeEachRequest(0, prompt), judged, 0.0)
+    assert log.steps[0].written
+    assert (log.tokens["labels_written"], log.tokens["replies_unread"]) == (3, 1)
+
+
+def test_guided_replies_of_known_forms_are_json(stub_server, tmp_path) -> None:
+    server = stub_server(lambda text: '{"analysis": "Which?", "queries": ["Who built it?"]}')
+    with RemoteModel(Endpoint(server.url, "stub", guided=True), tmp_path / "replies.jsonl") as model:
+        free, asked = ServedModel(model).write([(IMAGE, ASKED), (IMAGE, dataclasses.replace(ASKED, form="queries"))], 8)
+    assert read_queries(asked.text, 2) == ("Who built it?",)
+    assert free.text
+    forms = [body.get("response_format") for _, body in server.requests]
+    assert forms == [None, {"type": "json_schema", "json_schema": {"name": "queries", "schema": SCHEMAS["queries"]}}]
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.gated import GatedSettings
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
@@ -44,7 +43,7 @@ def build(checkpoints, prompted, scripted, scripting, knowledge) -> Callable[[st
         tools = Tools({"reader": (local := LocalModel(engine, 64)), "answerer": local}, texts.search)
         gated = GatedSettings(gamma=0.0, fallback="random", lead="none")
         contexts = ContextBuilder(knowledge, None, 2, 5, "none")
-        records = RecordSettings(iterations=1, max_new_tokens=MAX_NEW, max_record_tokens=MAX_NEW)
+        records = MiRagSettings(iterations=1, max_new_tokens=MAX_NEW, max_record_tokens=MAX_NEW)
         pipelines: dict[str, Callable[[], Any]] = {
             "closed_book": lambda: ClosedBook(name, Reader(engine, MAX_NEW)),
             "naive_rag": lambda: NaiveRAG(name, Reader(engine, MAX_NEW), retriever, contexts, "article"),

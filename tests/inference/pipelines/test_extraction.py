@@ -16,8 +16,7 @@ from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.metrics.judging.extraction import Shot, extraction_template, extraction_texts
@@ -29,7 +28,7 @@ SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)
 LONG = "It eats mice, and now and then beetles."
 DETAILED: dict[str, Any] = {"iterations": 1, "max_new_tokens": 32, "max_record_tokens": 32, "detailed_answer": True}
 PIPELINES: dict[str, Any] = {
-    "mi_rag": MiRag(RecordSettings(**DETAILED), {"texts": 2}),
+    "mi_rag": MiRag(MiRagSettings(**DETAILED), {"texts": 2}),
     "pmsr": Pmsr(PmsrSettings(**DETAILED, saturation=2.0), {"texts": 2}),
 }
 

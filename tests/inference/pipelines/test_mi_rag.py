@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.inference.operators.trajectory import TrajectoryPipeline
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.operators.trajectory import AGAIN, TrajectoryPipeline
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -40,7 +39,7 @@ def script(scripting: type[Any]) -> Any:
 
 def run(script: Any, **settings: Any) -> Trace:
     asked_for = {"iterations": 1, "max_new_tokens": 8, "max_record_tokens": 64}
-    trajectory = MiRag(RecordSettings(**{**asked_for, **settings}), {"texts": 4, "pairs": 2})
+    trajectory = MiRag(MiRagSettings(**{**asked_for, **settings}), {"texts": 4, "pairs": 2})
     (trace,) = TrajectoryPipeline("mi_rag", trajectory, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
     return trace
 
@@ -100,3 +99,74 @@ def test_what_is_found_again_is_read_again_but_listed_once(script: Any) -> None:
 def test_the_papers_own_last_words(script: Any) -> None:
     run(script, detailed_answer=True)
     assert script.asked[-1][1].endswith("Based on the information, provide a detailed answer to the question.")
+
+
+def requested(script: Any, **settings: Any) -> list[tuple[str, int]]:
+    """Return each written step with the longest reply that it asks for."""
+    lengths: list[int] = []
+    write = script.write
+    script.write = lambda asked, max_tokens: lengths.extend([max_tokens] * len(asked)) or write(asked, max_tokens)
+    trace = run(script, **settings)
+    return list(zip((step.operator for step in trace.steps if step.operator != "search"), lengths, strict=True))
+
+
+def test_each_step_has_a_length_of_its_own(script: Any) -> None:
+    own = {"max_caption_tokens": 16, "max_query_tokens": 99, "max_detailed_tokens": 128, "detailed_answer": True}
+    steps = [("caption", 16), ("reason", 64), ("rewrite", 99), ("reason", 64), ("answer", 128)]
+    assert requested(script, **own) == steps
+    assert requested(script, detailed_answer=True)[-1] == ("answer", 64)
+    assert requested(script)[-1] == ("answer", 8)
+
+
+SOURCES = {
+    "expansion": (["Question: Who built it?\nIt is Kirk Bridge.\n"], [4]),
+    "generation": (["Where is it?", "Whose is it?"], [2, 2]),
+    "both": (["Question: Who built it?\nIt is Kirk Bridge.\n", "Where is it?", "Whose is it?"], [2, 1, 1]),
+}
+
+
+@pytest.mark.parametrize(("source", "searched"), SOURCES.items(), ids=SOURCES)
+def test_queries_of_one_source_have_the_whole_budget(script: Any, source: str, searched: Any) -> None:
+    run(script, query_sources=source)
+    of_texts = [entry[1::2] for entry in script.asked if entry[0] == "search" and entry[2] == "texts"][1:]
+    assert of_texts == [(query, top) for query, top in zip(*searched, strict=True)]
+
+
+def test_an_unreadable_reply_is_asked_for_once_more_with_a_reminder(scripting: type[Any]) -> None:
+    def unread(prompt: str) -> str:
+        return "## Analysis\nWhich?" if "follow-up" in prompt and not prompt.endswith(AGAIN) else say(prompt)
+
+    script = scripting(say=unread, find=find)
+    script.retries = True
+    trace = run(script)
+    assert [text for kind, text, *_ in script.asked if kind == "write"][3].endswith(f"question 2.\n{AGAIN}")
+    assert [step.queries[1:] for step in trace.steps if step.operator == "search"] == [
+        (),
+        ("Where is it?", "Whose is it?"),
+    ]
+    assert [trace.tokens[name] for name in ("replies_retried", "replies_unread", "queries_unread")] == [1, 0, 0]
+    silent = scripting(say=lambda prompt: "No." if "follow-up" in prompt else say(prompt), find=find)
+    silent.retries = True
+    trace = run(silent)
+    assert [trace.tokens[name] for name in ("replies_retried", "replies_unread", "queries_unread")] == [1, 1, 1]
+
+
+def test_an_empty_record_is_counted_and_no_query_is_expanded_by_it(scripting: type[Any]) -> None:
+    def say_once(prompt: str) -> str:
+        return " " if "Knowledge: texts" in prompt and "summarize" in prompt else say(prompt)
+
+    script = scripting(say=say_once, find=find)
+    trace = run(script, iterations=2)
+    assert [step.queries[0] for step in trace.steps if step.operator == "search"][1:] == [
+        "Question: Who built it?\nIt is Kirk Bridge.\n"
+    ] * 2
+    assert trace.tokens["records_empty"] == 2
+    assert "Relevant Knowledge: It is Kirk Bridge.\n\n" in script.asked[-1][1]
+
+
+def test_each_iteration_may_be_answered(script: Any) -> None:
+    trace = run(script, answer_each=True)
+    assert [(step.operator, step.iteration) for step in trace.steps if step.operator in ("reason", "answer")] == [
+        *(("reason", 0), ("answer", 0), ("reason", 1), ("answer", 1))
+    ]
+    assert trace.answer == "Ann Kirk"

@@ -14,15 +14,14 @@ from reflectune.core.types import Entry, Question, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
-from reflectune.inference.pipelines.iterative import RecordSettings
-from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.noise import among, drawn_passages, with_noise
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "What does it eat?", ("mice",), entity_ids=("e0",))
 PIPELINES = {
-    "mi_rag": MiRag(RecordSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
+    "mi_rag": MiRag(MiRagSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
     "pmsr": Pmsr(PmsrSettings(iterations=2, saturation=2.0, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
 }
 
