@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
 )
 
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
@@ -36,7 +38,7 @@ FAMILIES = ("llava", "qwen2_vl")
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and depths of a model. `key_heads` are Qwen2-VL's; LLaVA has as many as heads, as Llama 2 has."""
+    """Widths and depths of a model. `key_heads` are Qwen's; LLaVA has as many as heads, as Llama 2 has."""
 
     vocabulary: int = 8000
     width: int = 768
@@ -53,6 +55,7 @@ SIZES = {
     "small": Size(),
     "7b": Size(32_064, 4096, 32, 32, 4, 11_008, 1024, 24, 16),
     "tiny": Size(1000, 64, 2, 4, 2, 128, 64, 2, 2),
+    "hybrid": Size(8000, 1024, 4, 8, 2, 3584, 384, 2, 6),
 }
 
 
@@ -60,7 +63,7 @@ def build(family: str, size: Size, *, dtype: torch.dtype = torch.float32, device
     """Build a model that reads pictures of 336 × 336 pixels as 576 tokens. Its answers never end early."""
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = (_llava if family == "llava" else _qwen2_vl)(size)
+        model: Any = {"llava": _llava, "qwen2_vl": _qwen2_vl, "qwen3_5": _qwen3_5}[family](size)
         model = model.to(dtype)
     model.generation_config.eos_token_id = None
     for parameter in model.parameters():
@@ -125,6 +128,40 @@ def _qwen2_vl(size: Size) -> PreTrainedModel:
         tie_word_embeddings=False,
     )
     return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _qwen3_5(size: Size) -> PreTrainedModel:
+    vision = {
+        "depth": size.vision_layers,
+        "hidden_size": size.vision_width,
+        "intermediate_size": 4 * size.vision_width,
+        "num_heads": size.vision_heads,
+        "out_hidden_size": size.width,
+        "patch_size": 14,
+    }
+    text = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "intermediate_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.key_heads,
+        "full_attention_interval": min(4, size.layers),
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "max_position_embeddings": 16_384,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10], "rope_theta": 1e7},
+    }
+    config = Qwen3_5Config(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=4,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+        tie_word_embeddings=False,
+    )
+    return Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
 
 
 def language_parameters(model: PreTrainedModel) -> int:
@@ -205,7 +242,7 @@ def repeated_cache(
         cache = model(**row_inputs(model, prefix, [[]]), use_cache=True, logits_to_keep=1).past_key_values
         cache.batch_repeat_interleave(len(rows))
         ids = torch.tensor(rows, device=model.device)
-        first = len(prefix.ids) + (int(model.model.rope_deltas[0]) if model.config.model_type == "qwen2_vl" else 0)
+        first = len(prefix.ids) + (int(model.model.rope_deltas[0]) if model.config.model_type != "llava" else 0)
         last = _continued(model, ids, cache, first)
         gates.append(last.float().softmax(-1)[:, GATE])
         best = gates[-1].topk(count).indices
@@ -225,7 +262,7 @@ def repeated_cache(
 def _continued(model: Any, ids: Tensor, cache: Any, first: int) -> Tensor:
     """Read tokens behind a cache, at positions from `first` on, and return the last token's logits."""
     positions = (first + torch.arange(ids.shape[1], device=ids.device)).expand(len(ids), -1)
-    if model.config.model_type == "qwen2_vl":
+    if model.config.model_type != "llava":
         positions = positions.expand(3, *positions.shape)
     read = model.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
     return model.lm_head(read.last_hidden_state[:, -1])
@@ -270,7 +307,7 @@ def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
         for name, value in prefix.vision.items()
     }
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **vision}
-    if model.config.model_type == "qwen2_vl":
+    if model.config.model_type != "llava":
         model.model.rope_deltas = None
         inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
     return inputs

@@ -27,6 +27,7 @@ RECIPES = {
     "qwen2_vl": "qwen2_vl_7b",
     "qwen2_5_vl": "qwen25_vl_7b",
     "qwen3_vl": "qwen3_vl_8b",
+    "qwen3_5": "qwen3_5_9b",
 }
 """Shapes of a family's published model."""
 LAYERS = 2
@@ -38,6 +39,7 @@ _NARROW_VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"embed_dim": 64, "hidden_size": 128, "num_heads": 4, "mlp_ratio": 2},
     "qwen2_5_vl": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
     "qwen3_vl": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
+    "qwen3_5": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
 }
 _FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
     "llava": {"num_hidden_layers": LAYERS + 1},  # the features are those of the last but one
@@ -45,13 +47,15 @@ _FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": LAYERS},
     "qwen2_5_vl": {"depth": LAYERS, "fullatt_block_indexes": [LAYERS - 1]},
     "qwen3_vl": {"depth": LAYERS, "deepstack_visual_indexes": [0, LAYERS - 1]},
+    "qwen3_5": {"depth": LAYERS},
 }
 _WORDS = "USER: ASSISTANT: Which colour is it? When was it founded? It was built of stone in 1872. red green blue"
 
 
 def write_base(family: str, folder: Path) -> None:
     """Write a family's narrow model, processor and tokenizer into a folder."""
-    tokenizer = train_tokenizer([_WORDS], 400, "llava" if family.startswith("llava") else "qwen2_vl")
+    kind: Any = "qwen3_5" if family == "qwen3_5" else "llava" if family.startswith("llava") else "qwen2_vl"
+    tokenizer = train_tokenizer([_WORDS], 400, kind)
     config = AutoConfig.for_model(**_facts(family, tokenizer))
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
@@ -68,6 +72,9 @@ def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     text["num_hidden_layers"] = LAYERS
     vision.update(_FEW_VISION_LAYERS[family])
     text.update(_NARROW_TEXT)
+    if family == "qwen3_5":
+        text |= {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16}
+        text |= {"linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
     vision.update(_NARROW_VISION[family])
     text.pop("head_dim", None)
     text |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -89,7 +96,8 @@ def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         "rope_type": "default",
         "rope_theta": 1e6,
         "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
-        **({"mrope_interleaved": True} if family == "qwen3_vl" else {}),
+        **({"mrope_interleaved": True} if family.startswith("qwen3") else {}),
+        **({"partial_rotary_factor": 1.0} if family == "qwen3_5" else {}),
     }
     facts["image_token_id"], facts["video_token_id"] = number("<|image_pad|>"), number("<|video_pad|>")
     facts["vision_start_token_id"] = number("<|vision_start|>")

@@ -53,7 +53,7 @@ class PretrainConfig(Settings):
     output: Annotated[str, output_of("config.json")] = setting(
         "", "folder for the weights, the tokenizer, the processor and the log", needed=""
     )
-    family: Literal["llava", "qwen2_vl", "clip", "text"] = setting("llava", "Which miniature.")
+    family: Literal["llava", "qwen2_vl", "qwen3_5", "clip", "text"] = setting("llava", "Which miniature.")
     seed: Seed = setting(11, "Of everything that is drawn at random.")
     threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.", ge=1, le=4096)
     scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", gt=0)
@@ -91,7 +91,7 @@ def pretrain(config: PretrainConfig) -> None:
 def _pretrain_language_model(
     config: PretrainConfig, output: Path, tokenizer: PreTrainedTokenizerFast, rng: random.Random, log: Log
 ) -> None:
-    assert config.family in ("llava", "qwen2_vl")
+    assert config.family in ("llava", "qwen2_vl", "qwen3_5")
     processor = build_processor(config.family, tokenizer)
     shown, pixels, famous = draw_pool(processor.image_processor, random.Random(config.seed))
     model = build_model(config.family, tokenizer, seed=config.seed)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import equal_depth
 from reflectune.examples.staging import METHODS, PLAIN, cores, flags, launch, module, program, run_stages
 
@@ -102,7 +103,7 @@ def summary(metrics: dict[str, dict]) -> list[str]:
 def main() -> None:
     """Run the unfinished stages, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=("llava", "qwen2_vl"), default="llava")
+    parser.add_argument("--family", choices=FAMILIES, default="llava")
     parser.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, choices=(1, 2, 4, 8), help="default: 2 if there are two cores")

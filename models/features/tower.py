@@ -1,7 +1,7 @@
 """Vision towers by family: compute the features of a picture, and let a model read them in place of pixels.
 
-LLaVA-1.5: the projector's input, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL and
-Qwen2.5-VL, whose projector (the merger) is part of the tower: the merger's output.
+LLaVA-1.5: the projector's input, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL,
+Qwen2.5-VL and Qwen3.5, whose projector (the merger) is part of the tower: the merger's output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reflectune.models.attention.pictures import FEATURES
 from reflectune.models.attention.positions import inner_model
 
 _BEFORE_PROJECTOR: Final = ("llava",)
-_AFTER_PROJECTOR: Final = ("qwen2_vl", "qwen2_5_vl")
+_AFTER_PROJECTOR: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_5")
 _IRRELEVANT: Final = ("dtype", "transformers_version", "architectures")
 
 

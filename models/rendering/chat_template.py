@@ -23,6 +23,19 @@ LLAVA_15: Final = (
 )
 """Template of LLaVA-1.5's tuning (`conv_vicuna_v1` of its code), with the end of a turn."""
 
+QWEN_35: Final = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}{% endif %}"
+)
+"""Template of Qwen3.5 with `enable_thinking` off, and an empty thought in earlier replies too.
+
+The published template drops it from earlier replies, so that no prefix of a conversation could be shared.
+"""
+
 _LISTS: Final = (
     "{%- set texts = namespace(messages=[]) -%}"
     "{%- for message in messages -%}"
@@ -65,6 +78,12 @@ def check_has_template(processor: Any) -> None:
     """
     if not getattr(processor, "chat_template", None):
         raise UserError("the model's processor has no chat template; set one (chat_template.jinja in its folder)")
+
+
+def turn_off_thinking(processor: Any) -> None:
+    """Set Qwen3.5's template with thinking off, unless the processor has a template without such a switch."""
+    if "enable_thinking" in (processor.chat_template or ""):
+        processor.chat_template = QWEN_35
 
 
 def before_reply(processor: Any) -> str:

@@ -13,7 +13,7 @@ from reflectune.core.images import BadImage, origin_of
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.rendering.image_config import ImageFit, ImageSettings
 
-_QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 _DECIDES: Final = (
     *("do_convert_rgb", "do_pad", "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale"),
     *("rescale_factor", "do_normalize", "image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size"),

@@ -39,11 +39,12 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.values import short
 from reflectune.core.weights import UNLOADABLE, check_names
+from reflectune.models.rendering.chat_template import turn_off_thinking
 from reflectune.models.rendering.image_fitting import use_pillow_padding
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 _SMALL = 10**8
 """Parameters that may be built without asking whether there are weights for them."""
 _AGREE = {
@@ -157,6 +158,8 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
         raise UserError(f"cannot load the processor of {source}: {' '.join(str(error).split())[:400]}") from error
     if not image_only:
         use_pillow_padding(processor)
+    if model_type == "qwen3_5":
+        turn_off_thinking(processor)
     return processor
 
 

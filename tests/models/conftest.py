@@ -79,7 +79,7 @@ def _metaspace_tokenizer(*, legacy: bool) -> PreTrainedTokenizerFast:
 
 @functools.cache
 def _pristine(kind: str) -> ProcessorMixin:
-    if kind in ("llava", "qwen2_vl"):
+    if kind in ("llava", "qwen2_vl", "qwen3_5"):
         return build_processor(kind, _base_tokenizer(kind))  # type: ignore[arg-type]
     processor = build_processor("llava", _metaspace_tokenizer(legacy=kind == "llama_legacy"))
     processor.chat_template = HUB_LLAVA_TEMPLATE
@@ -126,7 +126,7 @@ def loaded(family: str, scheme: Scheme = MR2AG, **options: Any) -> Loaded:
 def renderer(kind: str, scheme: Scheme | None = MR2AG) -> Renderer:
     made = processor(kind)
     if scheme is not None:
-        network = build_model("llava" if kind != "qwen2_vl" else kind, made.tokenizer, size="test")  # type: ignore[arg-type]
+        network = build_model(kind if kind.startswith("qwen") else "llava", made.tokenizer, size="test")  # type: ignore[arg-type]
         add_reflection_tokens(network, made, scheme)
     return Renderer(scheme, made)
 

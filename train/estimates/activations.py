@@ -7,10 +7,10 @@ Llama or Qwen as transformers writes it, with the attention of `models/attention
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.architecture import Architecture, LinearAttention
 
 _PROJECTIONS = 7
 """Matrices of a decoder layer: q, k, v, o, gate, up, down."""
@@ -95,7 +95,11 @@ class Activations:
 
 def activations(model: Architecture, batch: BatchSize, forward: ForwardPass) -> Activations:
     """Compute the activations of a batch."""
-    layer = batch.tokens * _decoder_layer(model, forward)
+    layer = widest = batch.tokens * _decoder_layer(model, forward)
+    if model.linear is not None:
+        linear = batch.tokens * _linear_layer(model, model.linear, forward)
+        layer += (linear - layer) * model.linear.layers // model.layers  # the mean of all layers
+        widest = max(widest, linear)
     vision_layer = batch.patches * _vision_layer(model, forward) if forward.trains_vision else 0
     ends = batch.tokens * model.width * 4 + _masks(
         batch, forward
@@ -116,7 +120,7 @@ def activations(model: Architecture, batch: BatchSize, forward: ForwardPass) -> 
     kept += again * batch.tokens * model.width * forward.residual
     if forward.trains_vision:
         kept += vision_again * batch.patches * model.vision_width * forward.residual
-    return Activations(kept + ends, max(layer, vision_layer) + gradients, logits)
+    return Activations(kept + ends, max(widest, vision_layer) + gradients, logits)
 
 
 def _decoder_layer(model: Architecture, forward: ForwardPass) -> int:
@@ -146,6 +150,18 @@ def _decoder_layer(model: Architecture, forward: ForwardPass) -> int:
         masks = _NORMED * model.width + model.query_width + model.hidden
         total += masks + (compute * (model.query_width + model.hidden) if compute == 4 else 0)
     return total
+
+
+def _linear_layer(model: Architecture, linear: LinearAttention, forward: ForwardPass) -> int:
+    """Return bytes per token of a layer of linear attention, by transformers' own kernel; others keep less."""
+    without = replace(model, query_width=0, key_width=0, normed_heads=False)
+    return _decoder_layer(without, forward) + delta_rule_bytes(linear, forward.compute)
+
+
+def delta_rule_bytes(linear: LinearAttention, compute: int) -> int:
+    """Return bytes per token, to 10 %: convolution, chunks of 64 tokens in float32, states; fitted to saved tensors."""
+    head = (36 + 5 * compute // 2) * linear.key_size + 50 * linear.value_size + 290 * compute + 230
+    return linear.value_heads * head + linear.key_heads * linear.key_size * 6 * compute
 
 
 def _masks(batch: BatchSize, forward: ForwardPass) -> int:

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from reflectune.models.attention.recurrence import LINEAR
+
 _MEGAPIXEL = 1000 * 1000
 _TILES = 5
 """Tiles of a large picture in LLaVA-NeXT."""
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """The layers of linear attention of a hybrid model, with their heads and the sizes of those."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @classmethod
+    def of(cls, text: Mapping[str, Any]) -> LinearAttention | None:
+        """Read them from a language model's config; None without any."""
+        layers = (text.get("layer_types") or ()).count(LINEAR)
+        names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+        return cls(layers, *(text[name] for name in names)) if layers else None
 
 
 @dataclass(frozen=True)
@@ -18,7 +39,7 @@ class Architecture:
 
     Attributes:
         width: Of the hidden states.
-        layers: Decoder layers.
+        layers: Decoder layers, those of linear attention among them.
         head_size: Of one attention head.
         query_width: Of all query heads together.
         key_width: Of all key heads together.
@@ -29,6 +50,7 @@ class Architecture:
         vision_layers: Layers of the vision tower.
         vision_hidden: Of the vision tower's feed-forward layers.
         patch_size: Side of a patch in pixels.
+        linear: Layers of linear attention; None without any.
     """
 
     width: int
@@ -43,6 +65,7 @@ class Architecture:
     vision_layers: int
     vision_hidden: int
     patch_size: int
+    linear: LinearAttention | None = None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Architecture:
@@ -65,6 +88,7 @@ class Architecture:
             vision_layers=vision.get("depth") or vision["num_hidden_layers"],
             vision_hidden=vision.get("intermediate_size") or int(vision_width * vision["mlp_ratio"]),
             patch_size=vision["patch_size"],
+            linear=LinearAttention.of(text),
         )
 
 

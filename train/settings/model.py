@@ -51,7 +51,7 @@ class AdapterConfig(Settings):
     lora_alpha: int = setting(32, "scale of the adapters, times 1/lora_r", ge=1)
     lora_dropout: float = setting(0.0, "dropout before the adapters", ge=0, le=0.99)
     lora_targets: str = setting(
-        r".*language_model.*\.(q|k|v|o|gate|up|down)_proj",
+        r".*language_model.*\.((q|k|v|o|out|gate|up|down)_proj|in_proj_(qkv|z))",
         "regular expression that a module's whole name must match to get an adapter",
     )
 

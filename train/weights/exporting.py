@@ -50,6 +50,7 @@ _WITH_VIDEO: Final = {
     "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "qwen3_5": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 }
 """Classes of processors and video processors of Qwen's published models."""
 

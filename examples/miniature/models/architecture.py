@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -18,38 +18,40 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     ProcessorMixin,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from reflectune.models.rendering.chat_template import QWEN_35
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
-Family = Literal["llava", "qwen2_vl"]
+Family = Literal["llava", "qwen2_vl", "qwen3_5"]
 Retrieving = Literal["clip", "text"]
 """Families of the retrievers: images and titles, and texts alone."""
 
 Size = Literal["base", "test"]
 
 FAMILIES: tuple[Family, ...] = ("llava", "qwen2_vl")
+"""Families whose pre-trained weights are shipped."""
 IMAGE_SIZE = 64
 """Side of a miniature's square picture, in pixels; it becomes 4 × 4 = 16 image tokens."""
 
+_QWEN_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+)
 _SPECIAL_TOKENS: dict[str, tuple[str, ...]] = {
     "llava": ("<pad>", "<s>", "</s>", "<image>"),
-    "qwen2_vl": (
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|image_pad|>",
-        "<|video_pad|>",
-    ),
+    "qwen2_vl": _QWEN_TOKENS,
+    "qwen3_5": (*_QWEN_TOKENS, "<think>", "</think>"),
     "clip": ("<pad>", "<s>", "</s>"),
     "text": ("<pad>", "<s>", "</s>"),
 }
@@ -72,10 +74,15 @@ _CHAT_TEMPLATES: dict[Family, str] = {
         "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
+    "qwen3_5": QWEN_35,
 }
 _LANGUAGE_SIZES: dict[Size, dict[str, Any]] = {
     "base": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 5, "num_attention_heads": 4},
     "test": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+_HYBRID_SIZES: dict[Size, dict[str, Any]] = {
+    "base": {"intermediate_size": 320, "num_hidden_layers": 6},
+    "test": {"num_hidden_layers": 3},
 }
 _VISION_SIZES: dict[Size, tuple[int, int, int]] = {"base": (96, 3, 3), "test": (32, 2, 2)}  # width, layers, heads
 
@@ -104,7 +111,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Retr
         pair = "<s> $A </s> $B:1 </s>:1"
         tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", pair, ends)
     roles = {"pad_token": specials[0], "eos_token": specials[2]}
-    if family != "qwen2_vl":
+    if not family.startswith("qwen"):
         roles["bos_token"] = specials[1]
     others = [token for token in specials if token not in roles.values()]
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=others, **roles)
@@ -144,23 +151,26 @@ def build_model(
     """Build a randomly initialised miniature in fp32, with sdpa attention.
 
     Args:
-        family: `llava` or `qwen2_vl`.
+        family: `llava`, `qwen2_vl` or `qwen3_5`.
         tokenizer: Tokenizer with the special tokens' ids.
         size: `base` (about 1.7 M parameters) or `test` (about 0.1 M).
         vocab_size: Rows of the embedding; more than the tokenizer has gives a padded table. The tokenizer's length
             if None.
-        tie_word_embeddings: None takes the family's default: LLaVA untied, Qwen2-VL (as its 2B) tied.
+        tie_word_embeddings: None takes the family's default: LLaVA untied, Qwen2-VL (as its 2B) and Qwen3.5
+            (as its 0.8B) tied.
         seed: Seed of the initial weights.
     """
-    tie = family == "qwen2_vl" if tie_word_embeddings is None else tie_word_embeddings
+    tie = family != "llava" if tie_word_embeddings is None else tie_word_embeddings
     rows = len(tokenizer) if vocab_size is None else vocab_size
-    config = (
-        _llava_config(tokenizer, size, rows, tie) if family == "llava" else _qwen_config(tokenizer, size, rows, tie)
-    )
-    kinds: dict[Family, Any] = {"llava": LlavaForConditionalGeneration, "qwen2_vl": Qwen2VLForConditionalGeneration}
+    kinds: dict[Family, tuple[Any, Callable[..., PreTrainedConfig]]] = {
+        "llava": (LlavaForConditionalGeneration, _llava_config),
+        "qwen2_vl": (Qwen2VLForConditionalGeneration, _qwen_config),
+        "qwen3_5": (Qwen3_5ForConditionalGeneration, _hybrid_config),
+    }
+    kind, config_of = kinds[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kinds[family]._from_config(config, attn_implementation="sdpa")
+        model = kind._from_config(config_of(tokenizer, size, rows, tie), attn_implementation="sdpa")
         _widen(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -275,6 +285,53 @@ def _qwen_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie:
                 "rope_type": "default",
                 "rope_theta": 1e4,
                 "mrope_section": [half_head - 2 * (half_head * 3 // 8), half_head * 3 // 8, half_head * 3 // 8],
+            },
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "tie_word_embeddings": tie,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tie,
+    )
+
+
+def _hybrid_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie: bool) -> Qwen3_5Config:
+    """Return Qwen3.5's config: two layers of linear attention (published: three), then one of full attention."""
+    width, layers, heads = _VISION_SIZES[size]
+    language = _LANGUAGE_SIZES[size] | _HYBRID_SIZES[size]
+    head = language["hidden_size"] // language["num_attention_heads"]
+    ids: dict[str, Any] = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS["qwen3_5"]}
+    return Qwen3_5Config(
+        vision_config={
+            "depth": layers,
+            "hidden_size": width,
+            "intermediate_size": width * 3,
+            "num_heads": heads,
+            "out_hidden_size": language["hidden_size"],
+            "num_position_embeddings": 64,
+            "patch_size": IMAGE_SIZE // 8,
+        },
+        text_config={
+            "vocab_size": rows,
+            **language,
+            "num_key_value_heads": language["num_attention_heads"] // 2,
+            "head_dim": head,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"]
+            * (language["num_hidden_layers"] // 3),
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": head,
+            "linear_value_head_dim": head,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [head // 4 - 2 * (head // 16), head // 16, head // 16],
             },
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reflectune.models.attention.recurrence import is_hybrid
+from reflectune.models.attention.shared import share_prefixes
+from reflectune.models.attention.tree_mask import STRIDE
+
 _END_WEIGHT = 0.2
 """Loss weight of an answer's end token: it is soon learned, and would outweigh a one-word answer."""
 
@@ -149,7 +153,10 @@ class LessonCollator:
 
     def __init__(self, model: PreTrainedModel, encoder: LessonEncoder, pictures: Sequence[dict[str, Tensor]]) -> None:
         self._encoder, self._pictures = encoder, pictures
-        self._is_qwen = model.config.model_type == "qwen2_vl"
+        self._is_qwen = model.config.model_type != "llava"
+        self._is_hybrid = is_hybrid(model.config.get_text_config())
+        if self._is_hybrid:
+            share_prefixes(model)
         self._image_token_id = model.config.image_token_id
         self._image_shift = self._find_image_shift(model)
 
@@ -217,12 +224,16 @@ class LessonCollator:
 
     def _inputs(self, rows: list[_Row], length: int, pictures: list[int | None]) -> dict[str, Tensor]:
         ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in rows])
-        segments = torch.tensor([row.segments + [-1] * (length - len(row.ids)) for row in rows])
+        padded = [row.segments + [-1] * (length - len(row.ids)) for row in rows]
+        segments = torch.tensor(padded)  # (batch, length)
         positions = torch.tensor([row.positions + [0] * (length - len(row.ids)) for row in rows])
         order = torch.arange(length)
         sees = (segments[:, None, :] == 0) | (segments[:, :, None] == segments[:, None, :])
         mask = (sees & (order[:, None] >= order)) | torch.eye(length, dtype=torch.bool)  # (batch, length, length)
         inputs = {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": positions}
+        if self._is_hybrid:  # linear attention reads trees, and no mask
+            tree = torch.arange(len(rows))[:, None] * STRIDE
+            inputs["attention_mask"] = torch.where(segments < 0, -1, segments + tree)[:, None, None]
         shown = [picture for picture in pictures if picture is not None]
         if shown:
             inputs |= self.vision(shown)

@@ -108,7 +108,7 @@ class Pretrainer:
         log: Callable[[str], None],
     ) -> None:
         self.model, self._pictures, self.log = model, pictures, log
-        self._is_qwen = model.config.model_type == "qwen2_vl"
+        self._is_qwen = model.config.model_type != "llava"
         self.encoder = LessonEncoder(processor, image_tokens=16)
         self._grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
         self._collator = LessonCollator(model, self.encoder, pictures)

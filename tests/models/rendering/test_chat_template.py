@@ -1,12 +1,20 @@
 """Text-only chat templates as they are published, extended to lists of contents."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from reflectune.core.errors import UserError
-from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists, takes_lists
+from reflectune.models.rendering.chat_template import (
+    LLAVA_15,
+    QWEN_35,
+    extend_to_lists,
+    takes_lists,
+    turn_off_thinking,
+)
+from reflectune.models.schemes.passages import PassageScheme
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -86,3 +94,43 @@ def test_another_template_is_refused_with_how_to_write_one(template: str, messag
         extend_to_lists(template, TOKENS)
     assert "{% for part in message['content'] %}" in str(error.value)
     assert "Traceback" not in str(error.value)
+
+
+THINKING = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- if message.role == 'assistant' and loop.last %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- for part in message.content %}"
+    "{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- else %}{{- part.text }}{%- endif %}{%- endfor %}{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}"
+    "{%- else %}{{- '<think>\n' }}{%- endif %}{%- endif %}"
+)
+"""Shape of Qwen3.5's template: earlier replies lose their thoughts."""
+
+
+def test_thinking_is_off_as_qwen35s_switch_has_it_and_earlier_replies_keep_their_beginning():
+    processor = SimpleNamespace(chat_template=THINKING)
+    turn_off_thinking(processor)
+    assert processor.chat_template == QWEN_35
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Who?"}]}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "Ada."}]}
+    for messages, cue in (([asked], True), ([asked, said], False)):
+        published = render_jinja_template(
+            [messages], chat_template=THINKING, add_generation_prompt=cue, enable_thinking=False
+        )[0][0]
+        assert render(QWEN_35, messages, cue=cue) == published
+    whole = render(QWEN_35, [asked, said, asked], cue=True)
+    assert whole.startswith(render(QWEN_35, [asked, said], cue=False))
+    other = SimpleNamespace(chat_template=LLAVA_15)
+    turn_off_thinking(other)
+    assert other.chat_template == LLAVA_15
+
+
+def test_each_reply_of_qwen35_begins_with_an_empty_thought(make):
+    renderer = make.renderer("qwen3_5")
+    tree = PassageScheme.of(renderer).encode(renderer, make.example(), make.image())
+    empty = "assistant\n<think>\n\n</think>\n\n"
+    assert f"{empty}[Retrieval]<|im_end|>" in renderer.decode(tree.prefix.ids)
+    read = renderer.decode(tree.branches[0].ids)
+    assert f"{empty}[Relevant]1800<|im_end|>" in read

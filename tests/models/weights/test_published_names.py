@@ -15,6 +15,7 @@ PUBLISHED = {
     "qwen2_vl": _QWEN_2,
     "qwen2_5_vl": _QWEN_2,
     "qwen3_vl": {"model.visual", "model.language_model", "lm_head"},
+    "qwen3_5": {"model.visual", "model.language_model", "lm_head"},
 }
 """Beginnings of the names in the repositories llava-hf/… and Qwen/…."""
 

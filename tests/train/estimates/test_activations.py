@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from reflectune.examples.miniature.models.architecture import Family, build_model
 from reflectune.models.attention import tree_mask
 from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.delta_net import ForkingDeltaNet
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, EncodedExample, load_examples
 from reflectune.train.estimates import forecast as forecasting
-from reflectune.train.estimates.activations import Activations, BatchSize, activations
-from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.activations import Activations, BatchSize, activations, delta_rule_bytes
+from reflectune.train.estimates.architecture import Architecture, LinearAttention
 from reflectune.train.estimates.forecast import Forecast, forecast, largest_batch
 from reflectune.train.estimates.memory import Division, total, weights_of
 from reflectune.train.runs.supervised import encoded_examples
@@ -205,3 +207,33 @@ def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(
     assert half.kept - again.kept == (architecture.layers - count) * (kept().kept - again.kept) // architecture.layers
     assert half.working == again.working
     assert kept(batch=batch.times(0.5)).kept == pytest.approx(kept().kept / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("compute", [2, 4])
+def test_linear_attention_keeps_what_the_formula_says(compute: int) -> None:
+    tokens, width = 256, 64
+    shapes = LinearAttention(1, key_heads=2, value_heads=4, key_size=32, value_size=16)
+    config: Any = Qwen3_5TextConfig(
+        hidden_size=width,
+        num_hidden_layers=4,
+        linear_num_key_heads=shapes.key_heads,
+        linear_num_value_heads=shapes.value_heads,
+        linear_key_head_dim=shapes.key_size,
+        linear_value_head_dim=shapes.value_size,
+    )
+    layer = ForkingDeltaNet(config, 0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if (place := tensor.untyped_storage().data_ptr()) not in weights:
+            kept[place] = tensor
+        return tensor
+
+    inputs, segments = torch.randn(1, tokens, width, requires_grad=True), torch.zeros(1, 1, 1, tokens).long()
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=compute == 2)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        output = layer(inputs, attention_mask=segments)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / tokens
+    assert output.requires_grad
+    assert delta_rule_bytes(shapes, compute) == pytest.approx(measured - 4 * width, rel=0.1)

@@ -21,7 +21,7 @@ from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.exporting import export_checkpoint
 
-FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 PROMPTS = 20
 
 

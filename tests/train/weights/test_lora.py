@@ -15,7 +15,7 @@ from reflectune.train.weights.parameters import adapters_of, add_adapters, under
 TARGETS = SftConfig().lora_targets
 NEW = [300, 301, 302, 303]
 TEXTS = ("USER: what is this ? ASSISTANT: a gold tower", "It was founded in 1872 and designed by Ada Berg .")
-CASES = [("llava", False), ("llava", True), ("qwen2_vl", True), ("qwen2_vl", False)]
+CASES = [("llava", False), ("llava", True), ("qwen2_vl", True), ("qwen2_vl", False), ("qwen3_5", True)]
 
 
 def tiny(family: Family, tie: bool) -> PreTrainedModel:
