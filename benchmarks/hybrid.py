@@ -118,7 +118,7 @@ BENCHMARK = Benchmark(
 Random weights of Qwen3.5, float32, transformers' reference kernels, CPU seconds of one thread, measured once. The model
 has the widths of the 0.8 B, three layers of linear and one of full attention, and a small vision tower. A question has
 a picture of 576 tokens, 24 words and 20 passages of 120 tokens; for training, 8 passages of 137. A branch begins with a
-copy of its prefix's states.
+copy of its prefix's states. Whole rows read the picture in each.
 """,
     tables,
     claims,
