@@ -131,7 +131,7 @@ class PageEvents:
         """Ask the model; show the gate and the entries as they come."""
         controls = self._controls(values)
         try:
-            for found in self._questions.ask(text, content):
+            for found in self._questions.ask(text, content, controls):
                 if found.id:
                     yield self.decide(found.id, (), *values)
                 else:

@@ -15,8 +15,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.rows import from_row
 from reflectune.formats.hits import Hit
-from reflectune.inference.pipelines.decisions import Alternatives, closed_settings, opened_settings
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.decisions import Alternatives, Controls, closed_settings, opened_settings
+from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.inference.report.data import data_uri
@@ -25,6 +28,7 @@ from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.serving.views import AskedQuestion
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 ENTRIES: Final = 10
 """Entries that are judged, so that fewer or others of them can be decided by."""
@@ -32,7 +36,8 @@ KEPT: Final = 200
 """Questions that permalinks lead to: those asked last."""
 SIDE: Final = 256
 """Pixels of the longer side of a small picture."""
-_OPENED, _CLOSED = "(gate open)", "(gate closed)"
+_BUILT: Final = 64
+"""Pipelines of other settings that stay built."""
 
 
 class PageQuestions:
@@ -47,22 +52,25 @@ class PageQuestions:
     """
 
     def __init__(self, service: AnswerService, name: str) -> None:
-        """Offer the pipeline with its gate open, and with its gate closed, over the models of the service."""
-        self.service, self.name, recipe = service, name, find_recipe(name)
-        self.scheme = recipe.scheme
-        self.settings = recipe.settings_of(service.config)
-        opened = opened_settings(self.settings, ENTRIES)
-        self.entries = DepthSettings.of(opened).top_n
-        each = recipe.answer_each if isinstance(self.settings, ChoiceSettings) else None
-        make = each or (lambda settings, parts: recipe.make(self.name, settings, parts))
-        service.offer(_OPENED, self.name, lambda parts: make(opened, parts))
-        service.offer(_CLOSED, self.name, lambda parts: recipe.make(self.name, closed_settings(self.settings), parts))
+        """Build the pipeline with its gate open, and with its gate closed, over the models of the service."""
+        self.service, self.name, self._recipe = service, name, find_recipe(name)
+        self.scheme = self._recipe.scheme
+        self.settings = self._recipe.settings_of(service.config)
+        self.entries = DepthSettings.of(opened_settings(self.settings, ENTRIES)).top_n
+        closed = closed_settings(self.settings)
+        self._closed = service.build(name, lambda parts: self._recipe.make(name, closed, parts))
+        self._opened = lru_cache(maxsize=_BUILT)(self._build_opened)
         self._asked: OrderedDict[str, AskedQuestion] = OrderedDict()
         self._lock = threading.Lock()
         self._entry = lru_cache(maxsize=2048)(self._read_entry)
 
-    def ask(self, question: str, image: bytes) -> Iterator[AskedQuestion]:
+    def ask(self, question: str, image: bytes, controls: Controls | None = None) -> Iterator[AskedQuestion]:
         """Ask a question, with its gate open and closed, and of the other pipelines.
+
+        Args:
+            question: The question.
+            image: The picture's file.
+            controls: Settings to search and to read by; None for those of the service.
 
         Yields:
             The question with the gate, then with the entries, without an id; last with everything.
@@ -72,17 +80,18 @@ class PageQuestions:
             RequestProblem: The picture can't be used.
         """
         service, weights = self.service, RetrieverConfig.of(self.service.config)
+        title_weight, update = self._asked_by(controls)
         if not image:
             raise UserError("a picture is needed; drop, paste or photograph one")
         if len(question) > (most := service.config.most_characters):
             raise UserError(f"the question has {len(question):,} characters; at most {most:,} are read")
         picture = read_picture(image, service.config)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        opened = service.submit(question, picture, _OPENED, events.put)
+        opened = service.submit(question, picture, self._opened(title_weight, update), events.put)
         opened.add_done_callback(lambda _: events.put(None))
         others = {self.plain(name): service.submit(question, picture, name) for name in self.others()}
-        closed, trace = service.submit(question, picture, _CLOSED), Trace("", self.name)
-        alternatives = Alternatives(trace, trace, self.scheme, weights.title_weight, weights.summary_share)
+        closed, trace = service.submit(question, picture, self._closed), Trace("", self.name)
+        alternatives = Alternatives(trace, trace, self.scheme, title_weight, weights.summary_share)
         asked = AskedQuestion("", question, data_uri(picture, SIDE), alternatives)
         while (event := events.get()) is not None:
             if event.name == "gate":
@@ -114,6 +123,30 @@ class PageQuestions:
     def find(self, question_id: str) -> AskedQuestion | None:
         """Return a question that was asked lately, by its permalink."""
         return self._asked.get(question_id)
+
+    def _asked_by(self, controls: Controls | None) -> tuple[float, tuple[tuple[str, Any], ...]]:
+        """Return the weight of titles, and the settings that only the model can follow; mR²AG decides by the others."""
+        weight = RetrieverConfig.of(self.service.config).title_weight
+        if controls is None:
+            return weight, ()
+        weight = weight if controls.title_weight is None else controls.title_weight
+        if isinstance(self.settings, MmkbRagSettings):
+            return weight, (("threshold", controls.threshold), ("k", controls.documents or "auto"))
+        return weight, () if isinstance(self.settings, ChoiceSettings) else (("top_n", controls.entries or ENTRIES),)
+
+    def _build_opened(self, title_weight: float, update: tuple[tuple[str, Any], ...]) -> Pipeline:
+        """Build the pipeline with its gate open and other settings."""
+        recipe, config = self._recipe, RetrieverConfig.of(self.service.config)
+        each = recipe.answer_each if isinstance(self.settings, ChoiceSettings) else None
+        settings = opened_settings(self.settings, ENTRIES).model_copy(update=dict(update))
+
+        def make(parts: PipelineParts) -> Pipeline:
+            if isinstance(parts.retriever, EntryRetriever) and title_weight != config.title_weight:
+                weighted = parts.retriever.weighted(title_weight=title_weight, summary_share=config.summary_share)
+                parts = dataclasses.replace(parts, retriever=weighted)
+            return each(settings, parts) if each else recipe.make(self.name, settings, parts)
+
+        return self.service.build(self.name, make)
 
     def _with(self, asked: AskedQuestion, opened: Trace, closed: Trace | None = None) -> AskedQuestion:
         """Add a question's traces, and titles and pictures of its entries."""

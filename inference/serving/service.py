@@ -47,7 +47,7 @@ class _Task:
     """A question that waits for its answer, or a function that waits for the models."""
 
     future: Future[Any]
-    pipeline: str = ""
+    pipeline: Pipeline | None = None
     question: Question | None = None
     image: Image.Image | None = None
     on_event: Callable[[Event], None] | None = None
@@ -110,15 +110,14 @@ class AnswerService:
         self._worker.join()
         self._resources.close()
 
-    def offer(self, name: str, like: str, make: Callable[[PipelineParts], Pipeline]) -> None:
-        """Offer a pipeline over the models of a served one to `submit`; it is none of `pipelines`.
+    def build(self, like: str, make: Callable[[PipelineParts], Pipeline]) -> Pipeline:
+        """Build a pipeline for `submit` over the models of a served one.
 
         Args:
-            name: Its name.
             like: The served pipeline.
             make: Builds it from that pipeline's parts.
         """
-        self._built[name] = make(self._ready[like])
+        return make(self._ready[like])
 
     def pipeline_named(self, name: str) -> str:
         """Return the pipeline that a request names: "" is the default, and `naive_rag` the first of its forms.
@@ -135,7 +134,7 @@ class AnswerService:
         self,
         question: str,
         image: Image.Image | bytes,
-        pipeline: str = "",
+        pipeline: str | Pipeline = "",
         on_event: Callable[[Event], None] | None = None,
     ) -> Future[Trace]:
         """Enqueue a question.
@@ -143,7 +142,7 @@ class AnswerService:
         Args:
             question: The question.
             image: The picture, or its file's bytes.
-            pipeline: A name for `pipeline_named`.
+            pipeline: A name for `pipeline_named`, or a pipeline of `build`.
             on_event: Called on the worker's thread with each event except `done`, which the result stands for.
 
         Returns:
@@ -152,13 +151,13 @@ class AnswerService:
         Raises:
             UserError: The pipeline is not served, the picture can't be read, or the question is empty.
         """
-        name = pipeline if pipeline in self._built else self.pipeline_named(pipeline)
+        chosen = self._built[self.pipeline_named(pipeline)] if isinstance(pipeline, str) else pipeline
         number = next(self._numbers)
         asked = Question(id=f"question_{number}", image="", text=question)
         if not question.strip():
             raise UnusableInput("the question is empty; ask one")
         picture = open_image(image) if isinstance(image, bytes) else image
-        return self._put(_Task(Future(), name, asked, picture, on_event))
+        return self._put(_Task(Future(), chosen, asked, picture, on_event))
 
     def answer(self, question: str, image: Image.Image | bytes, pipeline: str = "") -> Trace:
         """Answer a question, after those that wait. See `submit`.
@@ -237,8 +236,9 @@ class AnswerService:
             if first.function is not None:
                 results = [first.function()]
             else:
-                self.on_batch(first.pipeline, len(tasks))
-                results = self._answer(self._built[first.pipeline], tasks)
+                assert first.pipeline is not None
+                self.on_batch(first.pipeline.name, len(tasks))
+                results = self._answer(first.pipeline, tasks)
         except Exception as error:
             if len(tasks) > 1:
                 for task in tasks:
@@ -269,9 +269,9 @@ def _next_batch(tasks: deque[_Task], most: int) -> list[_Task]:
     if not tasks:
         return []
     first = tasks.popleft()
-    if first.function is not None:
+    if first.pipeline is None:
         return [first]
-    alike = [task for task in tasks if task.pipeline == first.pipeline][: most - 1]
+    alike = [task for task in tasks if task.pipeline is first.pipeline][: most - 1]
     for task in alike:
         tasks.remove(task)
     return [first, *alike]

@@ -154,6 +154,6 @@ def _notes(alternatives: Alternatives, decision: Decision, controls: Controls) -
     if controls.title_weight not in (None, alternatives.title_weight) and can_weigh(opened):
         notes.append(
             f"This weight of titles ranks the {len(opened.hits)} judged entries, found with "
-            f"{alternatives.title_weight:g}; others that it would bring in need the model."
+            f"{alternatives.title_weight:g}; ask again to search by it."
         )
     return notes

@@ -64,7 +64,7 @@ def question(text: str = ASKED, picture: str = url(PHOTO), **more: Any) -> dict[
 
 @pytest.fixture(scope="module")
 def client(service) -> Iterator[TestClient]:
-    PageQuestions(service, "mr2ag")  # offers pipelines of its own
+    PageQuestions(service, "mr2ag")  # has pipelines of its own
     app = create_app(service, ServerSettings(most_picture_mb=1, most_megapixels=2, most_queries=4))
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
@@ -167,8 +167,12 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "type": ("/answer", question(3), 400, "`question`: Input should be a valid string"),  # type: ignore[arg-type]
     "pipeline": ("/answer", question(pipeline="oracle"), 404, "unknown pipeline `oracle`; one of mr2ag"),
     "model": ("/v1/chat/completions", chat(model="gpt"), 404, "unknown pipeline `gpt`"),
-    "internal": ("/answer", question(pipeline="(gate open)"), 404, "unknown pipeline `(gate open)`; one of mr2ag"),
-    "internal model": ("/v1/chat/completions", chat(model="(gate closed)"), 404, "unknown pipeline `(gate closed)`"),
+    "internal": (
+        "/answer",
+        question(pipeline="mr2ag_unjudged"),
+        404,
+        "unknown pipeline `mr2ag_unjudged`; one of mr2ag",
+    ),
     "several": ("/v1/chat/completions", chat(n=2), 400, "one answer is given"),
     "history": ("/v1/chat/completions", chat(messages=[{"role": "system", "content": "x"}]), 400, "of the role user"),
     "no picture": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),

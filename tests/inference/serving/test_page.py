@@ -95,15 +95,21 @@ def test_an_example_is_asked_and_decided_again_without_the_model(site, page) -> 
     assert page.locator("#rt-status").inner_text().startswith(f"Answer: {opened}")
     assert page.get_by_role("cell").count() >= 5
     asked = len(site.batches)
-    assert {"closed_book", "naive_rag_articles", "(gate open)", "(gate closed)"} <= {*site.batches}
+    assert {"closed_book", "naive_rag_articles", "mr2ag_unjudged", "mr2ag"} <= {*site.batches}
     slide(page, "Gate γ", round(value + 0.01, 2))
     page.locator("#rt-why", has_text="Answered by looking").wait_for()
     slide(page, "Gate γ", 0)
     page.locator("#rt-why", has_text="Looked up in").wait_for()
     assert page.locator("#rt-answer").inner_text() == opened
     slide(page, "Titles", 1)
-    page.get_by_role("note").get_by_text("need the model").wait_for()
+    note = page.get_by_role("note").get_by_text("ask again to search by it")
+    note.wait_for()
     assert len(site.batches) == asked  # the model was not asked
+    page.get_by_role("button", name="Ask", exact=True).click()
+    note.wait_for(state="detached")
+    answered(page)
+    assert len(site.batches) > asked
+    assert page.get_by_role("spinbutton", name="Titles").input_value() == "1"
 
 
 def test_a_passage_is_unticked_by_keyboard_and_a_link_opens_the_trace(site, page) -> None:

@@ -43,5 +43,13 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
     assert "Answered by looking" in closed.answer
     assert f"threshold {1:.2f}" in closed.status
     assert asked.alternatives.closed.answer in closed.status
-    *_, later = asking.ask(ASKED, buffer.getvalue())
+    again = Controls(title_weight=1.0) if asking.name == "mr2ag" else Controls(gamma=0.0, threshold=1.0, documents=2)
+    *_, later = asking.ask(ASKED, buffer.getvalue(), again)
+    if asking.name == "mr2ag":
+        hits = later.alternatives.opened.hits
+        assert [hit.score for hit in hits] == pytest.approx([hit.parts["title"] for hit in hits])
+        assert [hit.score for hit in hits] != [hit.score for hit in asked.alternatives.opened.hits]
+    else:
+        assert decide(asked.alternatives, again, asking.settings).answer is None
+        assert decide(later.alternatives, again, asking.settings).answer == later.alternatives.opened.answer
     assert (asking.find(asked.id), asking.find(later.id)) == (None, later)
