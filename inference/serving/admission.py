@@ -20,7 +20,7 @@ from reflectune.inference.serving.problems import RequestProblem
 WORK: Final = ("/answer", "/retrieve", "/v1/chat/completions")
 """Routes that use the models; the requests under way on them are counted and bounded."""
 _ROUTES: Final = (*WORK, "/healthz", "/metrics", "/v1/models")
-_BODY_SECONDS: Final = 60
+BODY_SECONDS: Final = 60
 """Seconds in which a body must come."""
 _LARGE: Final = 8
 """Requests whose large pictures are decoded at a time; others wait with their files' bytes."""
@@ -110,7 +110,7 @@ class _Body:
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive, self._left, self._is_whole = receive, most, False
-        self._end = time.monotonic() + _BODY_SECONDS
+        self._end = time.monotonic() + BODY_SECONDS
 
     async def receive(self) -> Message:
         """Receive the next part, or after the last one the end of the connection."""
@@ -119,7 +119,7 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), self._end - time.monotonic())
         except TimeoutError:
-            late = f"the body did not come within {_BODY_SECONDS} seconds"
+            late = f"the body did not come within {BODY_SECONDS} seconds"
             raise RequestProblem(408, late, {"Connection": "close"}) from None
         self._left -= len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)

@@ -35,7 +35,7 @@ _TOP: Final = 3
 """Documents a query, as Search-R1 has it by default."""
 _PART: Final = 8 << 20
 """Bytes of a form's text; a longer question than is allowed is refused with its length."""
-_LARGE: Final = 4_000_000
+LARGE: Final = 4_000_000
 """Pixels of a request from which its pictures count as large."""
 Result = TypeVar("Result")
 
@@ -153,7 +153,7 @@ async def _decoded(
     pixels = await _in_thread(lambda: sum(count_pixels(picture, settings) for picture in pictures))
     if pixels > settings.most_megapixels * 10**6:
         raise RequestProblem(413, f"the pictures have more than {settings.most_megapixels} million pixels")
-    slot = load.large if pixels > _LARGE else asyncio.Semaphore()
+    slot = load.large if pixels > LARGE else asyncio.Semaphore()
     await slot.acquire()
     try:
         future = await _in_thread(lambda: enqueue([*map(open_image, pictures)]))

@@ -320,7 +320,7 @@ def posted(content: bytes, *, length: int | None = None, kind: str = "applicatio
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
 def test_half_a_body_is_refused_when_its_time_is_up(started, monkeypatch, kind: str) -> None:
-    monkeypatch.setattr(admission, "_BODY_SECONDS", 0.1)
+    monkeypatch.setattr(admission, "BODY_SECONDS", 0.1)
     server, port = started(most_requests=1)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(posted(b'--x\r\nContent-Disposition: form-data; name="image', length=1000, kind=kind))
@@ -360,7 +360,7 @@ def test_a_thousand_connections_are_all_answered(started, busy) -> None:
 
 def test_large_pictures_wait_for_few_others_before_they_are_decoded(started, busy, service, monkeypatch) -> None:
     decoded: list[int] = []
-    monkeypatch.setattr(app_module, "_LARGE", 100)
+    monkeypatch.setattr(app_module, "LARGE", 100)
     monkeypatch.setattr(app_module, "open_image", lambda content: decoded.append(1) or open_image(content))
     server, port = started()
     client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
