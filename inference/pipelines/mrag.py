@@ -6,6 +6,7 @@ one in the paper's recipe. Its unified agent (§6) is `mrag_agent`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -52,7 +53,7 @@ DOCUMENTS.
 {question}
 
 """
-"""Figure 8, without its "in a few words": the instruction of all pipelines here follows."""
+"""Figure 8, without its "in a few words" (`few_words`): the instruction of all pipelines here follows."""
 
 
 class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
@@ -66,6 +67,9 @@ class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
         "article", "mRAG: an entry's document: the whole article, or its passage by the reranker"
     )
     pairs: Pairs = setting("all", "mRAG: pairs that pairwise reranking compares: all, in both orders, or neighbours")
+    few_words: bool = setting(
+        False, "mRAG: ask for an answer in a few words, as in the paper; else as all pipelines do"
+    )
     max_rank_tokens: int = setting(64, "mRAG: longest reply of pairwise and listwise reranking, in tokens", ge=1)
 
 
@@ -96,13 +100,23 @@ def ranked_documents(
         return tuple(found)
 
 
-def generate(iteration: int, question: Question, documents: Sequence[Passage], max_tokens: int) -> Steps[WriteReply]:
-    """Answer in at most `max_tokens` tokens from the documents' leading paragraphs that fit the context."""
+def generate(
+    iteration: int, question: Question, documents: Sequence[Passage], settings: DocumentStageSettings
+) -> Steps[WriteReply]:
+    """Answer from the documents' leading paragraphs that fit the context."""
     template, asked = GENERATE + answer_instruction(question, detailed=False), {"question": question.text}
-    texts = paragraphs(documents)
+    if settings.few_words:
+        template = GENERATE.replace("answer the question with", "answer the question in a few words with").rstrip()
+    texts, max_tokens = paragraphs(documents), settings.max_new_tokens
     return (
         yield from write("answer", iteration, template, asked, documents=texts, max_tokens=max_tokens, model="answerer")
     )
+
+
+def documents_shown(documents: Sequence[Passage], shown: int) -> int:
+    """Return the number of documents with a paragraph among the first `shown` ones."""
+    lengths = [len(paragraphs([document])) for document in documents]
+    return sum(start < shown for start in itertools.accumulate(lengths[:-1], initial=0)) if lengths else 0
 
 
 @dataclass(frozen=True)
@@ -115,15 +129,16 @@ class Mrag:
         """Generate the steps."""
         ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
         given = ranked[: self.settings.answer_documents]
-        answer = yield from generate(0, question, given, self.settings.max_new_tokens)
-        ended = f"answered from {len(given)} of {len(ranked)} documents"
+        answer = yield from generate(0, question, given, self.settings)
+        read = documents_shown(given, answer.shown)
+        ended = f"answered from {read} of {len(ranked)} documents"
         return TrajectoryResult(
             answer.text,
             ended,
             answer.score,
             ranked,
-            chosen=0 if len(given) == 1 else None,
-            used=tuple(range(len(given))),
+            chosen=0 if read == 1 else None,
+            used=tuple(range(read)),
         )
 
 

@@ -62,13 +62,13 @@ class MragAgent:
         for place, document in enumerate(ranked):
             if (yield from relevance(place, question.text, document)) <= 0.5:
                 continue
-            answer = answers[place] = yield from generate(place, question, [document], self.settings.max_new_tokens)
+            answer = answers[place] = yield from generate(place, question, [document], self.settings)
             if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
                 ended = f"valid answer from document {place + 1} of {len(ranked)}"
                 return TrajectoryResult(answer.text, ended, answer.score, ranked, chosen=place, used=(place,))
         if self.settings.agent_fallback == "abstain" or not ranked:
             return TrajectoryResult("", FAILS, passages=ranked, fallback="abstain")
-        first = answers.get(0) or (yield from generate(0, question, ranked[:1], self.settings.max_new_tokens))
+        first = answers.get(0) or (yield from generate(0, question, ranked[:1], self.settings))
         return TrajectoryResult(first.text, FAILS, first.score, ranked, chosen=0, used=(0,), fallback="first")
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:

@@ -16,6 +16,7 @@ from reflectune.inference.scoring.variants import LEAST_SAVED, MOST_LOST
 from reflectune.inference.trace import Trace
 
 _MOST_ENDINGS, _TOO_MANY = 6, 20
+_TEXTS = {"entity_mention": "entity mentioned", "prr": "answer found"}
 _COURSES = {
     "stable_correct": "right throughout",
     "correction": "wrong, then right",
@@ -43,6 +44,8 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
         if len(measured["by_iteration"]) > 1:
             tables.append(_iterations(names[name], measured))
         notes.append(_sentence(names[name], measured))
+    if curve := metrics.get("saturation"):
+        tables.append(_saturation(curve))
     if stop := metrics.get("stop_rule"):
         notes.append(_stop_sentence(stop))
     return render("inference/report/templates/tables.html", tables=tables, notes=notes)
@@ -95,21 +98,45 @@ def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:
 def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
     by_iteration: Sequence[Mapping[str, Any]] = measured["by_iteration"]
     bases = list(by_iteration[0]["by_base"]) if by_iteration else []
+    texts = {name: title for name, title in _TEXTS.items() if by_iteration and name in by_iteration[0]}
+    answered = any(record.get("answer") for record in by_iteration)
     rows = [
         [
             str(iteration),
             score_cell(record["article_recall"]),
             *(score_cell(record["by_base"][base]) for base in bases),
+            *(score_cell(record[name][scope][""]) for name in texts for scope in ("so_far", "alone")),
             score_cell(record["record"]),
+            *([score_cell(record["answer"])] if answered else []),
         ]
         for iteration, record in enumerate(by_iteration)
     ]
-    head = ["iteration", "article recall so far", *(f"of {base}" for base in bases), "record states an answer"]
+    head = ["iteration", "article recall so far", *(f"of {base}" for base in bases)]
+    head += [f"{title}{scope}" for title in texts.values() for scope in (" so far", ", alone")]
+    head += ["record states an answer", *(["answer"] if answered else [])]
     caption = (
         f"{name}, after each iteration, in %: whether an entry that the question is about has been found by then, and "
-        "whether the last record states an accepted answer. A trajectory that has ended keeps its last values."
+        "whether the last record states an accepted answer. An entity is mentioned if a text found names it, as PMSR "
+        "counts; an answer is found if a text has its words; alone: in this iteration's texts. A trajectory that has "
+        "ended keeps its last values."
     )
     return Table(head, rows, caption)
+
+
+def _saturation(curve: Sequence[Mapping[str, float | None]]) -> Table:
+    """Return the costs and results that each τ would have had."""
+    shares = ("stopped", "record", "answer")
+    columns = [name for name in curve[0] if curve[0][name] is not None and name != "tau"]
+    rows = [
+        ["never" if point["tau"] == 2 else number(point["tau"])]
+        + [number(100 * value if name in shares else value) for name in columns if (value := point[name]) is not None]
+        for point in curve
+    ]
+    caption = (
+        "PMSR at other thresholds τ, from the trajectories that ran all iterations: each stops before the first search "
+        "whose queries repeat. Means of a question; stopped, record and answer in %."
+    )
+    return Table(["τ", *columns], rows, caption)
 
 
 def _sentence(name: str, measured: Mapping[str, Any]) -> str:

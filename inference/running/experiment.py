@@ -43,6 +43,7 @@ from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.calibration import GATE_NAMES, fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.losses import counted, outcomes
+from reflectune.inference.scoring.mentions import entity_names
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
@@ -106,6 +107,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         return {}
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
     scored_by: dict[str, Any] = {"measure": measure, "gamma": gamma, "seed": config.seed}
+    if any(pipeline.recipe.is_iterative for pipeline in planned.values()):
+        scored_by["names"] = entity_names(questions, dataset.knowledge)
     metrics = {
         **evaluate(questions, traces, **scored_by, groups=config.groups, scalings=calibration.gates),
         "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),

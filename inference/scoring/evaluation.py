@@ -19,7 +19,7 @@ from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.scoring.seeds import parts_over_seeds, record_of
 from reflectune.inference.scoring.trajectories import costs, replies, trajectories
-from reflectune.inference.scoring.variants import noise, stop_rule
+from reflectune.inference.scoring.variants import noise, saturation_curve, stop_rule
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, by_label, mean, score_rows
 from reflectune.metrics.reporting.intervals import Statistic, units
@@ -46,6 +46,7 @@ def evaluate(
     seed: int,
     groups: Sequence[str] = (),
     scalings: Mapping[str, GateScaling] = {},
+    names: Mapping[str, Sequence[str]] = {},
 ) -> dict[str, Any]:
     """Compute all scores of a run.
 
@@ -54,6 +55,7 @@ def evaluate(
         measure: Scorer of answers; selects the scored questions.
         groups: See `labels_of`.
         scalings: Scalings that the gates were read with, by the gate's name.
+        names: Names of each question's entities, by its id.
 
     Returns:
         The content of metrics.json without `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
@@ -90,7 +92,8 @@ def evaluate(
         "by_split": {name: _by_split(questions, made, measure, seed) for name, made in pipelines.items()},
         "costs": {name: costs(pipeline_traces) for name, pipeline_traces in pipelines.items()},
         "replies": {name: counts for name, made in pipelines.items() if (counts := replies(made))},
-        "trajectories": trajectories(official, pipelines, seed=seed),
+        "trajectories": trajectories(official, pipelines, seed=seed, measure=measure, names=names),
+        "saturation": saturation_curve(official, pipelines, measure=measure),
         "stop_rule": stop_rule(official, pipelines, measure=measure, seed=seed),
         "noise": noise(pipelines),
         "coverage": {name: _coverage(questions, made) for name, made in pipelines.items()},

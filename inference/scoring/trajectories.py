@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -10,7 +11,8 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.step_log import NOTED, REPLIES
 from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
-from reflectune.inference.scoring.scores import Traces
+from reflectune.inference.scoring.mentions import mentions_by_iteration
+from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.judging.cover import cover_one
 from reflectune.metrics.reporting.breakdown import Score, mean
@@ -79,34 +81,55 @@ def _count(name: str, trace: Trace) -> float | None:
     return trace.tokens.get(name)
 
 
-def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) -> dict[str, Any]:
+def trajectories(
+    questions: Sequence[Question],
+    traces: Traces,
+    *,
+    seed: int,
+    measure: TraceScorer | None = None,
+    names: Mapping[str, Sequence[str]] = {},
+) -> dict[str, Any]:
     """Measure each iterative pipeline's trajectories: iterations, endings, and findings after each iteration.
 
     Args:
         questions: The scored questions.
         traces: By pipeline, then by question id.
+        measure: Scorer of answers; None to score none.
+        names: Names of each question's entities; see `mentions_by_iteration`.
 
     Returns:
         By pipeline: `iterations` (mean, the first one included), `ended` (count by reason), `by_iteration` (a list:
-        cumulative `article_recall`, over all knowledge bases and by base, and `record`: the share of records that state
-        an accepted answer, the last record up to that iteration), `gained` (the last iteration minus the first, paired
-        by question: `article_recall` and `record`; and `bases`, the last recall of all knowledge bases minus the best
-        one's; None if undefined), `asked` (of the searches after a trajectory's first, the share with a query that the
-        model wrote; None without any) and `courses` (share of each `Course`).
+        cumulative `article_recall`, over all knowledge bases and by base, and that of each base and iteration `alone`;
+        `record`: the share of records that state an accepted answer, the last record up to that iteration; `answer`:
+        the score of its answer, None unless each iteration was answered; and those of `mentions_by_iteration`),
+        `gained` (the last iteration minus the first, paired by question: `article_recall` and `record`; and `bases`,
+        the last recall of all knowledge bases minus the best one's; None if undefined), `asked` (of the searches after
+        a trajectory's first, the share with a query that the model wrote; None without any) and `courses` (share of
+        each `Course`).
     """
     return {
-        name: _of_pipeline([q for q in questions if q.id in by_id and not by_id[q.id].error], by_id, seed)
+        name: _of_pipeline(
+            [q for q in questions if q.id in by_id and not by_id[q.id].error], by_id, seed, measure, names
+        )
         for name, by_id in traces.items()
         if any(trace.steps for trace in by_id.values())
     }
 
 
-def _of_pipeline(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any]:
+def _of_pipeline(
+    questions: Sequence[Question],
+    traces: Mapping[str, Trace],
+    seed: int,
+    measure: TraceScorer | None,
+    names: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
     known = [question for question in questions if question.entity_ids]
     last = max((step.iteration for question in questions for step in traces[question.id].steps), default=-1)
     bases = sorted({hit.base for q in questions for step in traces[q.id].steps for hit in step.found})
     records = {question.id: records_right(question, traces[question.id], last) for question in questions}
     recorded = [question for question in questions if records[question.id]]
+    answers = answers_right(questions, traces, last, measure) if measure is not None else {}
+    mentions = mentions_by_iteration(questions, traces, names, bases=bases, last=last, seed=seed) or [{}] * (last + 1)
     return {
         "iterations": mean_if_all([traces[question.id].tokens.get("iterations") for question in questions]),
         "ended": dict(Counter(traces[question.id].ended for question in questions).most_common()),
@@ -117,7 +140,13 @@ def _of_pipeline(questions: Sequence[Question], traces: Mapping[str, Trace], see
                     base: mean(known, [found_until(q, traces[q.id], iteration, base) for q in known], seed)
                     for base in bases
                 },
+                "alone": {
+                    base: mean(known, [found_at(q, traces[q.id], iteration, base) for q in known], seed)
+                    for base in bases
+                },
                 "record": mean(recorded, [records[q.id][iteration] for q in recorded], seed),
+                "answer": mean(questions, [answers[q.id][iteration] for q in questions], seed) if answers else None,
+                **mentions[iteration],
             }
             for iteration in range(last + 1)
         ],
@@ -180,6 +209,26 @@ def found_until(question: Question, trace: Trace, iteration: int, base: str = ""
         if base in ("", hit.base)
     ]
     return article_recall_at_k(entry_ids, question.entity_ids, max(len(entry_ids), 1))
+
+
+def found_at(question: Question, trace: Trace, iteration: int, base: str) -> float:
+    """Return 1 if an entry of the question was found in a base in an iteration, else 0."""
+    steps = (step for step in trace.steps if step.iteration == iteration)
+    return float(any(hit.entry_id in question.entity_ids for step in steps for hit in step.found if hit.base == base))
+
+
+def answers_right(
+    questions: Sequence[Question], traces: Mapping[str, Trace], last: int, measure: TraceScorer
+) -> dict[str, list[float]]:
+    """Return the score of the latest answer by question and iteration; {} unless the first iterations have answers."""
+    right: dict[str, list[float]] = {}
+    for question in questions:
+        answers = {step.iteration: step.text for step in traces[question.id].steps if step.operator == "answer"}
+        if 0 not in answers:
+            return {}
+        places = itertools.accumulate((i if i in answers else 0 for i in range(last + 1)), max)
+        right[question.id] = [measure.worth(answers[place], question) for place in places]
+    return right
 
 
 def records_right(question: Question, trace: Trace, last: int) -> list[float]:

@@ -9,13 +9,17 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.scoring.scores import Traces, TraceScorer
-from reflectune.inference.trace import Trace
+from reflectune.inference.scoring.trajectories import answers_right, records_right
+from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.reporting.breakdown import Score, score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
 LEAST_SAVED, MOST_LOST = 0.4, 0.01
 """Targets of the stop rule: least share of iterations saved, and most score lost."""
 UNAIDED = "closed_book"
+TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 2.0)
+"""Thresholds of the curve; no similarity reaches 2."""
+WRITTEN = ("caption", "rewrite", "reason", "answer")
 Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 
 
@@ -57,6 +61,61 @@ def stop_rule(
         "gained": gained,
         "verdict": verdict(saved, lost, gained),
     }
+
+
+def saturation_curve(
+    questions: Sequence[Question], traces: Traces, *, measure: TraceScorer
+) -> list[dict[str, float | None]]:
+    """Compute what PMSR's stop would have done at each τ, from trajectories that ran all iterations.
+
+    A trajectory with a stop is the beginning of one without: up to the first iteration with a query whose similarity
+    to an earlier one reaches τ, and its answer.
+
+    Returns:
+        For each τ `iterations` with a record, `stopped` (the share of questions), `calls`, `tokens` (read and written),
+        `record` (the share of last records that state an accepted answer) and `answer` (the score of the answer then;
+        None unless each iteration was answered), means over questions; [] unless `pmsr_fixed` was run.
+    """
+    fixed = traces.get(FIXED, {})
+    asked = [q for q in questions if q.id in fixed and not fixed[q.id].error and _records(fixed[q.id])]
+    last = max((step.iteration for q in asked for step in fixed[q.id].steps), default=0)
+    answers = answers_right(asked, fixed, last, measure)
+    records = {q.id: records_right(q, fixed[q.id], last) for q in asked}
+    curve: list[dict[str, float | None]] = []
+    for tau in TAUS if asked else ():
+        stops = [_stop(fixed[q.id], tau, last + 1) for q in asked]
+        steps = [_before(fixed[q.id], stop) for q, stop in zip(asked, stops, strict=True)]
+        stated = [records[q.id][stop - 1] for q, stop in zip(asked, stops, strict=True) if records[q.id]]
+        curve.append(
+            {
+                "tau": tau,
+                "iterations": float(np.mean([sum(it.operator == "reason" for it in made) for made in steps])),
+                "stopped": float(np.mean([stop <= last for stop in stops])),
+                "calls": float(np.mean([sum(it.operator in WRITTEN for it in made) for made in steps])),
+                "tokens": float(np.mean([sum(it.read + it.generated for it in made) for made in steps])),
+                "record": float(np.mean(stated)) if stated else None,
+                "answer": float(np.mean([answers[q.id][stop - 1] for q, stop in zip(asked, stops, strict=True)]))
+                if answers
+                else None,
+            }
+        )
+    return curve
+
+
+def _stop(trace: Trace, tau: float, never: int) -> int:
+    """Return the iteration that a stop at τ would have ended before its search."""
+    alike = (s.iteration for s in trace.steps if s.operator == "liken" and (s.probability or 0.0) >= tau)
+    return next(alike, never)
+
+
+def _before(trace: Trace, stop: int) -> list[Step]:
+    """Return the steps of a trajectory that stops: those before its last search, and one answer."""
+    made = [
+        s for s in trace.steps if s.iteration < stop or (s.iteration == stop and s.operator in ("rewrite", "liken"))
+    ]
+    answers = [step for step in trace.steps if step.operator == "answer"]
+    before = [step for step in answers if step.iteration < stop]
+    return [*(step for step in made if step.operator != "answer"), *(before or answers)[-1:]]
 
 
 def verdict(

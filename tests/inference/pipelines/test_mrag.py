@@ -14,7 +14,7 @@ from reflectune.inference.operators.requests import SearchRequest
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.mrag import Mrag, MragSettings
+from reflectune.inference.pipelines.mrag import Mrag, MragSettings, documents_shown
 from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent, MragAgentSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
@@ -82,6 +82,22 @@ def test_more_documents_are_read_in_their_order(scripting: type[Any]) -> None:
     trace = run(script, mrag(answer_documents=2))
     assert "RELATED DOCUMENTS:\none: one\ntwo: two\n\n" in script.asked[-1][1]
     assert (trace.chosen, trace.used) == (None, (0, 1))
+
+
+def test_documents_that_the_context_did_not_hold_are_not_counted(scripting: type[Any]) -> None:
+    long = ["one: a\nand more", "two: b\nand more", "three: c"]
+    script = scripting(say=lambda prompt: "Ann Kirk", find=lambda query, base: long, room=3)
+    trace = run(script, mrag(answer_documents=3))
+    assert (trace.ended, trace.used, trace.chosen) == ("answered from 1 of 3 documents", (0,), 0)
+    assert documents_shown([], 0) == 0
+
+
+def test_the_papers_own_words(scripting: type[Any]) -> None:
+    script = scripting(say=lambda prompt: "Ann Kirk", find=find)
+    run(script, mrag(few_words=True))
+    assert script.asked[-1][1].endswith(
+        "answer the question in a few words with the image by referring to the RELATED DOCUMENTS.\n\nWho built it?"
+    )
 
 
 def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:

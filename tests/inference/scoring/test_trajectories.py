@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from reflectune.core.types import Passage
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import costs, course, found_until, records_right, trajectories
-from reflectune.inference.trace import FoundPassage, Step, Trace
+from reflectune.inference.scoring.variants import saturation_curve
+from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
 
 OF_RECORD = "Question: What is it made of?\nIt is a chair.\n"
 
@@ -127,3 +130,59 @@ def test_what_searches_at_most_once_has_its_searches_counted_by_what_it_found(ma
     looked_up = {"q001": make.trace(1, retrieved=True, hits=(found,)), "q002": make.trace(2, retrieved=False)}
     assert costs(looked_up)["searches"] == 0.5
     assert costs({"q001": make.trace(1, retrieved=True, hits=(given,))})["searches"] == 0.0
+
+
+def reads(entry_id: str, title: str, text: str) -> PassageTrace:
+    return PassageTrace(Passage(entry_id, 0, 0, title, "", "", text))
+
+
+def test_texts_found_are_measured_by_iteration_without_entity_ids(make: SimpleNamespace, walked: Trace) -> None:
+    texts = (reads("e2", "Elm", "A tree."), reads("e3", "Bench", "See the Windsor chair."), reads("e1", "Oak", "Wood."))
+    traces = {"pmsr": {"q001": dataclasses.replace(walked, passages=texts)}}
+    question = make.question(1)  # its answer is oak
+    [first, second] = trajectories([question], traces, seed=0, names={"q001": ["Windsor Chair"]})["pmsr"][
+        "by_iteration"
+    ]
+
+    def values(measured: dict[str, Any]) -> dict[str, float]:
+        return {base: score["value"] for base, score in measured.items()}
+
+    assert values(first["entity_mention"]["alone"]) == {"": 1.0, "pairs": 1.0, "texts": 0.0}
+    assert values(second["entity_mention"]["alone"]) == {"": 0.0, "pairs": 0.0, "texts": 0.0}
+    assert values(second["entity_mention"]["so_far"]) == {"": 1.0, "pairs": 1.0, "texts": 0.0}
+    assert [values(each["prr"]["so_far"])[""] for each in (first, second)] == [0.0, 1.0]
+    [by_answer, _] = trajectories([question], traces, seed=0)["pmsr"]["by_iteration"]
+    assert by_answer["entity_mention"]["so_far"][""]["value"] == 0.0  # without a name, its answers'
+    unread: dict[str, Any] = trajectories([question], {"pmsr": {"q001": walked}}, seed=0)["pmsr"]
+    assert "entity_mention" not in unread["by_iteration"][0]
+
+
+def test_recall_of_a_base_in_one_iteration(make: SimpleNamespace, walked: Trace) -> None:
+    measured = trajectories([make.question(1, entity_ids=("e2",))], {"pmsr": {"q001": walked}}, seed=0)["pmsr"]
+    assert [each["alone"]["texts"]["value"] for each in measured["by_iteration"]] == [1.0, 1.0]
+    assert [each["alone"]["pairs"]["value"] for each in measured["by_iteration"]] == [0.0, 0.0]
+
+
+def fixed(make: SimpleNamespace, *answers: str) -> Trace:
+    """Three iterations whose queries resemble earlier ones more and more; the second record alone is right."""
+    steps = [reason(0, "Elm."), *([Step("answer", 0, text=answers[0])] if answers else [])]
+    for iteration, (alike, record) in enumerate([(0.7, "It is oak."), (0.92, "It is elm.")], start=1):
+        steps += [Step("rewrite", iteration, read=10), Step("liken", iteration, probability=alike), search(iteration)]
+        steps += [reason(iteration, record)]
+        steps += [Step("answer", iteration, text=answers[iteration], read=5)] if answers else []
+    return make.trace(1, "pmsr_fixed", steps=(*steps, *([] if answers else [Step("answer", 2, text="elm", read=5)])))
+
+
+def test_what_the_stop_would_have_done_at_each_threshold(make: SimpleNamespace) -> None:
+    questions, measure = [make.question(1, answer_type="string")], TraceScorer("infoseek")
+    curve = saturation_curve(questions, {"pmsr_fixed": {"q001": fixed(make, "elm", "oak", "elm")}}, measure=measure)
+    at = {point["tau"]: point for point in curve}
+    assert [at[tau]["iterations"] for tau in (0.6, 0.9, 2.0)] == [1, 2, 3]
+    assert [at[tau]["stopped"] for tau in (0.6, 0.9, 2.0)] == [1, 1, 0]
+    assert [at[tau]["record"] for tau in (0.6, 0.9, 2.0)] == [0, 1, 0]
+    assert [at[tau]["answer"] for tau in (0.6, 0.9, 2.0)] == [0, 1, 0]
+    assert [at[tau]["calls"] for tau in (0.6, 0.9, 2.0)] == [1 + 1 + 1, 2 + 2 + 1, 3 + 2 + 1]
+    assert [at[tau]["tokens"] for tau in (0.6, 0.9, 2.0)] == [10, 25, 25]
+    once = saturation_curve(questions, {"pmsr_fixed": {"q001": fixed(make)}}, measure=measure)
+    assert {point["answer"] for point in once} == {None}
+    assert saturation_curve(questions, {"pmsr": {"q001": fixed(make)}}, measure=measure) == []
