@@ -23,5 +23,5 @@ def test_all_sides_have_one_loss(forked_python: str, tmp_path: Path) -> None:
     losses = [found["first loss"] for found in sides.values()]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
     assert all(found["questions/s"] > 0 for found in sides.values())
-    assert [row["claim"] for row in record["claims"]] == ["LLaVA-1.5-7B: a whole LoRA training, questions/s"]
+    assert [row["claim"] for row in record["claims"]] == ["llava: a whole LoRA training, questions/s"]
     assert "| trees, budget of tokens |" in printed

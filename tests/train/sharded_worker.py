@@ -28,8 +28,10 @@ from reflectune.train.runs.supervised import fine_tune  # noqa: F401  imported b
 from reflectune.train.runs.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
-FAULTS = {"cut": (9, 1), "nan": (1, 2), "sigterm": (143,)}
-"""The statuses that a run ends with: cut off while it saves step 4, a NaN gradient in step 4, SIGTERM in step 3."""
+FAULTS = {"cut": (9, 1), "nan": (1, 2), "sigterm": (143,), "full": (0,)}
+"""The statuses that a run ends with: cut off while it saves step 4, a NaN gradient in step 4, SIGTERM in step 3, no
+memory for more than 700 tokens in one process.
+"""
 
 
 def held(parameter: Any) -> int:
@@ -94,10 +96,13 @@ def train(settings: dict[str, Any]) -> None:
         save(content, path, *rest, **named)
 
     def faulty(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = args[1]["input_ids"].numel()
         loss = compute_loss(self, *args, **kwargs)
         due = (settings["fault"], self.state.global_step) if self.args.process_index == 1 else None
         if due == ("sigterm", 2):
             os.kill(os.getpid(), signal.SIGTERM)
+        if settings["fault"] == "full" and due and tokens > 700:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         if due == ("nan", 3):
             loss.register_hook(lambda gradient: gradient * torch.nan)
         return loss

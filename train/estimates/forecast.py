@@ -14,7 +14,7 @@ from reflectune.models.attention.pictures import content_key
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.estimates.activations import BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, memory, total
+from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, in_words, memory, total
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
@@ -68,7 +68,7 @@ def forecast(
 
     Args:
         adapters: The weights that train.
-        compute: Precision and checkpointing.
+        compute: Precision, and the layers that are computed again; `auto` is resolved.
         architecture: Shapes of the model.
         weights: Weights of the model.
         batch: The largest batch.
@@ -88,7 +88,10 @@ def forecast(
         recomputed=1 if compute.gradient_checkpointing else 0,
         attention=attention_of_trees(compute, device, architecture.head_size),
     )
-    return Forecast(weights, architecture, batch, forward, division, device != "cpu", available)
+    made = Forecast(weights, architecture, batch, forward, division, device != "cpu", available)
+    if compute.gradient_checkpointing != "auto":
+        return made
+    return replace(made, forward=replace(forward, recomputed=least_recomputation(made)))
 
 
 def attention_of_trees(compute: ComputeConfig, device: str, head_size: int) -> Literal["parts", "packed", "dense"]:
@@ -111,6 +114,14 @@ def least_recomputation(predicted: Forecast) -> int:
         if total(replace(predicted, forward=forward).parts()) <= _SHARE * predicted.available:
             return every
     return 1
+
+
+def recomputation_line(predicted: Forecast) -> str:
+    """Say which layers are computed again in the backward pass, and why."""
+    every = predicted.forward.recomputed
+    layers = {0: "no layer is", 1: "every layer is"}.get(every, f"one of {every} layers is")
+    known = f"of {in_words(predicted.available)}" if predicted.available else "of a memory that isn't known"
+    return f"{layers} recomputed: the forecast is {in_words(total(predicted.parts()))}, {known}"
 
 
 def memory_of(device: torch.device) -> int | None:

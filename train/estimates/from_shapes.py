@@ -15,7 +15,7 @@ from reflectune.models.rendering.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
-from reflectune.train.estimates.forecast import Forecast, forecast
+from reflectune.train.estimates.forecast import Forecast, forecast, recomputation_line
 from reflectune.train.estimates.memory import GIB, Division, in_words, planned_weights, table
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.model import AdapterConfig
@@ -91,7 +91,8 @@ def report(config: EstimateConfig, predicted: Forecast) -> str:
         f"{config.model}, {config.method}: {count} weights train; {launch if config.processes > 1 else 'one process'}; "
         f"a batch of {batch.trees} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
     )
+    again = [recomputation_line(predicted)] if config.gradient_checkpointing == "auto" else []
     cached = f"features: {in_words(predicted.feature_bytes)} a picture on the disk, and the tower isn't run"
     return "\n".join(
-        [head, *table(predicted.parts(), predicted.available), *([cached] if predicted.feature_bytes else [])]
+        [head, *table(predicted.parts(), predicted.available), *again, *([cached] if predicted.feature_bytes else [])]
     )

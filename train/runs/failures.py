@@ -147,7 +147,7 @@ def _changes(
             f"`per_device_train_batch_size` {size} → {smaller} with `gradient_accumulation_steps` {steps} → "
             f"{steps * size // smaller}, which trains the same"
         )
-    if batch and not compute.gradient_checkpointing:
+    if batch and compute.gradient_checkpointing is not True:
         yield "`gradient_checkpointing: true`, for one more forward pass"
     if compute.dtype == "float32" and args.device.type != "cpu":
         yield "`dtype: bfloat16`"

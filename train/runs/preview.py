@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,11 +27,11 @@ from reflectune.train.estimates.forecast import (
     Forecast,
     forecast,
     largest_batch,
-    least_recomputation,
     length,
     memory_of,
+    recomputation_line,
 )
-from reflectune.train.estimates.memory import in_words, table, total, weights_of
+from reflectune.train.estimates.memory import table, weights_of
 from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
 from reflectune.train.settings.model import AdapterConfig
@@ -97,7 +96,7 @@ def forecast_of(
     """Make the forecast of a run's memory, from a sample of its examples. See `describe`."""
     architecture = Architecture.of(inner_model(model).config)
     batch = largest_batch(sample, config.per_device_train_batch_size, architecture.patch_size)
-    made = forecast(
+    return forecast(
         AdapterConfig.of(config),
         ComputeConfig.of(config),
         architecture,
@@ -107,17 +106,6 @@ def forecast_of(
         args.device.type,
         memory_of(args.device),
     )
-    if config.gradient_checkpointing != "auto":
-        return made
-    return replace(made, forward=replace(made.forward, recomputed=least_recomputation(made)))
-
-
-def recomputation_line(memory: Forecast) -> str:
-    """Say which layers are computed again in the backward pass, and why."""
-    every = memory.forward.recomputed
-    layers = {0: "no layer is", 1: "every layer is"}.get(every, f"one of {every} layers is")
-    known = f", of {in_words(memory.available)}" if memory.available else ", of a memory that isn't known"
-    return f"{layers} recomputed: the forecast is {in_words(total(memory.parts()))}{known}"
 
 
 def marked(tree: Tree, renderer: Renderer) -> str:

@@ -21,11 +21,12 @@ from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.data.micro_batches import token_counter
 from reflectune.train.data.mixture import DataSource, mixture_lines
 from reflectune.train.data.order import TrainingOrder, training_order
+from reflectune.train.estimates.forecast import recomputation_line
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.packing import packs_trees
-from reflectune.train.runs.preview import describe, forecast_of, recomputation_line, sample_of
+from reflectune.train.runs.preview import describe, forecast_of, sample_of
 from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from reflectune.core.launching import any_process
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import GateBrier, loss_terms
 from reflectune.models.attention.packed import in_blocks, moved
@@ -28,6 +29,9 @@ from reflectune.train.runs.validation import GateReader, WeightedLoss, gate_metr
 from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.weights.checkpoints import BEST, is_patience_exhausted, put_in_place, refuse_full_disk
 from reflectune.train.weights.parameters import adapters_of, give_projector_a_rate, under_autocast
+
+FIRST_STEPS = 3
+"""Steps in which several processes agree to go on, since memory mostly runs out in them."""
 
 
 class ReflectionTrainer(CheckpointedTrainer):
@@ -73,7 +77,8 @@ class ReflectionTrainer(CheckpointedTrainer):
         read = uncollated if tokens_per_device else collator
         super().__init__(run.model, run.args, read, dataset, validated, callbacks=callbacks)
         self._collate, self.budget = collator, tokens_per_device
-        self._may_halve, self._has_said = True, False
+        self._has_halved = self._has_said = False
+        self._first_step: int | None = None
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
         self._projector_rate, self._adapters = projector_learning_rate, adapters_of(run.model)
@@ -131,41 +136,64 @@ class ReflectionTrainer(CheckpointedTrainer):
     def _whole_step(
         self, model: nn.Module, examples: list[EncodedExample], at_least: int, weight: Tensor | int | None
     ) -> Tensor:
-        """Add the gradients of a step, and return its loss. If memory runs out, halve the budget once."""
+        """Add the gradients of a step's micro-batches, and return its loss. If memory runs out, halve the budget once.
+
+        Several processes agree to do so before the last micro-batch, the smallest, with which they average gradients;
+        a step of one micro-batch is not tried again there.
+        """
+        batches, losses = self._divided(examples, at_least), list[Tensor]()
+        may_halve, alone = self._may_halve(len(examples)), self.args.world_size == 1
+        is_full = False
         try:
-            return self._add_micro_batches(model, examples, at_least, weight)
+            for number, batch in enumerate(batches if alone else batches[:-1], 1):
+                losses.append(self._micro_batch(model, [examples[i] for i in batch], weight, number == len(batches)))
         except StepOutOfMemoryError:
-            # with several processes the others would wait for this one's gradients
-            if not self._may_halve or self.args.world_size > 1 or self.is_deepspeed_enabled or len(examples) == 1:
+            if not may_halve:
                 raise
+            is_full = True
+        if may_halve and not alone:
+            (is_full,) = any_process(is_full)
+        if is_full:
+            del losses
+            self._halve_budget(model)
+            return self._whole_step(model, examples, 1, weight)
+        if not alone:
+            losses.append(self._micro_batch(model, [examples[i] for i in batches[-1]], weight, is_last=True))
+        return torch.stack(losses).sum()
+
+    def _micro_batch(
+        self, model: nn.Module, examples: list[EncodedExample], weight: Tensor | int | None, is_last: bool
+    ) -> Tensor:
+        """Add the gradients of a micro-batch; processes average them with the last."""
+        state = self.accelerator.gradient_state
+        state._set_sync_gradients(is_last)  # as transformers' own loop does
+        waits = is_last or self.is_deepspeed_enabled or state.plugin_kwargs.get("sync_each_batch", False)
+        inputs = self._collate(examples)
+        del inputs["tokens"], inputs["left_out"]
+        with nullcontext() if waits else self.accelerator.no_sync(model):
+            return self.training_step(model, inputs, weight)
+
+    def _may_halve(self, questions: int) -> bool:
+        """Return True if a step may be tried again, which no pass of sharded weights may: it takes all processes."""
+        if self._has_halved or questions < 2 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return False
+        if self._first_step is None:
+            self._first_step = self.state.global_step
+        return self.args.world_size == 1 or self.state.global_step < self._first_step + FIRST_STEPS
+
+    def _halve_budget(self, model: nn.Module) -> None:
         assert self.budget is not None
-        self._may_halve, self.budget = False, max(self.budget // 2, 1)
-        print(
-            f"out of memory at step {self.state.global_step + 1}: from here on micro-batches have at most "
-            f"{self.budget:,} tokens, half of `tokens_per_device`; the global batch stays as it is",
-            flush=True,
-        )
+        self._has_halved, self.budget = True, max(self.budget // 2, 1)
+        if self.args.process_index == 0:
+            print(
+                f"out of memory at step {self.state.global_step + 1}: from here on micro-batches have at most "
+                f"{self.budget:,} tokens, half of `tokens_per_device`; the global batch stays as it is",
+                flush=True,
+            )
         model.zero_grad()
         self.step_losses = []
         if self.args.device.type != "cpu":
             torch.accelerator.empty_cache()
-        return self._add_micro_batches(model, examples, at_least, weight)
-
-    def _add_micro_batches(
-        self, model: nn.Module, examples: list[EncodedExample], at_least: int, weight: Tensor | int | None
-    ) -> Tensor:
-        """Add the gradients of a step's micro-batches; processes average them with the last."""
-        state, losses = self.accelerator.gradient_state, []
-        waits = self.is_deepspeed_enabled or state.plugin_kwargs.get("sync_each_batch", False)
-        batches = self._divided(examples, at_least)
-        for number, batch in enumerate(batches, 1):
-            is_last = number == len(batches)
-            state._set_sync_gradients(is_last)  # as transformers' own loop does
-            inputs = self._collate([examples[index] for index in batch])
-            del inputs["tokens"], inputs["left_out"]
-            with nullcontext() if is_last or waits else self.accelerator.no_sync(model):
-                losses.append(self.training_step(model, inputs, weight))
-        return torch.stack(losses).sum()
 
     def _divided(self, examples: Sequence[EncodedExample], at_least: int = 1) -> list[list[int]]:
         """Divide a step's examples by the budget; say so of the first that is longer than it."""

@@ -10,8 +10,8 @@ import torch
 from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.data.examples import load_examples
-from reflectune.train.estimates.forecast import largest_batch, least_recomputation, patches
-from reflectune.train.estimates.from_shapes import forecast_from_shapes
+from reflectune.train.estimates.forecast import largest_batch, least_recomputation, patches, recomputation_line
+from reflectune.train.estimates.from_shapes import forecast_from_shapes, report
 from reflectune.train.estimates.memory import total
 from reflectune.train.runs.preview import seconds_of_batch
 from reflectune.train.runs.supervised import encoded_examples, fine_tune
@@ -85,7 +85,8 @@ def test_a_duration_is_reported_in_two_units(seconds: float, words: str) -> None
 
 def test_as_few_layers_are_recomputed_as_memory_asks_for(config, monkeypatch, capsys) -> None:
     run = config(gradient_checkpointing="auto", max_steps=1)
-    shapes = EstimateConfig(dtype="bfloat16", method="lora")
+    same: dict[str, Any] = {"dtype": "bfloat16", "method": "lora", "per_device_train_batch_size": 2}
+    shapes = EstimateConfig(**same)
     predicted = forecast_from_shapes(shapes, ROOT / "configs/architectures/llava15_7b.json")
     assert predicted.forward.attention == "packed"
     needs = {
@@ -97,6 +98,10 @@ def test_as_few_layers_are_recomputed_as_memory_asks_for(config, monkeypatch, ca
         assert least_recomputation(replace(predicted, available=int(needed / 0.9) + 10)) == every
     assert least_recomputation(replace(predicted, available=needs[1] // 2)) == 1
     assert least_recomputation(predicted) == 1  # on a CPU
+    asked = EstimateConfig(**same, gradient_checkpointing="auto", device_gib=40)
+    estimated = forecast_from_shapes(asked, ROOT / "configs/architectures/llava15_7b.json")
+    assert estimated.forward.recomputed == least_recomputation(replace(predicted, available=40 * 2**30)) != 1
+    assert recomputation_line(estimated) in report(asked, estimated)
 
     monkeypatch.setattr("reflectune.train.runs.preview.memory_of", lambda device: 2**40)
     fine_tune(run)
