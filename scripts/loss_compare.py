@@ -1,10 +1,10 @@
 """Compare the loss curves of a training by two commits, as torchtitan's script of this name does.
 
-    python scripts/loss_compare.py main HEAD --steps 200 -- --config configs/examples/miniature/sft.yaml
-    python scripts/loss_compare.py main . --assert_equal -- --config …    # `.`: the files as they are
+    python scripts/loss_compare.py main HEAD --steps 200 --config configs/examples/miniature/sft.yaml
+    python scripts/loss_compare.py main . --assert_equal --config …    # `.`: the files as they are
 
-Each commit is checked out into a folder of its own, and trains there by `reflectune sft` with the flags behind `--`, on
-the same data. Relative paths of these flags start in this folder. With `--assert_equal` any difference is an error.
+Each commit is checked out into a folder of its own, and trains by `reflectune sft` with this config and all further
+options, on the same data. Relative paths start in this folder. With `--assert_equal` any difference is an error.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ def train(commit: str, place: Path, steps: int, flags: Sequence[str]) -> dict[in
 
 def main() -> None:
     """Train by both commits, and print both curves."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain, allow_abbrev=False)
     parser.add_argument("commits", nargs=2, help="two commits, or `.`")
     parser.add_argument("--steps", type=int, default=200, help="optimiser steps of each training")
     parser.add_argument("--assert_equal", action="store_true", help="end with an error unless all losses are equal")
-    words = sys.argv[1:]
-    cut = words.index("--") if "--" in words else len(words)
-    arguments, flags = parser.parse_args(words[:cut]), words[cut + 1 :]
+    parser.add_argument("--config", required=True, help="of the training; further options are given to it too")
+    arguments, further = parser.parse_known_args()
+    flags = ["--config", arguments.config, *further]
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder, name) for name in ("first", "second")]
         for place in places:
