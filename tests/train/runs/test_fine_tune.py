@@ -145,6 +145,7 @@ def data_of(data_folder, prompted_folder) -> Callable[[str], dict[str, str]]:
         ("llava", "mmkb_rag", "lora", 3e-2),
         ("qwen2_vl", "mr2ag", "lora", 3e-2),
         ("qwen2_vl", "mmkb_rag", "full", 1e-2),
+        ("qwen3_5", "mr2ag", "lora", 3e-2),
     ],
 )
 def test_a_model_learns_its_examples(
