@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.inference.operators.parsing import label
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # slow to import
 
 AboutPicture = tuple[Picture, Prompt]
 """The picture of a question, and a prompt about it."""
+
+Reply = TypeVar("Reply", WriteReply, JudgeReply)
 
 _LEAST_ANSWERED = 0.1
 """Probability of both words below which a judgement says nothing."""
@@ -171,7 +173,10 @@ class ServedModel:
         self._writes_labels = False
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
-        """Request a reply to each prompt. A refusal, e.g. of a prompt that is too long, is an empty reply."""
+        """Request a reply to each prompt, with fewer documents where a server refuses it; "" if still refused."""
+        return self._shortened(prompts, lambda asked: self._write(asked, max_tokens))
+
+    def _write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         replies: dict[int, RemoteReply] = {}
         for form in dict.fromkeys(self._form(prompt) for _, prompt in prompts):
             places = [place for place, (_, prompt) in enumerate(prompts) if self._form(prompt) == form]
@@ -183,15 +188,18 @@ class ServedModel:
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
 
-        0 for a prompt that the server refuses, and for a word outside its top 20. Warns if a reply begins with other
-        words, as a reasoning model's does: such a judgement is meaningless. A server without log-probabilities writes
-        the word (`JudgeReply.written`).
+        A prompt that the server refuses has fewer documents. 0 if it still is, and for a word outside the top 20. Warns
+        if a reply begins with other words, as a reasoning model's does: such a judgement is meaningless. A server
+        without log-probabilities writes the word (`JudgeReply.written`).
 
         Raises:
             UserError: The server returns NaN; or the words differ by case or marks only.
         """
         if is_word(yes, no):
             raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
+        return self._shortened(prompts, lambda asked: self._judge(asked, yes, no))
+
+    def _judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         conversations = [self._conversation(image, prompt) for image, prompt in prompts]
         if self._writes_labels:
             return self._labels(prompts, conversations, yes, no)
@@ -246,6 +254,31 @@ class ServedModel:
         ]
         judged = iter(self.judge(alone, yes, no))
         return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
+
+    def _shortened(
+        self, prompts: Sequence[AboutPicture], ask: Callable[[Sequence[AboutPicture]], Sequence[Reply]]
+    ) -> list[Reply]:
+        """Ask about prompts; about a refused one again with the leading three quarters of its documents, down to one.
+
+        A server says neither the tokens of a prompt before it reads it, nor always those of its context.
+        """
+        kept, replies = [len(prompt.documents) for _, prompt in prompts], dict[int, Reply]()
+        waiting = [*range(len(prompts))]
+        while waiting:
+            asked = [
+                (image, dataclasses.replace(prompt, documents=prompt.documents[: kept[place]]))
+                for place in waiting
+                for image, prompt in [prompts[place]]
+            ]
+            try:
+                replies |= zip(waiting, ask(asked), strict=True)
+            except AllRefused:  # the first requests of a run, each too long
+                if max(kept[place] for place in waiting) <= 1:
+                    raise
+            waiting = [it for it in waiting if it not in replies or (replies[it].refused and kept[it] > 1)]
+            for place in waiting:
+                kept[place] = 3 * kept[place] // 4 if kept[place] > 1 else kept[place]
+        return [replies[place] for place in range(len(prompts))]
 
     def _form(self, prompt: Prompt) -> Form:
         """Return the form that a reply is constrained to; `free` unless the server does so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from reflectune.core.types import Passage
 from reflectune.inference.operators.requests import (
@@ -30,6 +30,8 @@ from reflectune.inference.operators.requests import (
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.retrievers.joint import merge_hits
 
+MergeOrder = Literal["concat", "in_turn"]
+"""Order of several knowledge bases' passages: one base after the other, or in turn."""
 Value = TypeVar("Value")
 Steps = Generator[StepRequest, StepReply, Value]
 """Generator of steps that returns a value: the type of an operator, and of a whole trajectory."""
@@ -123,11 +125,11 @@ def rerank(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[Rer
     return _as(RerankReply, (yield RerankRequest(iteration, query, tuple(passages))))
 
 
-def merge(found: SearchReply) -> list[Passage]:
-    """Merge the passages found, each once: base after base, and within a base the queries' best ones in turn."""
-    bases = dict.fromkeys(base for hits in found.hits for base in hits)
-    by_base = [merge_hits([hits.get(base, ()) for hits in found.hits], "in_turn") for base in bases]
-    return [hit.passage for hit in merge_hits(by_base, "concat")]
+def merge(found: SearchReply, bases: MergeOrder = "concat") -> list[Passage]:
+    """Merge the passages found, each once: base after base, or in turn; of a base the queries' best in turn."""
+    names = dict.fromkeys(base for hits in found.hits for base in hits)
+    by_base = [merge_hits([hits.get(name, ()) for hits in found.hits], "in_turn") for name in names]
+    return [hit.passage for hit in merge_hits(by_base, bases)]
 
 
 def best_entries(found: SearchReply, entries: int) -> list[Passage]:

@@ -20,7 +20,7 @@ from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
+from reflectune.inference.operators.vocabulary import MergeOrder, Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
 from reflectune.inference.pipelines.iterative import (
     Budgets,
@@ -85,6 +85,11 @@ class RecordSettings(NoiseSettings, ExtractionSettings, PairSettings, SearchSett
 
     max_detailed_tokens: int = setting(
         0, "detailed_answer: longest detailed answer, in tokens; 0: `max_record_tokens`", ge=0
+    )
+    base_order: MergeOrder = setting(
+        "concat",
+        "MI-RAG, PMSR: passages of the knowledge bases in a prompt: one base after the other (concat), or in turn, so "
+        "that a short context cuts all of them",
     )
     answer_each: bool = setting(
         False, "MI-RAG, PMSR: answer after every iteration, from the records so far, to score each of them"
@@ -195,7 +200,7 @@ class RecordTrajectory(ABC):
     def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[list[Passage]]:
         """Search with queries, each with its share of the budget."""
         tops = split(searched(question, self.budgets), self._shares(queries))
-        return merge((yield from search(iteration, queries, tops)))
+        return merge((yield from search(iteration, queries, tops)), self.settings.base_order)
 
     def _shares(self, queries: Sequence[str]) -> list[int]:
         """Return the queries' shares of the budget."""

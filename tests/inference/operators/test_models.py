@@ -137,7 +137,7 @@ def test_a_refused_answer_is_an_error_and_cut_and_unread_replies_are_counted(stu
     server = stub_server(say, fault)
     with remote(server.url) as model:
         trace = run(ServedModel(model), scripting)
-        assert re.search("warning: of .* requests 1 refused and 2 cut off .*first: status 413", model.summary())
+        assert re.search("warning: of .* requests 3 refused and 2 cut off .*first: status 413", model.summary())
     assert trace.error.startswith("the server refused to answer (status 413")
     assert [trace.tokens[name] for name in REPLIES] == [1, 2, 2, 2, 0]
     counts = replies({"q": trace})
@@ -221,6 +221,26 @@ def test_each_document_is_judged_in_a_request_of_its_own(stub_server, remote) ->
         ]
         for document in ("One.", "Three.", "Two.")
     ]
+
+
+def test_a_prompt_that_is_too_long_for_a_server_is_read_with_fewer_documents(stub_server, remote) -> None:
+    """The first requests of a run among them, and those about one document, which stay refused."""
+    refuse = {"status": 400, "body": '{"error": {"message": "maximum context length"}}'}
+    server = stub_server(
+        say, lambda text, number: refuse if len(text) > 150 else {}, first_token={"Yes": math.log(0.6), "No": -3.0}
+    )
+    long = Prompt(ASKED.template, ASKED.texts, tuple(f"Document {n}, of some length." for n in range(10)))
+    alone = dataclasses.replace(long, documents=("word " * 50,))
+    with remote(server.url) as model:
+        served = ServedModel(model)
+        cut, refused, whole = served.write([(IMAGE, long), (IMAGE, alone), (IMAGE, ASKED)], 8)
+        (judged,) = served.judge([(IMAGE, long)], "Yes", "No")
+    assert (cut.shown, whole.shown, judged.shown) == (3, 2, 3)
+    assert cut.text == say("\n".join(["Question: Who built it?", *long.documents[:3]]))
+    assert (refused.text, refused.shown) == ("", 0)
+    assert "maximum context length" in refused.refused
+    with remote(server.url) as model, pytest.raises(UserError, match="refuses every request"):
+        ServedModel(RemoteModel(model.endpoint, model.cache.with_name("none.jsonl"))).write([(IMAGE, alone)], 8)
 
 
 WITHOUT_LOG_PROBABILITIES = {

@@ -170,3 +170,11 @@ def test_each_iteration_may_be_answered(script: Any) -> None:
         *(("reason", 0), ("answer", 0), ("reason", 1), ("answer", 1))
     ]
     assert trace.answer == "Ann Kirk"
+
+
+@pytest.mark.parametrize(("order", "cut"), [("concat", []), ("in_turn", ["pairs bridge. 0"])])
+def test_a_short_context_need_not_cut_the_pairs_first(script: Any, order: str, cut: list[str]) -> None:
+    script.room = 4  # the description and three passages
+    run(script, base_order=order, iterations=0)
+    read = next(text for kind, text, *_ in script.asked if kind == "write" and "summarize" in text)
+    assert [line.split(": ")[0] for line in read.splitlines() if line.startswith("pairs")] == cut
