@@ -7,20 +7,30 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.errors import UserError
+from reflectune.inference.operators.pair_pictures import PairPictures
 from reflectune.inference.operators.parsing import label
-from reflectune.inference.operators.requests import Form, JudgeEachReply, JudgeReply, Picture, Prompt, WriteReply
+from reflectune.inference.operators.requests import (
+    Form,
+    JudgeEachReply,
+    JudgeReply,
+    Picture,
+    Prompt,
+    WriteReply,
+    run_slot,
+)
 from reflectune.inference.operators.schemas import response_format
 from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, RemoteReply, is_word
 from reflectune.models.remote.pictures import PictureUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
-from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
+from reflectune.models.rendering.turns import PICTURE, PictureSlot, Slot, Turn, Turns, fit_leading, prompt_parts
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.interface import Engine
 
+DOCUMENTS: Final = Slot("documents")
 AboutPicture = tuple[Picture, Prompt]
 """The picture of a question, and a prompt about it."""
 
@@ -36,10 +46,11 @@ class LocalModel:
     Args:
         engine: The model's engine.
         pictures: Minimum number of cached pictures: those of a batch of questions.
+        of_pairs: Pictures of documents, if prompts show them.
     """
 
-    def __init__(self, engine: Engine, pictures: int) -> None:
-        self._engine, self._renderer = engine, engine.renderer
+    def __init__(self, engine: Engine, pictures: int, of_pairs: PairPictures | None = None) -> None:
+        self._engine, self._renderer, self._of_pairs = engine, engine.renderer, of_pairs
         engine.image_prefixes.keep(pictures)
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
@@ -120,13 +131,19 @@ class LocalModel:
 
     def fit(self, image: Picture, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
         """Return the number of a prompt's documents that leave room for a reply, and the prompt with them."""
-        turns = self._turns(prompt)
-        return fit_leading(
-            lambda count: self._renderer.conversation(turns, prompt.text(count), image),
-            len(prompt.documents),
-            self._engine.max_length - max_tokens,
-            length=lambda rendered: len(rendered.ids),
-        )
+
+        def render(count: int) -> Rendered:
+            paths = prompt.shown_pictures(count)
+            turns = self._turns(prompt, len(paths))
+            if not paths:
+                return self._renderer.conversation(turns, prompt.text(count), image)
+            images = [image] if prompt.picture and image is not None else []
+            images += [_needed(self._of_pairs).load(path) for path in paths]
+            rendered = self._renderer.conversation(turns, prompt.text(count), images)
+            return dataclasses.replace(rendered, own_pictures=True)
+
+        room = self._engine.max_length - max_tokens
+        return fit_leading(render, len(prompt.documents), room, length=lambda rendered: len(rendered.ids))
 
     def _lines(self, reply: str) -> str:
         """Strip reflection tokens and runs of spaces from each line of a decoded reply, and keep the line breaks."""
@@ -153,8 +170,9 @@ class LocalModel:
             raise UserError(f"this model's tokenizer can't tell {yes!r} from {no!r} by one token; give other words")
         return same, [word[len(same)] for word in words]
 
-    def _turns(self, prompt: Prompt) -> Turns:
-        turn = Turn("user", prompt_parts(prompt.template), image=prompt.picture)
+    def _turns(self, prompt: Prompt, pictures: int = 0) -> Turns:
+        parts = documents_parts(prompt_parts(prompt.template), pictures)
+        turn = Turn("user", parts, image=prompt.picture)
         return self._renderer.under_system(prompt.system, turn)
 
 
@@ -165,10 +183,11 @@ class ServedModel:
 
     Args:
         remote: The model's client.
+        of_pairs: Pictures of documents, if prompts show them.
     """
 
-    def __init__(self, remote: RemoteModel) -> None:
-        self._remote = remote
+    def __init__(self, remote: RemoteModel, of_pairs: PairPictures | None = None) -> None:
+        self._remote, self._of_pairs = remote, of_pairs
         self._urls = PictureUrls(remote.endpoint.max_pixels)
         self._writes_labels = False
 
@@ -285,18 +304,46 @@ class ServedModel:
         return prompt.form if self._remote.endpoint.guided else "free"
 
     def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
-        return conversation(self._urls.of(image) if prompt.picture and image is not None else "", prompt)
+        paths = prompt.shown_pictures(len(prompt.documents))
+        of_pairs = [self._urls.of(_needed(self._of_pairs).load(path)) for path in paths]
+        return conversation(self._urls.of(image) if prompt.picture and image is not None else "", prompt, of_pairs)
 
 
-def conversation(picture: str, prompt: Prompt) -> Messages:
-    """Convert a prompt to the messages of the protocol, the picture's data URL first; "" for no picture."""
-    words = "".join(
-        part if isinstance(part, str) else prompt.text(len(prompt.documents))[part.name]
-        for part in prompt_parts(prompt.template)
-    )
+def conversation(picture: str, prompt: Prompt, of_documents: Sequence[str] = ()) -> Messages:
+    """Convert a prompt to the messages of the protocol.
+
+    Args:
+        picture: Data URL of the question's picture, which comes first; "" for none.
+        prompt: The prompt.
+        of_documents: Data URLs of the documents' pictures; each stands before its document.
+    """
+    texts, urls = prompt.text(len(prompt.documents)), iter(of_documents)
+    content: list[dict[str, Any]] = [_shown(picture)] if picture else []
+    words = ""
+    for part in documents_parts(prompt_parts(prompt.template), len(of_documents)):
+        if isinstance(part, PictureSlot):
+            content += [{"type": "text", "text": words}, _shown(next(urls))]
+            words = ""
+        else:
+            words += part if isinstance(part, str) else texts[part.name]
     system: Messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    shown = [{"type": "image_url", "image_url": {"url": picture}}] if picture else []
-    return [*system, {"role": "user", "content": [*shown, {"type": "text", "text": words}]}]
+    return [*system, {"role": "user", "content": [*content, {"type": "text", "text": words}]}]
+
+
+def _needed(of_pairs: PairPictures | None) -> PairPictures:
+    if of_pairs is None:
+        raise ValueError("a prompt shows pictures of documents, and nothing loads them")
+    return of_pairs
+
+
+def _shown(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def documents_parts(parts: Sequence[str | Slot], pictures: int) -> tuple[str | Slot | PictureSlot, ...]:
+    """Return a prompt's parts with places for its documents' pictures: each begins a slot of its own (`run_slot`)."""
+    runs = [run for n in range(1, pictures + 1) for run in (" ", PICTURE, Slot(run_slot(n)))]
+    return tuple(each for part in parts for each in ((part, *runs) if part == DOCUMENTS else (part,)))
 
 
 def _written(reply: RemoteReply, prompt: Prompt) -> WriteReply:

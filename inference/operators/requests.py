@@ -26,6 +26,11 @@ ModelName = Literal["reader", "answerer"]
 """Models of a pipeline: the reader, which also writes queries and reasons, and the answerer."""
 
 
+def run_slot(number: int) -> str:
+    """Return the name of the slot of the documents from a prompt's nth picture of a document to the next one."""
+    return f"documents_{number}"
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A user turn about the question's picture.
@@ -38,6 +43,8 @@ class Prompt:
         system: System prompt. Prepended to the user turn if the chat template has no system role.
         picture: True to show the question's picture.
         form: Form of the reply; one that can't be read in it is counted.
+        pictures: Paths of documents' pictures, by the document's place in `documents`. Each stands before its document,
+            behind a label `Picture n:`; n counts the pictures of the prompt, the question's first.
     """
 
     template: str
@@ -46,10 +53,25 @@ class Prompt:
     system: str = ""
     picture: bool = True
     form: Form = "free"
+    pictures: Mapping[int, str] = field(default_factory=dict)
+
+    def shown_pictures(self, shown: int) -> list[str]:
+        """Return the paths of the pictures of the first `shown` documents."""
+        return [self.pictures[place] for place in sorted(self.pictures) if place < shown]
 
     def text(self, shown: int) -> Mapping[str, str]:
-        """Return the contents of all slots, with the first `shown` documents."""
-        return {**self.texts, "documents": "\n".join(self.documents[:shown])}
+        """Return the contents of all slots, with the first `shown` documents.
+
+        The documents from the first picture to the second are the slot `documents_1`, and so on.
+        """
+        runs: list[list[str]] = [[]]
+        for place, document in enumerate(self.documents[:shown]):
+            if place in self.pictures:
+                runs[-1].append(f"Picture {len(runs) + self.picture}:")
+                runs.append([])
+            runs[-1].append(document)
+        first, *others = ["\n".join(run) for run in runs]
+        return {**self.texts, "documents": first, **{run_slot(n): run for n, run in enumerate(others, start=1)}}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
+from reflectune.inference.operators.pair_pictures import PairPictures
 from reflectune.inference.operators.requests import Box, Picture, RerankReply, RerankRequest, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Embed, TooLong, none_too_long
 from reflectune.retrieval.config import SummarySettings
@@ -30,6 +31,8 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Found = TypeVar("Found")
+PAIRS: Final = "pairs"
+"""Name of the base of image-text pairs."""
 ENTRIES: Final = "entries"
 """Name of the base whose entries are documents."""
 
@@ -67,12 +70,14 @@ class KnowledgeBases:
         embed: Unit vectors of texts.
         too_long: Finds queries that the encoder of a base doesn't read whole.
         embed_too_long: Finds texts that `embed` doesn't read whole.
+        pictures: Pictures of pairs, if they are shown.
     """
 
     joint: JointSearch
     embed: Embed
     too_long: TooLong = none_too_long
     embed_too_long: TooLong = none_too_long
+    pictures: PairPictures | None = None
 
     def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions, with all queries in one call to each base.
@@ -87,11 +92,26 @@ class KnowledgeBases:
         query_hits = iter(self.joint.search(queries, tops))
         return [
             dataclasses.replace(
-                _retrieved(request, list(itertools.islice(query_hits, len(request.queries)))),
+                self._pictured(_retrieved(request, list(itertools.islice(query_hits, len(request.queries))))),
                 cut=sum(self.too_long(request.queries)),
             )
             for _, request in searches
         ]
+
+    def _pictured(self, found: SearchReply) -> SearchReply:
+        """Return a reply with the paths of the pairs' pictures."""
+        if (pictures := self.pictures) is None:
+            return found
+        hits = tuple(
+            {
+                base: tuple(dataclasses.replace(hit, picture=pictures.path_of(hit.passage.entry_id)) for hit in by_base)
+                if base == PAIRS
+                else by_base
+                for base, by_base in of_query.items()
+            }
+            for of_query in found.hits
+        )
+        return dataclasses.replace(found, hits=hits)
 
 
 def _retrieved(request: SearchRequest, query_hits: Sequence[JointHits]) -> SearchReply:
@@ -113,6 +133,7 @@ def knowledge_bases(
     top_n: int,
     lead: Lead,
     tool: SearchTool | None = None,
+    pictures: PairPictures | None = None,
 ) -> KnowledgeBases:
     """Build the bases of a config's indexes.
 
@@ -130,6 +151,7 @@ def knowledge_bases(
         top_n: Number of entries whose passages `pair_text: passages` searches.
         lead: Text before each passage.
         tool: A search tool, added as the base `web`.
+        pictures: Pictures of the pairs, if they are shown.
     """
     searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
     if entries is not None:
@@ -149,7 +171,7 @@ def knowledge_bases(
     def too_long(queries: Sequence[str]) -> list[bool]:
         return [any(cut) for cut in zip(*(base.too_long(queries) for base in read_by), strict=True)]
 
-    return KnowledgeBases(joint, encodes.embed, too_long, encodes.too_long)
+    return KnowledgeBases(joint, encodes.embed, too_long, encodes.too_long, pictures)
 
 
 def _pairs(
@@ -162,16 +184,16 @@ def _pairs(
 ) -> Searcher:
     """Build the base `pairs`: sections, or entries with a passage, their summary, or all of their passages."""
     if text != "passages" and entries.has_sections:
-        return SectionPairs("pairs", entries, knowledge, text == "summary", weights, lead)
+        return SectionPairs(PAIRS, entries, knowledge, text == "summary", weights, lead)
     if text == "summary":
-        return Summaries("pairs", entries, knowledge, weights=weights)
+        return Summaries(PAIRS, entries, knowledge, weights=weights)
 
     def passages_of(entry_id: str) -> list[Passage]:
         return split_passages(knowledge.get(entry_id), lead=lead)
 
     if text == "section":
-        return BestPassages("pairs", entries, passages_of, weights=weights)
-    return PassagesInside("pairs", entries, passages_of, entries=top_n, weights=weights)
+        return BestPassages(PAIRS, entries, passages_of, weights=weights)
+    return PassagesInside(PAIRS, entries, passages_of, entries=top_n, weights=weights)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class StepLog:
             step = dataclasses.replace(step, probability=reply.yes, written=reply.written)
         elif isinstance(reply, SearchReply) and isinstance(request, SearchRequest):
             counts["searches"] += len(request.queries)
-            self._count_cut("queries_cut", reply.cut)
+            self._count("queries_cut", reply.cut)
             step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
             if reply.missing:
                 counts["searches_failed"] = counts.get("searches_failed", 0) + 1
@@ -99,12 +99,13 @@ class StepLog:
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
         elif isinstance(reply, LikenReply):
-            self._count_cut("compared_cut", reply.cut)
+            self._count("compared_cut", reply.cut)
             step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
         self.steps.append(step)
 
     def _count_written(self, request: WriteRequest, reply: WriteReply) -> None:
-        """Count a final reply that is not as it should be."""
+        """Count a final reply that is not as it should be, and the documents' pictures that it was written from."""
+        self._count("pictures_shown", len(request.prompt.shown_pictures(reply.shown)))
         unread = unreadable(request, reply)
         self.tokens["replies_cut"] += not reply.finished and not reply.refused
         self.tokens["replies_unread"] += unread and not reply.refused
@@ -121,9 +122,9 @@ class StepLog:
     def _note(self, name: str) -> None:
         self.tokens[name] = self.tokens.get(name, 0) + 1
 
-    def _count_cut(self, name: str, cut: int) -> None:
-        if cut:
-            self.tokens[name] = self.tokens.get(name, 0) + cut
+    def _count(self, name: str, number: int) -> None:
+        if number:
+            self.tokens[name] = self.tokens.get(name, 0) + number
 
 
 def unreadable(request: WriteRequest, reply: WriteReply) -> bool:

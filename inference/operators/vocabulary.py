@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from reflectune.core.types import Passage
@@ -50,6 +51,7 @@ def write(
     picture: bool = True,
     keeps_thoughts: bool = False,
     form: Form = "free",
+    pictures: Mapping[int, str] = MappingProxyType({}),
 ) -> Steps[WriteReply]:
     """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
@@ -63,8 +65,9 @@ def write(
         picture: True to show the question's picture.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
         form: Form of the reply.
+        pictures: Paths of documents' pictures, by place; see `Prompt`.
     """
-    prompt = Prompt(template, texts, tuple(documents), system, picture, form)
+    prompt = Prompt(template, texts, tuple(documents), system, picture, form, pictures)
     reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
     return _as(WriteReply, reply)
 

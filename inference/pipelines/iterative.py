@@ -12,6 +12,7 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel, ServedModel
+from reflectune.inference.operators.pair_pictures import PairPictures, PairPictureSettings
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, TrajectoryPipeline, TrajectoryResult
@@ -155,13 +156,24 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
     return entries
 
 
-def reading_models(parts: PipelineParts) -> Mapping[ModelName, Model]:
-    """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often one model."""
-    served = ServedModel(needed(parts.remote)) if parts.use.is_served else None
-    reader: Model = LocalModel(needed(parts.engine), _PICTURES) if parts.use.reader else needed(served)
+def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> Mapping[ModelName, Model]:
+    """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often one model.
+
+    Args:
+        shown: Pictures of pairs, if the reader is shown them.
+    """
+    served = ServedModel(needed(parts.remote), shown) if parts.use.is_served else None
+    reader: Model = LocalModel(needed(parts.engine), _PICTURES, shown) if parts.use.reader else needed(served)
     if parts.answerer is not None:
         return {"reader": reader, "answerer": LocalModel(parts.answerer, _PICTURES)}
     return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader}
+
+
+def _shown(settings: Settings, parts: PipelineParts) -> PairPictures | None:
+    """Return the pictures of pairs, if the settings show them."""
+    if not isinstance(settings, PairPictureSettings) or not settings.pair_pictures:
+        return None
+    return PairPictures(parts.knowledge, settings.pair_pixels)
 
 
 def search_tool(parts: PipelineParts) -> SearchTool:
@@ -214,6 +226,7 @@ def iterative_recipe(
 
     def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
         by_texts = takes_texts and parts.retriever is None and parts.texts is not None
+        shown = _shown(settings, parts)
         bases = knowledge_bases(
             None if by_texts else entry_retriever(name, parts),
             parts.texts if recipe.needs("texts") else None,
@@ -224,8 +237,9 @@ def iterative_recipe(
             top_n=settings.top_n if isinstance(settings, DepthSettings) else 0,
             lead=settings.lead,
             tool=search_tool(parts) if recipe.needs("pages") else None,
+            pictures=shown,
         )
-        models = reading_models(parts)
+        models = reading_models(parts, shown)
         tools = Tools(models, bases.search, bases.embed, budget=parts.budget, too_long=bases.embed_too_long)
         if recipe.needs("reranker"):
             rank = functools.partial(reranked, reranker=needed(parts.reranker))

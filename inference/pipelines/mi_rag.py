@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
+from reflectune.inference.operators.pair_pictures import PairPictureSettings, pictures_of
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.searching import SearchSettings
@@ -74,7 +75,9 @@ REPEATS = "queries repeat"
 """End of a trajectory whose queries repeat (PMSR)."""
 
 
-class RecordSettings(NoiseSettings, ExtractionSettings, PairSettings, SearchSettings, TrajectorySettings):
+class RecordSettings(
+    NoiseSettings, ExtractionSettings, PairPictureSettings, PairSettings, SearchSettings, TrajectorySettings
+):
     """Settings of pipelines that write reasoning records."""
 
     iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)
@@ -127,6 +130,10 @@ class MiRagSettings(RecordSettings):
     )
 
 
+Retrieved = tuple[list[Passage], Mapping[int, str]]
+"""Passages, and the paths of the pictures that are shown with them, by place."""
+
+
 @dataclass(frozen=True)
 class RecordTrajectory(ABC):
     """A trajectory of one question that searches, writes records, and answers from them.
@@ -169,10 +176,11 @@ class RecordTrajectory(ABC):
                 queries = yield from self._next(iteration, question, records or description or [""])
                 if (yield from self._repeats(iteration, question, queries, earlier)):
                     return True, answer
-            found = yield from self._retrieve(iteration, question, queries)
+            found, pictures = yield from self._retrieve(iteration, question, queries)
             passages |= {passage.id: passage for passage in found}
-            documents = texts_of(found) if iteration else [*description, *texts_of(found)]
-            record = yield from self._reason(iteration, question, documents)
+            opening = [] if iteration else description
+            shifted = {len(opening) + place: path for place, path in pictures.items()}
+            record = yield from self._reason(iteration, question, [*opening, *texts_of(found)], shifted)
             records += [record] if record.strip() else []
             if self.settings.answer_each:
                 answer = yield from self._answer(question, iteration, records, passages)
@@ -197,10 +205,12 @@ class RecordTrajectory(ABC):
         yield from ()
         return False
 
-    def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[list[Passage]]:
+    def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[Retrieved]:
         """Search with queries, each with its share of the budget."""
         tops = split(searched(question, self.budgets), self._shares(queries))
-        return merge((yield from search(iteration, queries, tops)), self.settings.base_order)
+        found = yield from search(iteration, queries, tops)
+        passages = merge(found, self.settings.base_order)
+        return passages, pictures_of(found, passages, self.settings.pair_pictures)
 
     def _shares(self, queries: Sequence[str]) -> list[int]:
         """Return the queries' shares of the budget."""
@@ -216,12 +226,21 @@ class RecordTrajectory(ABC):
         )
         return [*read_queries(reply.text, most)]
 
-    def _reason(self, iteration: int, question: Question, documents: Sequence[str]) -> Steps[str]:
+    def _reason(
+        self, iteration: int, question: Question, documents: Sequence[str], pictures: Mapping[int, str]
+    ) -> Steps[str]:
         """Reason over the results: write a record of what is new."""
         template = REASON if question.image else REASON_TEXTS
         slots, longest = {"question": question.text}, self.settings.max_record_tokens
         reply = yield from write(
-            "reason", iteration, template, slots, documents=documents, max_tokens=longest, form="text"
+            "reason",
+            iteration,
+            template,
+            slots,
+            documents=documents,
+            max_tokens=longest,
+            form="text",
+            pictures=pictures,
         )
         return reply.text
 

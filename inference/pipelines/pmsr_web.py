@@ -15,12 +15,13 @@ from typing import Final
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
+from reflectune.inference.operators.pair_pictures import pictures_of
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.spoken import spoken
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import expand, iterative_recipe, split
-from reflectune.inference.pipelines.mi_rag import with_options
+from reflectune.inference.pipelines.mi_rag import Retrieved, with_options
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.requirements import ENTRY_INDEX, OPTIONAL_TEXTS, PAGES
@@ -79,14 +80,15 @@ class PmsrWeb(Pmsr):
         earlier[:] = filter(None, earlier)
         return (yield from super()._repeats(iteration, question, queries, earlier))
 
-    def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[list[Passage]]:
+    def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[Retrieved]:
         """Search pages and pairs; a page is read as its summary."""
         tops = split(self.budgets, self._shares(queries))
         web = {WEB: [self.settings.web_results] * len(queries)} if iteration else {}
         found = yield from search(iteration, queries, {**web, **tops})
         summaries = yield from self._summaries(iteration, question, queries, found)
         pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
-        return [*summaries, *merge(pairs)]
+        passages = [*summaries, *merge(pairs)]
+        return passages, pictures_of(pairs, passages, self.settings.pair_pictures)
 
     def _condense(self, iteration: int, question: Question, query: str) -> Steps[str]:
         """Write a short query for the search tool; "" if the reply has none."""

@@ -24,9 +24,10 @@ def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered,
     That token belongs to the first part: positions continue from a text token, and M-RoPE advances by a picture's size.
 
     Returns:
-        The image prefix and the ids that follow it; None without a picture, or if fewer than two tokens follow it.
+        The image prefix and the ids that follow it; None without a picture, if fewer than two tokens follow it, or if
+        it has pictures that no other prompt shares.
     """
-    if image_token_id not in prefix.ids:
+    if prefix.own_pictures or image_token_id not in prefix.ids:
         return None
     end = len(prefix.ids) - prefix.ids[::-1].index(image_token_id) + 1
     if end >= len(prefix.ids):

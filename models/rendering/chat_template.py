@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jinja2
 
 from reflectune.core.errors import UserError
+from reflectune.models.rendering.turns import Gap, PictureSlot, Slot, Turn
+from reflectune.models.rendering.untrusted import slot_mark
 
 LLAVA_15: Final = (
     "{{ bos_token }}A chat between a curious user and an artificial intelligence assistant. The assistant gives "
@@ -173,3 +175,23 @@ def has_system_turn(processor: Any) -> bool:
         with contextlib.suppress(jinja2.TemplateError, TypeError, ValueError):
             written[role] = processor.apply_chat_template([message], tokenize=False)
     return "Be brief." in written["system"] and written["system"] != written["assistant"]
+
+
+def content(turn: Turn, gap: Callable[[], str], closing: str) -> list[dict[str, str]]:
+    """Return a turn's content for a chat template: texts, with slots marked, and places of pictures.
+
+    Args:
+        turn: The turn.
+        gap: Returns the text of a `Gap`.
+        closing: Text behind an assistant's turn.
+    """
+    made, text = [{"type": "image"}] if turn.image else [], ""
+    for part in turn.parts:
+        if isinstance(part, PictureSlot):
+            made += [{"type": "text", "text": text}, {"type": "image"}]
+            text = ""
+        elif isinstance(part, Gap):
+            text += gap()
+        else:
+            text += slot_mark(part) if isinstance(part, Slot) else part
+    return [*made, {"type": "text", "text": text + (closing if turn.role == "assistant" else "")}]

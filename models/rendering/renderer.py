@@ -15,12 +15,12 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
-from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, has_system_turn
+from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, content, has_system_turn
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
+    PICTURE,
     QUESTION,
-    Gap,
     Slot,
     Turn,
     Turns,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # see attention/tree.py
     from torch import Tensor
 
 Chunks = tuple[str | Slot, ...]
+Pictures = Image.Image | Sequence[Image.Image] | None
 Texts = Mapping[str, str]
 """Texts of the turns' slots, by the slot's name. They are untrusted."""
 
@@ -50,13 +51,15 @@ class Rendered:
         ids: Token ids, with expanded image placeholders.
         labels: `ids` where supervised, else -100.
         vision: The processor's output for the image (`pixel_values`, `image_grid_thw`, …).
-        picture: The image, and the range of `ids` that its token was expanded to.
+        picture: The image, and the range of `ids` that its token was expanded to; None for several.
+        own_pictures: True if other prompts don't share the ids up to the last picture.
     """
 
     ids: list[int]
     labels: list[int]
     vision: Mapping[str, Tensor] = field(default_factory=dict)
     picture: tuple[Image.Image, int, int] | None = None
+    own_pictures: bool = False
 
 
 class Features(Protocol):
@@ -127,13 +130,13 @@ class Renderer:
         """Image and question up to the assistant's cue, where the assistant's first token comes next."""
         return self.conversation(question_turns(), {"question": question}, image)
 
-    def conversation(self, turns: Turns, texts: Texts, image: Image.Image | None) -> Rendered:
+    def conversation(self, turns: Turns, texts: Texts, image: Pictures) -> Rendered:
         """Render a whole conversation about an image; the assistant's cue follows the user's turn.
 
         Args:
             turns: The conversation, from its first turn on.
             texts: Texts of its slots.
-            image: The picture of one of its turns; None if no turn has one.
+            image: The picture of one of its turns, or several in order; None if no turn has one.
         """
         return self._read(self._chunks(turns, cue=turns[-1].role == "user"), texts, image)
 
@@ -177,7 +180,7 @@ class Renderer:
         """
         trusted = tuple(part if isinstance(part, Slot) else self._safe.trust(part) for part in chunks)
         ids = self._safe.encode_from_start(fill_slots(trusted, texts))
-        return Rendered(ids, [IGNORE] * len(ids)) if image is None else self._with_image(ids, image)
+        return Rendered(ids, [IGNORE] * len(ids)) if image is None else self._with_images(ids, [image])
 
     def template(self, turns: Turns) -> Chunks:
         """Return the text of a conversation up to the assistant's cue, special tokens as people write them."""
@@ -274,28 +277,35 @@ class Renderer:
         ]
         return tuple(common_prefix(probes))
 
-    def _read(self, chunks: Chunks, texts: Texts, image: Image.Image | None) -> Rendered:
+    def _read(self, chunks: Chunks, texts: Texts, image: Pictures) -> Rendered:
         """Encode a conversation from its beginning."""
         return self._asked(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
 
-    def _asked(self, ids: list[int], texts: Texts, image: Image.Image | None) -> Rendered:
+    def _asked(self, ids: list[int], texts: Texts, image: Pictures) -> Rendered:
         """A conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
         if not texts["question"].strip():
             raise UnusableInput("a question is empty; give it a text, or leave it out")
         if self.image_token_id not in ids:
             return Rendered(ids, [IGNORE] * len(ids))
-        if not isinstance(image, Image.Image):
+        if image is None:
             raise UnusableInput(f"the question `{texts['question']}` has no image; every question needs one")
-        return self._with_image(ids, image)
+        images = [image] if isinstance(image, Image.Image) else image
+        if len(images) != (places := ids.count(self.image_token_id)):
+            raise UnusableInput(f"the question `{texts['question']}` has {len(images)} pictures for {places} places")
+        return self._with_images(ids, images)
 
-    def _with_image(self, ids: list[int], image: Image.Image) -> Rendered:
-        """A sequence with the image's placeholder expanded by the processor."""
-        expansion, vision = self._process(image)
-        if self.features:
-            vision = self.features.swapped(vision)
-        place = ids.index(self.image_token_id)
-        ids = [*ids[:place], *expansion, *ids[place + 1 :]]
-        return Rendered(ids, [IGNORE] * len(ids), vision, (image, place, place + len(expansion)))
+    def _with_images(self, ids: list[int], images: Sequence[Image.Image]) -> Rendered:
+        """A sequence with the images' placeholders expanded by the processor."""
+        from reflectune.models.attention.collation import join_vision  # imports torch
+
+        made = [self._process(image) for image in images]
+        visions = [self.features.swapped(vision) if self.features else vision for _, vision in made]
+        places = [place for place, token in enumerate(ids) if token == self.image_token_id]
+        for place, (expansion, _) in reversed(list(zip(places, made, strict=True))):
+            ids = [*ids[:place], *expansion, *ids[place + 1 :]]
+        vision = visions[0] if len(visions) == 1 else join_vision(visions)
+        picture = (images[0], places[0], places[0] + len(made[0][0])) if len(images) == 1 else None
+        return Rendered(ids, [IGNORE] * len(ids), vision, picture)
 
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for a picture, with pixels."""
@@ -329,30 +339,20 @@ class Renderer:
 
     def _render(self, turns: Turns, *, cue: bool) -> str:
         """The chat template's text, slots marked and our special tokens replaced by their secret names."""
-        messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
+        messages = [{"role": t.role, "content": content(t, lambda: self._gap, self._closing)} for t in turns]
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
         except (jinja2.TemplateError, TypeError, ValueError) as error:  # ValueError: there is none
             raise UserError(f"this model's chat template can't take an image and a text ({error}); {ADVICE}") from error
         marks = [slot_mark(part) for turn in turns for part in turn.parts if isinstance(part, Slot)]
         lost = [mark for mark in marks if text.count(mark) != 1]
-        if lost or text.count(self.processor.image_token) != sum(turn.image for turn in turns):
+        shown = sum(turn.image + turn.parts.count(PICTURE) for turn in turns)
+        if lost or text.count(self.processor.image_token) != shown:
             raise UserError(
                 f"this model's chat template must show every text and image ({self.processor.image_token}) once; "
                 f"it made {text!r} of {messages!r}"
             )
         return self._safe.trust(text)
-
-    def _content(self, turn: Turn) -> list[dict[str, str]]:
-        text = "".join(self._part(part) for part in turn.parts)
-        closing = self._closing if turn.role == "assistant" else ""
-        image = [{"type": "image"}] if turn.image else []
-        return [*image, {"type": "text", "text": text + closing}]
-
-    def _part(self, part: str | Slot | Gap) -> str:
-        if isinstance(part, Gap):
-            return self._gap
-        return slot_mark(part) if isinstance(part, Slot) else part
 
     def _find_end(self) -> int:
         """The token that ends the assistant's turn; a template without one (LLaVA-1.5's) gets the tokenizer's."""

@@ -28,11 +28,16 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class PictureSlot:
+    """A place for a picture between texts; a chat template may put all pictures of a turn before its texts."""
+
+
+@dataclass(frozen=True)
 class Turn:
-    """A turn of a conversation. Its text parts are joined without separators."""
+    """A turn of a conversation. Its text parts are joined without separators; `image`: its first picture leads."""
 
     role: Literal["user", "assistant", "system"]
-    parts: tuple[str | Slot | Gap, ...]
+    parts: tuple[str | Slot | Gap | PictureSlot, ...]
     image: bool = False
 
 
@@ -68,6 +73,7 @@ class Vocabulary(Protocol):
 
 
 GAP: Final = Gap()
+PICTURE: Final = PictureSlot()
 QUESTION: Final = Slot("question")
 ANSWER: Final = Slot("answer")
 

@@ -1,0 +1,85 @@
+"""Pictures of retrieved pairs, to be shown in prompts next to the pairs' texts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.config import Settings, setting
+from reflectune.core.images import BadImage, load_image
+from reflectune.core.types import Passage
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.operators.requests import SearchReply
+
+_CACHED = 256
+"""Scaled pictures that are kept for pairs that are found again."""
+
+
+class PairPictureSettings(Settings):
+    """Pictures of pairs in prompts."""
+
+    pair_pictures: int = setting(
+        0,
+        "MI-RAG, PMSR: most pairs of an iteration whose pictures are shown with their texts; papers: all 10",
+        ge=0,
+    )
+    pair_pixels: int = setting(
+        200_704, "MI-RAG, PMSR: a pair's larger picture is scaled down to this many pixels, e.g. 448 x 448", ge=1
+    )
+
+
+@dataclass(frozen=True)
+class PairPictures:
+    """Pictures of a knowledge base's entries, scaled down.
+
+    Attributes:
+        knowledge: The entries.
+        most_pixels: Most pixels of a picture.
+    """
+
+    knowledge: KnowledgeBase
+    most_pixels: int
+
+    def path_of(self, entry_id: str) -> str:
+        """Return the path of an entry's first picture; "" if it has none that can be read."""
+        entry = self.knowledge.get(entry_id)
+        path = str(self.knowledge.image_path(entry)) if entry.images else ""
+        try:
+            return path if path and self.load(path) else ""
+        except BadImage:
+            return ""
+
+    def load(self, path: str) -> Image.Image:
+        """Return a picture of at most `most_pixels`.
+
+        Raises:
+            BadImage: It is missing or damaged.
+        """
+        return _scaled(path, (self.knowledge.image_root, self.knowledge.folder.parent), self.most_pixels)
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def _scaled(path: str, roots: tuple[object, ...], most_pixels: int) -> Image.Image:
+    image: Image.Image = load_image(path, root=roots)  # type: ignore[arg-type]  # paths
+    factor = math.sqrt(most_pixels / (image.width * image.height))
+    if factor >= 1:
+        return image
+    return image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))))
+
+
+def pictures_of(found: SearchReply, passages: Sequence[Passage], most: int) -> Mapping[int, str]:
+    """Return the paths of the pictures of the first `most` pairs among passages, by their place.
+
+    Args:
+        found: The search that found them.
+        passages: Merged passages, in the order of the documents.
+        most: Most pictures.
+    """
+    hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
+    paths = {hit.passage: hit.picture for hit in hits if hit.picture}
+    pairs = [(place, paths[passage]) for place, passage in enumerate(passages) if passage in paths]
+    return dict(pairs[:most])

@@ -1,0 +1,173 @@
+"""Pictures of pairs in prompts: which are shown, where, how large, locally and on the wire; none by default."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Entry, Question
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.operators.models import LocalModel, ServedModel
+from reflectune.inference.operators.pair_pictures import PairPictures, pictures_of
+from reflectune.inference.operators.requests import Prompt, SearchReply, SearchRequest
+from reflectune.inference.operators.searching import KnowledgeBases
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.operators.vocabulary import merge
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
+from reflectune.inference.pipelines.pmsr import PmsrFixed, PmsrFixedSettings
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.retrievers.joint import JointSearch
+
+PROMPT = Prompt("Question: {question}\nKnowledge: {documents}\n\nSum up.\n", {"question": "Who built it?"})
+TEXTS = ("A bridge.", "Kirk: red.", "No pair.", "Moss: blue.")
+
+
+@pytest.fixture
+def knowledge(tmp_path) -> KnowledgeBase:
+    for name, size in (("a", (640, 480)), ("b", (30, 20))):
+        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    images = {"a": ("a.png",), "b": ("b.png", "a.png"), "bad": ("bad.png",), "none": ()}
+    entries = [Entry(name, name, images=paths) for name, paths in images.items()]
+    return write_knowledge_base(tmp_path / "kb", entries, name="kb", image_root="..")
+
+
+@pytest.fixture
+def shown(knowledge) -> PairPictures:
+    return PairPictures(knowledge, 30_000)
+
+
+@pytest.fixture
+def prompt(shown) -> Prompt:
+    return dataclasses.replace(PROMPT, documents=TEXTS, pictures={1: shown.path_of("a"), 3: shown.path_of("b")})
+
+
+def test_a_picture_is_scaled_down_and_one_that_cannot_be_read_is_not_shown(shown) -> None:
+    assert shown.load(shown.path_of("a")).size == (200, 150)
+    assert shown.load(shown.path_of("b")).size == (30, 20)
+    assert (shown.path_of("bad"), shown.path_of("none")) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, {"documents": ""}),
+        (1, {"documents": "A bridge."}),
+        (2, {"documents": "A bridge.\nPicture 2:", "documents_1": "Kirk: red."}),
+        (3, {"documents": "A bridge.\nPicture 2:", "documents_1": "Kirk: red.\nNo pair."}),
+        (
+            4,
+            {
+                "documents": "A bridge.\nPicture 2:",
+                "documents_1": "Kirk: red.\nNo pair.\nPicture 3:",
+                "documents_2": "Moss: blue.",
+            },
+        ),
+    ],
+)
+def test_a_label_counts_the_pictures_of_the_prompt(prompt, count, expected) -> None:
+    assert prompt.text(count) == {"question": "Who built it?", **expected}
+    assert len(prompt.shown_pictures(count)) == len(expected) - 1
+    without = dataclasses.replace(prompt, picture=False).text(4)
+    assert without["documents"] == "A bridge.\nPicture 1:"
+
+
+def test_pairs_alone_have_pictures_and_the_first_ones_are_shown(make, shown) -> None:
+    passages = {name: make.passage(entry_id=name) for name in ("a", "bad", "none", "b", "text")}
+
+    class Base:
+        def __init__(self, name: str, found: list[str]) -> None:
+            self.name, self.found = name, found
+
+        def search(self, queries: Any, top: int) -> list[list[PassageHit]]:
+            hits = [PassageHit(passages[name], 1.0, 1) for name in self.found]
+            return [hits for _ in queries]
+
+    bases = [Base("texts", ["text"]), Base("pairs", ["a", "bad", "none", "b"])]
+    search = KnowledgeBases(JointSearch(bases), embed=lambda texts: None, pictures=shown)  # type: ignore[arg-type]
+    request = SearchRequest(0, ("bridge",), {"texts": (5,), "pairs": (5,)})
+    (found,) = search.search([(Image.new("RGB", (8, 8)), request)])
+    merged = merge(found)
+    assert [passage.entry_id for passage in merged] == ["text", "a", "bad", "none", "b"]
+    assert pictures_of(found, merged, 9) == {1: shown.path_of("a"), 4: shown.path_of("b")}
+    assert pictures_of(found, merged, 1) == {1: shown.path_of("a")}
+    assert not pictures_of(found, merged, 0)
+    plain = dataclasses.replace(search, pictures=None)
+    assert not pictures_of(plain.search([(None, request)])[0], merged, 9)
+
+
+@pytest.mark.parametrize("kind", [MiRag, PmsrFixed])
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_record_is_written_from_texts_and_pictures(kind, most, scripting, shown) -> None:
+    """Without the setting the prompt is that of texts; the answer's prompt never has any."""
+    prompts: list[Prompt] = []
+
+    class Script(scripting):
+        def write(self, asked: Any, max_tokens: int) -> Any:
+            prompts.extend(prompt for _, prompt in asked)
+            return super().write(asked, max_tokens)
+
+    script = Script(say=lambda prompt: "A red bridge.", find=lambda query, base: [f"{base} {n}" for n in range(2)])
+
+    def search(searches: Any) -> list[SearchReply]:
+        return [
+            SearchReply(
+                tuple(
+                    {
+                        base: tuple(dataclasses.replace(hit, picture=f"{base}.png" * (base == "pairs")) for hit in hits)
+                        for base, hits in by_base.items()
+                    }
+                    for by_base in reply.hits
+                )
+            )
+            for reply in script.search(searches)
+        ]
+
+    settings = (MiRagSettings if kind is MiRag else PmsrFixedSettings)(iterations=0, pair_pictures=most)
+    tools = Tools({"reader": script, "answerer": script}, search, script.embed)
+    pipeline = TrajectoryPipeline("p", kind(settings, {"texts": 2, "pairs": 2}), tools)
+    (trace,) = pipeline.run([Question("q", "image.png", "Who built it?")], [Image.new("RGB", (8, 8))])
+    described, recorded, answered = prompts
+    assert not described.pictures
+    assert not answered.pictures
+    assert recorded.pictures == ({3: "pairs.png"} if most else {})  # after the description and two texts
+    assert trace.tokens.get("pictures_shown", 0) == most
+
+
+def test_a_server_gets_each_picture_before_its_text(prompt, shown) -> None:
+    remote = SimpleNamespace(endpoint=SimpleNamespace(max_pixels=0))
+    image = Image.new("RGB", (8, 8), "blue")
+    (message,) = ServedModel(remote, shown)._conversation(image, prompt)  # type: ignore[arg-type]
+    kinds = [part["type"] for part in message["content"]]
+    assert kinds == ["image_url", "text", "image_url", "text", "image_url", "text"]
+    assert [part["text"] for part in message["content"] if part["type"] == "text"] == [
+        "Question: Who built it?\nKnowledge: A bridge.\nPicture 2: ",
+        "Kirk: red.\nNo pair.\nPicture 3: ",
+        "Moss: blue.\n\nSum up.\n",
+    ]
+    urls = [part["image_url"]["url"] for part in message["content"] if part["type"] == "image_url"]
+    assert len(set(urls)) == 3
+    (plain,) = ServedModel(remote)._conversation(image, dataclasses.replace(prompt, pictures={}))  # type: ignore[arg-type]
+    assert [part["type"] for part in plain["content"]] == ["image_url", "text"]
+
+
+def test_a_local_model_reads_pictures_of_the_documents_that_fit(checkpoints, prompt, shown, pictures) -> None:
+    model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), 4, shown)
+    many = dataclasses.replace(prompt, documents=(*TEXTS, "oak " * 5000))
+    count, rendered = model.fit(pictures[0], many, 8)
+    assert (count, rendered.own_pictures, rendered.picture) == (4, True, None)
+    images = [pictures[0], *(shown.load(path) for path in prompt.shown_pictures(4))]
+    assert len(images) == 3
+    alone, both = (
+        model.write([(pictures[0], prompt)], 8),
+        model.write([(pictures[1], prompt), (pictures[0], prompt)], 8),
+    )
+    assert alone[0].text == both[1].text
+    assert (alone[0].shown, alone[0].shared) == (4, 0)
+    plain = dataclasses.replace(prompt, pictures={})
+    assert model.write([(pictures[0], plain)], 8) == LocalModel(model._engine, 4).write([(pictures[0], plain)], 8)
+    assert model.fit(pictures[0], plain, 8)[1].picture is not None

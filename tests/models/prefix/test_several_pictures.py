@@ -1,0 +1,60 @@
+"""Prompts with pictures between their texts: read as the family's own processor and model read them."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from reflectune.core.errors import UnusableInput
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.image_prefix import split_after_images
+from reflectune.models.rendering.turns import PICTURE, QUESTION, Slot, Turn
+
+PARTS = (QUESTION, " Read ", Slot("a"), " ", PICTURE, Slot("b"), " ", PICTURE, Slot("c"), " Say.")
+TURNS = (Turn("user", PARTS, image=True),)
+TEXTS = {"question": "Who drew this?", "a": "Picture 2:", "b": "a tower\nPicture 3:", "c": "an <image> owl"}
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+def loaded(request, make):
+    return make.loaded(request.param)
+
+
+@torch.no_grad()
+def test_the_family_reads_them_so(loaded, make):
+    """Ids by its processor, positions (M-RoPE) and states by its model, alone and in a batch with one picture."""
+    renderer, images = loaded.renderer, [make.image(n, size) for n, size in enumerate([(80, 60), (30, 120), (64, 64)])]
+    plain = dict(TEXTS, c="an owl")
+    rendered = renderer.conversation(TURNS, plain, images)
+    words = [f"{plain['question']} Read {plain['a']} ", f"{plain['b']} ", f"{plain['c']} Say."]
+    content = [{"type": "image"}, {"type": "text", "text": words[0]}]
+    content += [each for text in words[1:] for each in ({"type": "image"}, {"type": "text", "text": text})]
+    text = renderer.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    inputs = renderer.processor(text=[text], images=images, return_tensors="pt")
+    assert rendered.ids == inputs["input_ids"][0].tolist()
+    for name, value in rendered.vision.items():
+        torch.testing.assert_close(value, inputs[name])
+    expected = loaded.model(**inputs).logits[0, -1].softmax(-1)
+    one = renderer.prefix("Who drew this?", images[0])
+    ids = list(range(20, 40))
+    engine = PrefixEngine(loaded, keep_images=2)
+    for prompt in (rendered, dataclasses.replace(rendered, own_pictures=True)):
+        both = engine.read([one, prompt]).probabilities(ids)
+        torch.testing.assert_close(both[1], expected[ids], rtol=2e-4, atol=1e-7)
+
+
+def test_pictures_of_one_prompt_alone_are_not_kept(loaded, make):
+    rendered = loaded.renderer.conversation(TURNS, TEXTS, [make.image(n) for n in range(3)])
+    image = loaded.renderer.image_token_id
+    assert split_after_images(rendered, image) is not None
+    assert split_after_images(dataclasses.replace(rendered, own_pictures=True), image) is None
+
+
+def test_each_place_has_a_picture_and_no_text_makes_one(loaded, make):
+    one = loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 3)
+    assert one.ids.count(loaded.renderer.image_token_id) % 3 == 0
+    assert one.picture is None
+    with pytest.raises(UnusableInput, match="2 pictures for 3 places"):
+        loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 2)
