@@ -20,6 +20,7 @@ from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import PmsrFixed, PmsrFixedSettings
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.remote.client import RemoteReply
 from reflectune.retrieval.retrievers.joint import JointSearch
 
 PROMPT = Prompt("Question: {question}\nKnowledge: {documents}\n\nSum up.\n", {"question": "Who built it?"})
@@ -139,9 +140,17 @@ def test_a_record_is_written_from_texts_and_pictures(kind, most, scripting, show
 
 
 def test_a_server_gets_each_picture_before_its_text(prompt, shown) -> None:
-    remote = SimpleNamespace(endpoint=SimpleNamespace(max_pixels=0))
+    sent: list[Any] = []
+
+    def complete_all(conversations: Any, **_: Any) -> list[RemoteReply]:
+        sent.extend(conversations)
+        return [RemoteReply("It is red.") for _ in conversations]
+
+    remote: Any = SimpleNamespace(endpoint=SimpleNamespace(max_pixels=0, guided=False), complete_all=complete_all)
     image = Image.new("RGB", (8, 8), "blue")
-    (message,) = ServedModel(remote, shown)._conversation(image, prompt)  # type: ignore[arg-type]
+    ServedModel(remote, shown).write([(image, prompt)], 8)
+    ServedModel(remote).write([(image, dataclasses.replace(prompt, pictures={}))], 8)
+    (message,), (plain,) = sent
     kinds = [part["type"] for part in message["content"]]
     assert kinds == ["image_url", "text", "image_url", "text", "image_url", "text"]
     assert [part["text"] for part in message["content"] if part["type"] == "text"] == [
@@ -151,12 +160,12 @@ def test_a_server_gets_each_picture_before_its_text(prompt, shown) -> None:
     ]
     urls = [part["image_url"]["url"] for part in message["content"] if part["type"] == "image_url"]
     assert len(set(urls)) == 3
-    (plain,) = ServedModel(remote)._conversation(image, dataclasses.replace(prompt, pictures={}))  # type: ignore[arg-type]
     assert [part["type"] for part in plain["content"]] == ["image_url", "text"]
 
 
 def test_a_local_model_reads_pictures_of_the_documents_that_fit(checkpoints, prompt, shown, pictures) -> None:
-    model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), 4, shown)
+    engine = PrefixEngine(load(checkpoints.base), 4096)
+    model = LocalModel(engine, 4, shown)
     many = dataclasses.replace(prompt, documents=(*TEXTS, "oak " * 5000))
     count, rendered = model.fit(pictures[0], many, 8)
     assert (count, rendered.own_pictures, rendered.picture) == (4, True, None)
@@ -169,5 +178,5 @@ def test_a_local_model_reads_pictures_of_the_documents_that_fit(checkpoints, pro
     assert alone[0].text == both[1].text
     assert (alone[0].shown, alone[0].shared) == (4, 0)
     plain = dataclasses.replace(prompt, pictures={})
-    assert model.write([(pictures[0], plain)], 8) == LocalModel(model._engine, 4).write([(pictures[0], plain)], 8)
+    assert model.write([(pictures[0], plain)], 8) == LocalModel(engine, 4).write([(pictures[0], plain)], 8)
     assert model.fit(pictures[0], plain, 8)[1].picture is not None
