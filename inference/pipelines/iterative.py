@@ -163,9 +163,9 @@ def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> M
         shown: Pictures of pairs, if the reader is shown them.
     """
     served = ServedModel(needed(parts.remote), shown) if parts.use.is_served else None
-    reader: Model = LocalModel(needed(parts.engine), _PICTURES, shown) if parts.use.reader else needed(served)
+    reader: Model = LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
     if parts.answerer is not None:
-        return {"reader": reader, "answerer": LocalModel(parts.answerer, _PICTURES)}
+        return {"reader": reader, "answerer": LocalModel(parts.answerer, parts.batch_questions)}
     return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader}
 
 
@@ -189,8 +189,6 @@ PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
     "max_record_tokens": None,
 }
 """Budgets of MI-RAG (§3.4, §4.1) and PMSR in their papers, by key; None: unpublished."""
-_PICTURES = 64
-"""Pictures whose prefixes stay cached while their questions are under way."""
 
 
 def trajectory_models(config: Settings) -> ModelUse:

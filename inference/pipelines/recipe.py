@@ -89,6 +89,7 @@ class PipelineParts:
         remote: A model behind a server, for iterative pipelines; None for none.
         use: The roles of these models.
         budget: Limits of a question and of the run.
+        batch_questions: Questions answered together, whose pictures stay cached.
     """
 
     knowledge: KnowledgeBase
@@ -105,6 +106,7 @@ class PipelineParts:
     remote: RemoteModel | None = None
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)
+    batch_questions: int = 8
 
     @property
     def article_source(self) -> KnowledgeBase:

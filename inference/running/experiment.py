@@ -48,6 +48,7 @@ from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace import Trace
+from reflectune.models.remote.client import RemoteModel
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
 from reflectune.models.schemes.decision import set_temperatures
 from reflectune.models.schemes.registry import load_scheme
@@ -265,8 +266,9 @@ def _answer(
             ready = dataclasses.replace(ready, answerer=open_engine(models, model))
             del model
         for pipeline in pipelines:
+            size = batch_size(pipeline.use, models, running, ready.remote)
             key = _fingerprint(pipeline, dataset, models, loaded, hashes, running.batch_questions)
-            _run(pipeline, ready, dataset, running, key, traces)
+            _run(pipeline, ready, dataset, running.model_copy(update={"batch_questions": size}), key, traces)
         del ready
         gc.collect()
     return {name: traces[name] for name in planned}, loaded
@@ -279,6 +281,16 @@ def _readers(planned: Plan, models: ModelSettings, *, base_stays: bool) -> list[
     return sorted(readers, key=lambda reader: ROLES.index(reader[0]))
 
 
+def batch_size(use: ModelUse, models: ModelSettings, running: RunSettings, remote: RemoteModel | None) -> int:
+    """Return the questions of a batch: if a server's model does everything, as many as it is asked at a time.
+
+    A server's replies don't depend on the batch, which is therefore not part of the fingerprint then.
+    """
+    if remote is None or not use.is_served or use.reader or use.second_model(models):
+        return running.batch_questions
+    return max(running.batch_questions, remote.endpoint.concurrency)
+
+
 def _run(
     pipeline: PlannedPipeline,
     parts: PipelineParts,
@@ -287,7 +299,7 @@ def _run(
     key: str,
     traces: dict[str, Mapping[str, Trace]],
 ) -> None:
-    ready = dataclasses.replace(parts, use=pipeline.use)
+    ready = dataclasses.replace(parts, use=pipeline.use, batch_questions=running.batch_questions)
     traces[pipeline.name] = run_pipeline(
         pipeline.name,
         functools.partial(build_pipeline, pipeline.name, pipeline.settings, ready),

@@ -266,7 +266,7 @@ def _without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def _url_hash(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()
 

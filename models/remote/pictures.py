@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+from typing import Final
 
 from PIL import Image
 
 from reflectune.core.images import encode_image
 
-_ENCODED = 32
-"""Pictures that are kept as they are sent."""
+MOST_ENCODED: Final = 1 << 28
+"""Most characters of the pictures that are kept as they are sent: those of a batch of questions."""
 
 
 class PictureUrls:
@@ -22,13 +23,16 @@ class PictureUrls:
 
     def __init__(self, max_pixels: int = 0, *, lossless: bool = False) -> None:
         self._max_pixels, self._lossless = max_pixels, lossless
+        self._size = 0
         self._encoded: dict[int, tuple[Image.Image, str]] = {}
 
     def of(self, image: Image.Image) -> str:
         """Return a picture's data URL."""
         if id(image) not in self._encoded:
-            if len(self._encoded) >= _ENCODED:
-                self._encoded.pop(next(iter(self._encoded)))
             mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
-            self._encoded[id(image)] = image, f"data:{mime};base64,{base64.b64encode(content).decode()}"
+            url = f"data:{mime};base64,{base64.b64encode(content).decode()}"
+            self._size += len(url)
+            while self._encoded and self._size > MOST_ENCODED:
+                self._size -= len(self._encoded.pop(next(iter(self._encoded)))[1])
+            self._encoded[id(image)] = image, url
         return self._encoded[id(image)][1]

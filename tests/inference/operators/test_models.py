@@ -30,6 +30,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote import pictures as sent_pictures
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
+from reflectune.models.remote.pictures import PictureUrls
 
 IMAGE = Image.new("RGB", (8, 6), "red")
 ASKED = Prompt("Question: {question}\n{documents}", {"question": "Who built it?"}, ("One.", "Two."))
@@ -88,6 +89,23 @@ def test_a_picture_travels_in_its_own_bytes_encoded_once(stub_server, remote, tm
     assert sent(server) == [("image/jpeg", path.read_bytes())] * 3
     assert len(encoded) == 1
     assert server.requests[-1][1]["messages"][0]["content"][1]["text"] == "Question: Who built it?\nOne.\nTwo."
+
+
+def test_pictures_of_a_batch_are_encoded_once_and_bounded_by_their_size(monkeypatch) -> None:
+    images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(64)]
+    encoded: list[Image.Image] = []
+    form = "image/jpeg", b"0" * 300
+    monkeypatch.setattr(sent_pictures, "encode_image", lambda image, most, **_: encoded.append(image) or form)
+    urls = PictureUrls()
+    assert len({urls.of(image) for _ in range(2) for image in images}) == 1
+    assert len(encoded) == 64
+    monkeypatch.setattr(sent_pictures, "MOST_ENCODED", 1_000)  # two pictures
+    for place in (0, 1, 1, 0, 2, 0):
+        urls.of(images[place])
+    assert encoded[64:] == []  # kept from before, until one more is encoded
+    urls.of(Image.new("RGB", (8, 8)))
+    urls.of(images[0])
+    assert encoded[65:] == [images[0]]
 
 
 def test_a_large_picture_travels_within_max_pixels(stub_server, tmp_path) -> None:

@@ -108,6 +108,14 @@ def test_each_reads_and_answers_where_two_keys_say(case: Case, config: Any, ran:
     assert (models["reader"] is models["answerer"]) is case.same
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_server_that_does_everything_has_as_many_questions_as_requests(case: Case, config: Any, ran: Any) -> None:
+    stopped, of_few = (ran(config(case, batch_questions=4, llm_concurrency=size))[1] for size in (64, 2))
+    alone = case.kinds == (ServedModel, ServedModel)
+    assert [it.parts.batch_questions for it in (stopped, of_few)] == [64 if alone else 4, 4]
+    assert stopped.fingerprint == of_few.fingerprint  # fewer requests at a time resume the run
+
+
 @pytest.mark.parametrize("pipeline", ITERATIVE)
 def test_traces_depend_on_who_reads_and_who_answers(pipeline: str, config: Any, ran: Any) -> None:
     found = {name: ran(config(case, pipeline))[1].fingerprint for name, case in CASES.items()}
