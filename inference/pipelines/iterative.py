@@ -163,7 +163,9 @@ def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> M
         shown: Pictures of pairs, if the reader is shown them.
     """
     served = ServedModel(needed(parts.remote), shown) if parts.use.is_served else None
-    reader: Model = LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
+    reader: Model = (
+        LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
+    )
     if parts.answerer is not None:
         return {"reader": reader, "answerer": LocalModel(parts.answerer, parts.batch_questions)}
     return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader}
@@ -238,7 +240,14 @@ def iterative_recipe(
             pictures=shown,
         )
         models = reading_models(parts, shown)
-        tools = Tools(models, bases.search, bases.embed, budget=parts.budget, too_long=bases.embed_too_long)
+        tools = Tools(
+            models,
+            bases.search,
+            bases.embed,
+            budget=parts.budget,
+            too_long=bases.embed_too_long,
+            retries=settings.retry_unread,
+        )
         if recipe.needs("reranker"):
             rank = functools.partial(reranked, reranker=needed(parts.reranker))
             tools = dataclasses.replace(tools, rerank=rank)

@@ -108,10 +108,10 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         return {}
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
     scored_by: dict[str, Any] = {"measure": measure, "gamma": gamma, "seed": config.seed}
-    if any(pipeline.recipe.is_iterative for pipeline in planned.values()):
-        scored_by["names"] = entity_names(questions, dataset.knowledge)
+    is_iterative = any(pipeline.recipe.is_iterative for pipeline in planned.values())
+    names = entity_names(questions, dataset.knowledge) if is_iterative else {}
     metrics = {
-        **evaluate(questions, traces, **scored_by, groups=config.groups, scalings=calibration.gates),
+        **evaluate(questions, traces, **scored_by, groups=config.groups, scalings=calibration.gates, names=names),
         "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),
         "budgets": budgets(settings, parts),
         "minutes": minutes(traces),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from PIL import Image
@@ -23,6 +24,8 @@ from reflectune.inference.operators.schemas import SCHEMAS
 from reflectune.inference.operators.step_log import REPLIES, StepLog
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.scoring.trajectories import replies, reply_sentences
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
@@ -292,6 +295,15 @@ def test_guided_replies_of_known_forms_are_json(stub_server, tmp_path) -> None:
     assert free.text
     forms = [body.get("response_format") for _, body in server.requests]
     assert forms == [None, {"type": "json_schema", "json_schema": {"name": "queries", "schema": SCHEMAS["queries"]}}]
+
+
+@pytest.mark.parametrize("retries", [False, True])
+@pytest.mark.parametrize("name", ["mi_rag", "pmsr"])
+def test_a_config_says_whether_unreadable_replies_are_asked_for_again(name: str, retries: bool, remote) -> None:
+    settings: Any = find_recipe(name).settings(retry_unread=retries)
+    with remote("http://localhost:9/v1") as model:
+        parts: Any = PipelineParts(MagicMock(), texts=MagicMock(), remote=model, use=ModelUse(None, is_served=True))
+        assert build_pipeline(name, settings, parts)._tools.retries is retries  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
