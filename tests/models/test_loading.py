@@ -18,7 +18,7 @@ from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor, load_processor
 
-FAMILIES = ["llava", "qwen2_vl"]
+FAMILIES = ["llava", "qwen2_vl", "qwen3_5"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -20,7 +20,7 @@ from reflectune.models.schemes.passages import PassageScheme, conversation_texts
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.schemes.prompts import PromptScheme
 
-KINDS = ["llava", "qwen2_vl", "llama", "llama_legacy"]
+KINDS = ["llava", "qwen2_vl", "llama", "llama_legacy", "qwen3_5"]
 QUESTION = "When was the tower built?"
 STYLES = ["short", "list", "free"]
 FORGERIES = [
