@@ -48,7 +48,7 @@ from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace import Trace
-from reflectune.models.remote.client import RemoteModel
+from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
 from reflectune.models.schemes.decision import set_temperatures
 from reflectune.models.schemes.registry import load_scheme
@@ -224,7 +224,10 @@ def describe(config: EvaluateConfig) -> str:
         reader += f", answers by base_model {models.base_model}" if use.base_answers else ""
         answerer = use.other_answerer(models)
         reader += f", answers by answerer {answerer}" if answerer else ""
-        lines.append(f"  {name}: {len(pipeline.questions)} questions in batches of {config.batch_questions}{reader}")
+        size = batch_size(
+            use, models, config.batch_questions, RemoteConfig.of(config).endpoint() if use.is_served else None
+        )
+        lines.append(f"  {name}: {len(pipeline.questions)} questions in batches of {size}{reader}")
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -266,7 +269,9 @@ def _answer(
             ready = dataclasses.replace(ready, answerer=open_engine(models, model))
             del model
         for pipeline in pipelines:
-            size = batch_size(pipeline.use, models, running, ready.remote)
+            size = batch_size(
+                pipeline.use, models, running.batch_questions, ready.remote.endpoint if ready.remote else None
+            )
             key = _fingerprint(pipeline, dataset, models, loaded, hashes, running.batch_questions)
             _run(pipeline, ready, dataset, running.model_copy(update={"batch_questions": size}), key, traces)
         del ready
@@ -281,14 +286,14 @@ def _readers(planned: Plan, models: ModelSettings, *, base_stays: bool) -> list[
     return sorted(readers, key=lambda reader: ROLES.index(reader[0]))
 
 
-def batch_size(use: ModelUse, models: ModelSettings, running: RunSettings, remote: RemoteModel | None) -> int:
+def batch_size(use: ModelUse, models: ModelSettings, questions: int, endpoint: Endpoint | None) -> int:
     """Return the questions of a batch: if a server's model does everything, as many as it is asked at a time.
 
     A server's replies don't depend on the batch, which is therefore not part of the fingerprint then.
     """
-    if remote is None or not use.is_served or use.reader or use.second_model(models):
-        return running.batch_questions
-    return max(running.batch_questions, remote.endpoint.concurrency)
+    if endpoint is None or not use.is_served or use.reader or use.second_model(models):
+        return questions
+    return max(questions, endpoint.concurrency)
 
 
 def _run(

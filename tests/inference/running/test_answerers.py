@@ -114,6 +114,8 @@ def test_a_server_that_does_everything_has_as_many_questions_as_requests(case: C
     alone = case.kinds == (ServedModel, ServedModel)
     assert [it.parts.batch_questions for it in (stopped, of_few)] == [64 if alone else 4, 4]
     assert stopped.fingerprint == of_few.fingerprint  # fewer requests at a time resume the run
+    described = experiment.describe(config(case, batch_questions=4, llm_concurrency=64))
+    assert f"in batches of {64 if alone else 4}" in described
 
 
 @pytest.mark.parametrize("pipeline", ITERATIVE)
