@@ -137,5 +137,6 @@ def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scrip
         (alone,) = TrajectoryPipeline("mi_rag", steps, tools).run([question], [picture])
         assert trace.answer == alone.answer
         assert [step.text for step in trace.steps] == [step.text for step in alone.steps]
-        assert trace.steps[-1].operator == "extract"
+        wrote = any(step.text.strip() for step in trace.steps if step.operator in ("reason", "answer"))
+        assert trace.steps[-1].operator == ("extract" if wrote else "answer")  # nothing is extracted from nothing
         assert trace.steps[-1].generated <= 4
