@@ -220,11 +220,12 @@ def found_at(question: Question, trace: Trace, iteration: int, base: str) -> flo
 def answers_right(
     questions: Sequence[Question], traces: Mapping[str, Trace], last: int, measure: TraceScorer
 ) -> dict[str, list[float]]:
-    """Return the score of the latest answer by question and iteration; {} unless the first iterations have answers."""
+    """Return the score of the latest answer by question and iteration; {} unless each iteration was answered."""
     right: dict[str, list[float]] = {}
     for question in questions:
         answers = {step.iteration: step.text for step in traces[question.id].steps if step.operator == "answer"}
-        if 0 not in answers:
+        recorded = {step.iteration for step in traces[question.id].steps if step.operator == "reason"}
+        if not answers.keys() >= {0, *recorded}:
             return {}
         places = itertools.accumulate((i if i in answers else 0 for i in range(last + 1)), max)
         right[question.id] = [measure.worth(answers[place], question) for place in places]

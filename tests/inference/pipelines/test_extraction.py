@@ -138,5 +138,5 @@ def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scrip
         assert trace.answer == alone.answer
         assert [step.text for step in trace.steps] == [step.text for step in alone.steps]
         wrote = any(step.text.strip() for step in trace.steps if step.operator in ("reason", "answer"))
-        assert trace.steps[-1].operator == ("extract" if wrote else "answer")  # nothing is extracted from nothing
-        assert trace.steps[-1].generated <= 4
+        last = trace.steps[-1]
+        assert (last.operator, last.generated <= 4) == (("extract", True) if wrote else ("answer", False))
