@@ -165,6 +165,7 @@ def problems(stage: Stage) -> list[str]:
 def test_a_stages_command_has_a_config_that_parses(monkeypatch, tmp_path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)  # nothing is there but the configs
+    monkeypatch.setenv("OPENAI_API_KEY", "key")  # a judge's
     assert wrong(problems, [*EVERY, *PILOTS]) == {}
 
 

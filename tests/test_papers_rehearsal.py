@@ -23,7 +23,7 @@ SMALL = {
     "retrieval/build_index.py": ["--encoder", ENCODER, "--store", "exact", "--device", "cpu", "--dtype", "float32"],
     "evaluate": ["--encoder", ENCODER, "--iterations", "1", "--text_passages", "4", "--device", "cpu"],
 }
-FLOORS = ("retrieval", "data_builders", "inference")
+FLOORS = ("retrieval", "data_builders", "inference", "metrics")
 NAMES = {"Q1": "Kirk Bridge", "Q2": "Moss Tower", "Q3": "Oak Mill"}
 
 
@@ -104,7 +104,7 @@ def say(text: str) -> str:
 PREPARED = ["infoseek", "texts", "text_index", "infoseek_index"]
 TABLES = {
     "mi_rag": ["evaluate", "table_6@vanilla", "table_7", "table_a3@generation"],
-    "pmsr": ["infoseek_index", "evaluate", "table_6@record", "table_7"],
+    "pmsr": ["infoseek_index", "evaluate", "judge", "table_6@record", "table_7"],
 }
 
 
@@ -114,7 +114,8 @@ def test_a_papers_list_runs_from_downloads_to_tables(
 ) -> None:
     monkeypatch.chdir(downloads)
     server = stub_server(say)
-    more = {**SMALL, "evaluate": [*SMALL["evaluate"], "--llm_url", server.url, "--batch_questions", "4"]}
+    served = ["--llm_url", server.url]
+    more = {**SMALL, "evaluate": [*SMALL["evaluate"], *served, "--batch_questions", "4"], "metrics/score.py": served}
     for paper, prepared in (("mi_rag", PREPARED), ("pmsr", [])):
         for words in commands(paper, [*prepared, *TABLES[paper]]):
             run(words, more)
