@@ -191,15 +191,15 @@ class TrajectoryPipeline:
         *,
         takes_texts: bool = False,
     ) -> None:
-        self.name, self.takes_texts = name, takes_texts
-        self._start, self._tools = start, tools
+        self.name, self.tools, self.takes_texts = name, tools, takes_texts
+        self._start = start
 
     def guided(
         self, guide: Callable[[Question, Steps[TrajectoryResult]], Steps[TrajectoryResult]]
     ) -> TrajectoryPipeline:
         """Return a copy that wraps each trajectory in `guide`."""
         begin = self._start
-        return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
+        return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self.tools)
 
     def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
         """Return one trace per question, in order."""
@@ -225,7 +225,7 @@ class TrajectoryPipeline:
             seconds = time.perf_counter() - start
             for course, request, raw in zip(chosen, requests, replies, strict=True):
                 reply = _without_thoughts(request, raw)
-                again = _again(request, reply) if self._tools.retries else None
+                again = _again(request, reply) if self.tools.retries else None
                 course.log.add(request, reply, seconds / len(chosen), retried=again is not None)
                 self._count_computed(course, request, reply)
                 if again is None:
@@ -237,7 +237,7 @@ class TrajectoryPipeline:
 
     def _end_spent(self, courses: Sequence[_Course]) -> None:
         """End trajectories that exceed their budget before a round."""
-        budget = self._tools.budget
+        budget = self.tools.budget
         spent = budget.spent()
         for course in courses:
             if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
@@ -252,13 +252,13 @@ class TrajectoryPipeline:
         if reply.shared is None:
             course.log.tokens.pop("computed", None)
         elif "computed" in course.log.tokens:
-            prefix = (id(self._tools.models[request.model]), request.prompt.system, reply.shared)
+            prefix = (id(self.tools.models[request.model]), request.prompt.system, reply.shared)
             course.log.tokens["computed"] += reply.read - (reply.shared if prefix in course.prefixes else 0)
             course.prefixes.add(prefix)
 
     def _execute(self, images: Sequence[Picture], requests: Sequence[Any]) -> Sequence[StepReply]:
         """Execute requests of one kind."""
-        first, tools = requests[0], self._tools
+        first, tools = requests[0], self.tools
         if isinstance(first, WriteRequest | YesNoRequest):
             model = tools.models[first.model]
             prompts = [(image, request.prompt) for image, request in zip(images, requests, strict=True)]

@@ -303,7 +303,7 @@ def test_a_config_says_whether_unreadable_replies_are_asked_for_again(name: str,
     settings: Any = find_recipe(name).settings(retry_unread=retries)
     with remote("http://localhost:9/v1") as model:
         parts: Any = PipelineParts(MagicMock(), texts=MagicMock(), remote=model, use=ModelUse(None, is_served=True))
-        assert build_pipeline(name, settings, parts)._tools.retries is retries  # type: ignore[attr-defined]
+        assert build_pipeline(name, settings, parts).tools.retries is retries  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
