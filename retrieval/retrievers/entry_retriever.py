@@ -17,12 +17,7 @@ from reflectune.core.paths import Roots
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.encoders.base import (
-    DecoupledEncoder,
-    ImageTextEncoder,
-    TwoSpaceEncoder,
-    Vectors,
-)
+from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageTextEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
 from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
@@ -159,13 +154,7 @@ class EntryRetriever:
     ) -> list[list[tuple[Hit, int]]]:
         """Return the `top_n` best sections for each query, best first; several may be of one entry.
 
-        Args:
-            queries: Images, texts, or both.
-            top_n: Number of sections a query, at least 1.
-            weights: As of `search_queries`.
-
-        Returns:
-            For each query a hit of each section's entry, with the section's index.
+        The arguments are those of `search_queries`. Each section is a hit of its entry, and its index there.
 
         Raises:
             ValueError: The index is of entries.
