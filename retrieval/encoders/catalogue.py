@@ -90,6 +90,12 @@ CATALOGUE: Mapping[str, Published] = {
         )
         for size in ("base", "large")
     },
+    "Alibaba-NLP/gte-modernbert-base": Published(
+        "embedding", "safetensors", "Apache-2.0", note="MI-RAG's text encoder; reads 8192 tokens"
+    ),
+    "Qwen/Qwen3-Embedding-0.6B": Published(
+        "embedding", "safetensors", "Apache-2.0", note="PMSR's text encoder; it reads as presets.py says"
+    ),
     "BAAI/bge-reranker-v2-m3": Published("cross_encoder", "safetensors", "Apache-2.0", note="reads 8192 tokens"),
     "cross-encoder/ms-marco-MiniLM-L-6-v2": Published(
         "cross_encoder", "safetensors", "Apache-2.0", note="English; reads 512 tokens"

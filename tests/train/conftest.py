@@ -289,7 +289,7 @@ def killed(start) -> Callable[..., None]:
     def run(config: SftConfig, wait_for: str, delay: float = 0.0, processes: Literal[1, 2] = 1) -> None:
         program = start(config, processes)
         while not Path(config.output_dir, wait_for).exists():
-            assert program.poll() is None, "it ended before it was killed"
+            assert program.poll() is None, f"it ended before it was killed: {program.stderr[-3000:]}"
             time.sleep(0.001)
         time.sleep(delay)
         program.kill()

@@ -220,15 +220,16 @@ def test_an_index_says_which_commit_its_vectors_are_of(cached, bin_folder, kb, t
 
 
 def named_models() -> list[tuple[str, str]]:
-    """(config, model) of every encoder and reranker in `configs/`."""
+    """(config, model) of every encoder, both parts of a pair, and reranker in `configs/`."""
     named = []
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):  # lmms-eval's own file of runs
             continue
         for key in ("encoder", "reranker_model"):
-            if values.get(key):
-                named.append((f"{path.relative_to(ROOT)}: {key}", values[key]))
+            for name in values.get(key, "").removeprefix("pair:").split("+"):
+                if name:
+                    named.append((f"{path.relative_to(ROOT)}: {key}", name))
     return named
 
 
