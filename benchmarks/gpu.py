@@ -1,6 +1,7 @@
 """Measure the toolkit on one GPU at the size of 7 B against simple code of transformers, in one command.
 
-    python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 8 minutes
+    python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 15 minutes
+    python benchmarks/gpu.py --results OUT --sections training gradients weights  # training alone: at most 8
     python benchmarks/gpu.py --results OUT --device cpu --size tiny --dtype float32 --packed    # does it run? anywhere
 
 Each section is a process of its own with a limit in seconds. Figures are written after each measurement, so that a
@@ -22,12 +23,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpu_training
+from gpu_training import BRANCH_TOKENS, BRANCHES, TREES, weights_tables
 from results import Benchmark, table
 
 from reflectune.examples.scores import at
 
-LIMITS = {"exact": 45, "llava": 160, "qwen2_vl": 145, "again": 45, "training": 85}
-"""Seconds of each section; together 8 minutes."""
+LIMITS = {"exact": 45, "llava": 160, "qwen2_vl": 145, "again": 45, "training": 85, "gradients": 60, "weights": 300}
+"""Seconds of each section: those of inference take 7 minutes together, those of training 8."""
 PASSAGES, TOKENS, ANSWERS, NEW = 20, 120, 4, 16
 """Passages of a question, tokens of each, answers, and tokens of an answer."""
 QUESTIONS = 8
@@ -37,8 +40,6 @@ LONGER = 48
 """Tokens of the longer answers that a decode step is measured by."""
 PROBED = 8
 """Tokens of the answers behind every passage, as a probe asks them."""
-TREES, BRANCHES, BRANCH_TOKENS = 2, 6, 190
-"""Batch of configs/recipes/mr2ag_lora.yaml: questions a step, passages of each, tokens of a passage."""
 FAMILIES = ("llava", "qwen2_vl")
 RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
 MARKS: tuple[tuple[str, str, float, str, str], ...] = (
@@ -257,79 +258,6 @@ def decode_steps(figures: Figures) -> None:
             figures.put(f"decode step of {rows} rows, ms", row, round(1000 * seconds, 1))
 
 
-def training(arguments: argparse.Namespace, figures: Figures) -> None:
-    """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
-    import torch
-    import workload as w
-
-    from reflectune.models.attention.collation import TreeCollator, loss_terms
-    from reflectune.models.attention.packed import in_blocks
-
-    device, dtype = arguments.device, getattr(torch, arguments.dtype)
-    base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
-    weights, layers = w.language_parameters(base), base.model.language_model.layers
-    model = _with_lora(base, 128 if arguments.size == "7b" else 4)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
-    optimizer = torch.optim.AdamW(trainable, lr=2e-4, fused=device == "cuda")
-    tree = w.tree_of(base, BRANCHES, BRANCH_TOKENS)
-    rows = {name: torch.cat([value] * TREES) for name, value in w.flat_rows(base, tree).items()}
-
-    def flat_loss() -> Any:
-        return model(**rows).loss
-
-    def tree_loss(batch: dict[str, Any]) -> Any:
-        loss, weight = loss_terms(model, batch)
-        return loss / weight
-
-    def step(loss_of: Callable[[], Any]) -> float:
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, dynamic: bool = False) -> None:
-        for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
-            for layer in layers:
-                layer._compiled_call_impl = None
-                if suffix:
-                    layer.compile(dynamic=dynamic)
-            if figures.time("step", name + suffix, lambda: step(loss_of)) is not None:
-                seconds = figures.values["step"][name + suffix]
-                figures.put("tokens", name + suffix, tokens)
-                figures.put("tokens/s", name + suffix, round(tokens / seconds))
-                figures.put("TFLOP/s", name + suffix, round(6 * weights * tokens / seconds / 1e12, 1))
-        for layer in layers:
-            layer._compiled_call_impl = None
-
-    measure("flat rows", rows["input_ids"].numel(), flat_loss)
-    collated = TreeCollator(base)([tree] * TREES)  # from here on the model's attention reads trees
-    dense = {name: value.to(device) for name, value in collated.items()}
-    measure("trees, dense masks", TREES * tree.length, lambda: tree_loss(dense))
-    packed = in_blocks(collated, device) if device == "cuda" else dense  # flex_attention has no gradients on a CPU
-    packed = {name: value.to(device) for name, value in packed.items()}
-    measure("trees", TREES * tree.length, lambda: tree_loss(packed), dynamic=True)  # as `train/sft.py` compiles them
-    model.eval()  # without dropout both sides have one loss
-    with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
-        figures.put("loss", "flat rows", flat_loss().item())
-        figures.put("loss", "trees, dense masks", tree_loss(dense).item())
-        figures.put("loss", "trees", tree_loss(packed).item())
-
-
-def _with_lora(base: Any, rank: int) -> Any:
-    """Add the recipe's adapters, with recomputation, and set the model to training."""
-    from peft import LoraConfig, get_peft_model
-
-    targets = r".*language_model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
-    model: Any = get_peft_model(base, lora)
-    model.enable_input_require_grads()
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
-
-
 def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a section as a process, and return its figures, those of one that failed or was cut off too."""
     path = arguments.results / f"gpu_{name}.part"
@@ -373,7 +301,9 @@ SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
     "llava": functools.partial(inference, "llava"),
     "qwen2_vl": functools.partial(inference, "qwen2_vl"),
     "again": again,
-    "training": training,
+    "training": gpu_training.lora_step,
+    "gradients": gpu_training.gradients,
+    "weights": gpu_training.all_weights,
 }
 
 
@@ -393,6 +323,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
     if losses := trained.get("loss"):
         pairs = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
         lines.append(f"- Losses without dropout: {pairs}.")
+    lines += weights_tables(figures)
     for family in FAMILIES:
         if (found := at(figures, "exact", family)) and "largest gate" in found:
             far, most = found["largest difference of a gate"], found["largest gate"]

@@ -16,6 +16,8 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
@@ -63,7 +65,7 @@ def build(family: str, size: Size, *, dtype: torch.dtype = torch.float32, device
     """Build a model that reads pictures of 336 × 336 pixels as 576 tokens. Its answers never end early."""
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = {"llava": _llava, "qwen2_vl": _qwen2_vl, "qwen3_5": _qwen3_5}[family](size)
+        model: Any = BUILDERS[family](size)
         model = model.to(dtype)
     model.generation_config.eos_token_id = None
     for parameter in model.parameters():
@@ -106,6 +108,28 @@ def _qwen2_vl(size: Size) -> PreTrainedModel:
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
+    config = Qwen2VLConfig(vision_config=vision, **_qwen_text(size))
+    return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _qwen2_5_vl(size: Size) -> PreTrainedModel:
+    depth = max(4, size.vision_layers * 4 // 3)
+    vision = {
+        "depth": depth,
+        "hidden_size": size.vision_width * 5 // 4,
+        "intermediate_size": size.vision_width * 10 // 3,
+        "num_heads": size.vision_heads,
+        "out_hidden_size": size.width,
+        "patch_size": 14,
+        "window_size": 112,
+        "fullatt_block_indexes": list(range(depth // 4 - 1, depth, depth // 4)),
+    }
+    config = Qwen2_5_VLConfig(vision_config=vision, **_qwen_text(size))
+    return Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _qwen_text(size: Size) -> dict[str, Any]:
+    """Return the configs of the language model and of special tokens that Qwen2-VL and Qwen2.5-VL share."""
     head = size.width // size.heads
     sections = [head // 8, 3 * head // 16, head // 2 - head // 8 - 3 * head // 16]
     text = {
@@ -118,16 +142,8 @@ def _qwen2_vl(size: Size) -> PreTrainedModel:
         "max_position_embeddings": 16_384,
         "rope_parameters": {"rope_type": "default", "mrope_section": sections, "rope_theta": 1e4},
     }
-    config = Qwen2VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=IMAGE_TOKEN,
-        video_token_id=4,
-        vision_start_token_id=5,
-        vision_end_token_id=6,
-        tie_word_embeddings=False,
-    )
-    return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    tokens = {"image_token_id": IMAGE_TOKEN, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+    return {"text_config": text, **tokens, "tie_word_embeddings": False}
 
 
 def _qwen3_5(size: Size) -> PreTrainedModel:
@@ -164,22 +180,26 @@ def _qwen3_5(size: Size) -> PreTrainedModel:
     return Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
 
 
+BUILDERS = {"llava": _llava, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_5": _qwen3_5}
+
+
 def language_parameters(model: PreTrainedModel) -> int:
     """Count the weights of the language model's matrices, without the embedding."""
     return sum(p.numel() for n, p in model.named_parameters() if "language" in n and p.dim() == 2 and "embed" not in n)
 
 
-def question(model: PreTrainedModel, words: int = 24, *, seed: int = 1) -> Rendered:
-    """Draw a prefix: a picture of 576 tokens and a question of `words` tokens."""
+def question(model: PreTrainedModel, words: int = 24, *, seed: int = 1, picture: int = 576) -> Rendered:
+    """Draw a prefix: a picture of `picture` tokens (576 in LLaVA) and a question of `words` tokens."""
     generator = torch.Generator().manual_seed(seed)
     high = model.config.get_text_config().vocab_size
     text = torch.randint(10, high, (words,), generator=generator).tolist()
     if model.config.model_type == "llava":
         ids = [1, *[IMAGE_TOKEN] * 576, *text[1:]]
         return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, 336, 336, generator=generator)})
-    ids = [1, 5, *[IMAGE_TOKEN] * 576, 6, *text[3:]]
-    pixels = torch.randn(48 * 48, 3 * 2 * 14 * 14, generator=generator)
-    return Rendered(ids, [], {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 48, 48]])})
+    ids = [1, 5, *[IMAGE_TOKEN] * picture, 6, *text[3:]]
+    high = 2 * max(rows for rows in range(1, picture + 1) if rows * rows <= picture and picture % rows == 0)
+    pixels = torch.randn(4 * picture, 3 * 2 * 14 * 14, generator=generator)
+    return Rendered(ids, [], {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, high, 4 * picture // high]])})
 
 
 def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) -> list[list[int]]:
@@ -313,9 +333,9 @@ def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
     return inputs
 
 
-def tree_of(model: PreTrainedModel, count: int, tokens: int) -> Tree:
+def tree_of(model: PreTrainedModel, count: int, tokens: int, *, picture: int = 576) -> Tree:
     """Build a question's tree for training; the prefix's last token stands for [Retrieval]."""
-    prefix = question(model)
+    prefix = question(model, picture=picture)
     labels = [*[IGNORE] * (len(prefix.ids) - 1), prefix.ids[-1]]
     branches = [
         Segment.of(ids, [IGNORE] * (len(ids) - SUPERVISED) + ids[-SUPERVISED:])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 GATES = ("engine", "repeated cache", "batched rows", "one row at a time")
+SECTIONS = ("llava", "training", "gradients", "weights")
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
 
 
@@ -31,8 +32,13 @@ def test_both_sides_of_a_comparison_compute_the_same(run, tmp_path: Path) -> Non
     for found in (exact[family] for family in ("llava", "qwen2_vl")):
         assert found["largest difference of a gate"] < 1e-4 * found["largest gate"]
         assert found["equal answers"] == found["answers"] == 4
-    record = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", "llava", "training")
+    record = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", *SECTIONS)
     figures = record["figures"]
+    assert set(figures) >= {*SECTIONS}
+    assert max(figures["gradients"]["relative difference of a gradient"].values()) < 1e-5
+    assert len(figures["weights"]["pass"]) == 7
+    losses = [loss for name, loss in figures["weights"]["loss"].items() if ", 1 x 20 x " in name]
+    assert losses == pytest.approx([losses[0], losses[0], losses[2], losses[2]], rel=1e-4)
     assert figures["llava"]["answers equal to the repeated cache's"]["engine"] == 4
     assert set(figures["llava"]["gates"]) == {*GATES, "engine, question's gate first"}
     assert figures["llava"]["difference of log-odds, 99 %"]["engine"] < 1e-4

@@ -1,0 +1,274 @@
+"""The sections of `gpu.py` that train: a LoRA step, all weights' gradients, their equality to separate rows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import workload as w
+from peft import LoraConfig, get_peft_model
+from results import table
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from reflectune.examples.scores import at
+from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.packed import in_blocks
+from reflectune.models.attention.tree import Tree
+from reflectune.train.runs.utilization import needed_operations
+
+if TYPE_CHECKING:
+    from gpu import Figures
+
+TREES, BRANCHES, BRANCH_TOKENS = 2, 6, 190
+"""Batch of configs/recipes/mr2ag_lora.yaml: questions a step, passages of each, tokens of a passage."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Trees whose forward and backward pass is timed with all weights but the vision tower's, and the mark.
+
+    `wanted` is in TFLOP/s; or in times the flat rows' speed, if `flat`; or a share of the card's product rate, if
+    below 1.
+    """
+
+    family: str
+    trees: int
+    branches: int
+    tokens: int
+    wanted: float
+    flat: bool = False
+    recomputed: bool = False
+    picture: int = 576
+
+    @property
+    def name(self) -> str:
+        """Name the case in tables."""
+        return f"{self.family}, {self.trees} x {self.branches} x {self.tokens}, pictures of {self.picture}"
+
+
+CASES = (
+    Case("llava", 4, 8, 137, 500),
+    Case("llava", 1, 20, 200, 3, flat=True, recomputed=True),
+    Case("llava", 1, 20, 700, 3, flat=True, recomputed=True),
+    Case("qwen2_vl", 4, 8, 137, 460),
+    Case("qwen2_5_vl", 4, 8, 137, 0.45, picture=1280),
+)
+"""Cases of `all_weights`. They have no optimiser: one GPU doesn't hold its states for 7 B."""
+
+
+def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
+    """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
+    device, dtype = arguments.device, getattr(torch, arguments.dtype)
+    base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
+    weights, layers = w.language_parameters(base), base.model.language_model.layers
+    model = _with_lora(base, 128 if arguments.size == "7b" else 4)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
+    optimizer = torch.optim.AdamW(trainable, lr=2e-4, fused=device == "cuda")
+    tree = w.tree_of(base, BRANCHES, BRANCH_TOKENS)
+    rows = {name: torch.cat([value] * TREES) for name, value in w.flat_rows(base, tree).items()}
+
+    def flat_loss() -> Any:
+        return model(**rows).loss
+
+    def tree_loss(batch: dict[str, Any]) -> Any:
+        loss, weight = loss_terms(model, batch)
+        return loss / weight
+
+    def step(loss_of: Callable[[], Any]) -> float:
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, dynamic: bool = False) -> None:
+        for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
+            for layer in layers:
+                layer._compiled_call_impl = None
+                if suffix:
+                    layer.compile(dynamic=dynamic)
+            if figures.time("step", name + suffix, lambda: step(loss_of)) is not None:
+                seconds = figures.values["step"][name + suffix]
+                figures.put("tokens", name + suffix, tokens)
+                figures.put("tokens/s", name + suffix, round(tokens / seconds))
+                figures.put("TFLOP/s", name + suffix, round(6 * weights * tokens / seconds / 1e12, 1))
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+    measure("flat rows", rows["input_ids"].numel(), flat_loss)
+    collated = TreeCollator(base)([tree] * TREES)  # from here on the model's attention reads trees
+    dense = {name: value.to(device) for name, value in collated.items()}
+    measure("trees, dense masks", TREES * tree.length, lambda: tree_loss(dense))
+    packed = in_blocks(collated, device) if device == "cuda" else dense  # flex_attention has no gradients on a CPU
+    packed = {name: value.to(device) for name, value in packed.items()}
+    measure("trees", TREES * tree.length, lambda: tree_loss(packed), dynamic=True)  # as `train/sft.py` compiles them
+    model.eval()  # without dropout both sides have one loss
+    with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        figures.put("loss", "flat rows", flat_loss().item())
+        figures.put("loss", "trees, dense masks", tree_loss(dense).item())
+        figures.put("loss", "trees", tree_loss(packed).item())
+
+
+def _with_lora(base: Any, rank: int) -> Any:
+    """Add the recipe's adapters, with recomputation, and set the model to training."""
+    targets = r".*language_model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
+    model: Any = get_peft_model(base, lora)
+    model.enable_input_require_grads()
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+@contextmanager
+def compiled(model: Any, *, on: bool) -> Iterator[None]:
+    """Compile the language model's layers for a while, as `train/sft.py` does."""
+    layers = model.model.language_model.layers if on else ()
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+
+def packed_trees(model: Any, trees: Sequence[Tree], device: str) -> dict[str, Any]:
+    """Return trees as one packed row for FlexAttention; on a CPU, where it has no gradients, with dense masks."""
+    batch = TreeCollator(model)(list(trees))
+    batch = in_blocks(batch, device) if device == "cuda" else batch
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def gradients(arguments: argparse.Namespace, figures: Figures) -> None:
+    """Compare losses and gradients of trees, read as on this device, with those of separate rows, in float32."""
+    size = "tiny" if arguments.size == "tiny" else "small"
+    for family in ("llava", "qwen2_vl", "qwen2_5_vl"):
+        model: Any = w.build(family, w.SIZES[size], device=arguments.device).train()
+        tree = w.tree_of(model, 4, 60)
+        rows = w.flat_rows(model, tree)
+        supervised = int((rows["labels"][:, 1:] != w.IGNORE).sum())
+        expected = model(**rows, num_items_in_batch=torch.tensor(supervised)).loss
+        expected.backward()
+        wanted = _gradients(model)
+        for recomputed in (False, True):
+            if recomputed:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.zero_grad()
+            loss, weight = loss_terms(model, packed_trees(model, [tree], arguments.device))
+            (loss / weight).backward()
+            far = max(
+                float((found - wanted[name]).norm() / wanted[name].norm()) for name, found in _gradients(model).items()
+            )
+            row = f"{family}, recomputed" if recomputed else family
+            figures.put("relative difference of a gradient", row, far)
+            figures.put("relative difference of the loss", row, float(abs(loss / weight - expected) / expected))
+
+
+def _gradients(model: Any) -> dict[str, Tensor]:
+    """Return the gradients of the language model's matrices."""
+    found = model.model.language_model.named_parameters()
+    return {name: weight.grad.clone() for name, weight in found if weight.dim() == 2 and weight.grad is not None}
+
+
+def all_weights(arguments: argparse.Namespace, figures: Figures) -> None:
+    """Time the passes of `CASES`, and profile those of several trees; a family's weights are drawn once."""
+    model, family, dtype = None, "", getattr(torch, arguments.dtype)
+    for case in CASES:
+        if arguments.size == "tiny":
+            case = replace(case, tokens=case.tokens // 8)
+        if case.family != family:
+            del model
+            if arguments.device == "cuda":
+                torch.cuda.empty_cache()
+            model, family = _trained(case.family, arguments, dtype), case.family
+        _measure_case(model, case, arguments.device, figures)
+
+
+def _trained(family: str, arguments: argparse.Namespace, dtype: torch.dtype) -> Any:
+    """Draw a model all of whose weights but the vision tower's have gradients."""
+    model: Any = w.build(family, w.SIZES[arguments.size], dtype=dtype, device=arguments.device).train()
+    tower = model.model.vision_tower if family == "llava" else model.model.visual
+    tower.requires_grad_(False)
+    return model
+
+
+def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None:
+    tree = w.tree_of(model, case.branches, case.tokens, picture=case.picture)
+    rows = w.flat_rows(model, tree) if case.flat else {}
+    if case.recomputed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    needed = needed_operations(model.model.language_model.layers)
+
+    def flat_pass() -> float:
+        model.zero_grad()
+        loss = model(**rows).loss
+        loss.backward()
+        return float(loss)
+
+    batch = packed_trees(model, [tree] * case.trees, device)
+
+    def tree_pass() -> float:
+        model.zero_grad()
+        loss, weight = loss_terms(model, batch)
+        (loss / weight).backward()
+        return float(loss / weight)
+
+    def measure(name: str, run: Callable[[], float], tokens: int) -> None:
+        loss = figures.time("pass", f"{case.name}, {name}", run)
+        if loss is not None:
+            seconds = figures.values["pass"][f"{case.name}, {name}"]
+            figures.put("loss", f"{case.name}, {name}", loss)
+            figures.put("TFLOP/s", f"{case.name}, {name}", round(needed * tokens / seconds / 1e12, 1))
+
+    with compiled(model, on=device == "cuda"):
+        if rows:
+            measure("flat rows", flat_pass, rows["input_ids"].numel())
+        measure("trees", tree_pass, case.trees * tree.length)
+        if device == "cuda" and case.trees > 1:
+            with profile(activities=[ProfilerActivity.CUDA]) as record:
+                tree_pass()
+            events = sorted(record.key_averages(), key=lambda event: -event.self_device_time_total)[:8]
+            figures.put(
+                "profile, ms", case.name, {e.key[:60]: round(e.self_device_time_total / 1e3, 1) for e in events}
+            )
+    model.zero_grad()
+    model.gradient_checkpointing_disable()
+
+
+def weights_tables(figures: dict[str, Any]) -> list[str]:
+    """Return the tables of `all_weights` and `gradients`."""
+    found, rate = figures.get("weights", {}), figures.get("matrix product, TFLOP/s")
+    rows = []
+    for case in CASES if found else ():
+        seconds, other = (at(found, "pass", f"{case.name}, {side}") for side in ("trees", "flat rows"))
+        reached = at(found, "TFLOP/s", f"{case.name}, trees")
+        times = other / seconds if seconds and other else None
+        share = reached / rate if reached and rate else None
+        wanted = f"{case.wanted:g} ×" if case.flat else f"{case.wanted:.0%}" if case.wanted < 1 else f"{case.wanted:g}"
+        memory = at(found, "pass, GiB", f"{case.name}, trees")
+        rows.append((case.name, seconds, reached, share and f"{share:.0%}", times and f"{times:.1f} ×", wanted, memory))
+    head = (
+        "all weights, forward and backward",
+        "s",
+        "TFLOP/s",
+        "of the card",
+        "faster than flat rows",
+        "wanted",
+        "GiB",
+    )
+    lines = [*table(head, rows), ""] if found else []
+    gradient = at(figures, "gradients", "relative difference of a gradient") or {}
+    lines += [
+        f"- {name}, float32: the gradients of trees are {far:.0e} from separate rows'."
+        for name, far in gradient.items()
+    ]
+    for name, spent in (found.get("profile, ms") or {}).items():
+        lines.append(f"- {name}: " + ", ".join(f"{kernel} {ms:g} ms" for kernel, ms in spent.items()) + ".")
+    return lines
