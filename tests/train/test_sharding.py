@@ -160,6 +160,7 @@ def notes(output: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "family", "divided"),
     [
+        pytest.param("zero1", "llava", {"moments"}, marks=needs_deepspeed),
         pytest.param("zero2", "llava", {"moments"}, marks=needs_deepspeed),
         pytest.param("zero3", "qwen2_vl", {"weights", "moments"}, marks=needs_deepspeed),
         pytest.param("zero3_offload", "llava", set(), marks=needs_deepspeed),

@@ -12,7 +12,7 @@ class EstimateConfig(SftConfig):
     """Settings of a run, and of the machine that it is estimated for."""
 
     processes: int = setting(1, "devices that train together", gt=0)
-    sharding: Literal["", "zero2", "zero3", "fsdp"] = setting("", "sharding of the model")
+    sharding: Literal["", "zero1", "zero2", "zero3", "fsdp"] = setting("", "sharding of the model")
     offload: bool = setting(False, "keep weights and optimiser states in the CPU's memory")
     device_gib: float | None = setting(None, "memory of a device in GiB, for a verdict", gt=0)
     image_tokens: int | None = setting(

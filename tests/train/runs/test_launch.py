@@ -251,7 +251,7 @@ def test_accelerate_reads_every_launch_config_and_knows_its_keys(path: Path) -> 
     assert loaded.num_processes == written["num_processes"]
     assert loaded.distributed_type.value == written["distributed_type"]
     stage = written.get("deepspeed_config", {}).get("zero_stage")
-    assert stage == {"zero2": 2, "zero3": 3}.get(path.stem)
+    assert stage == {"zero1": 1, "zero2": 2, "zero3": 3}.get(path.stem)
     assert str(loaded.mixed_precision) == "no"  # `dtype` in the training config decides
 
 
