@@ -25,7 +25,16 @@ from reflectune.inference.operators.schemas import response_format
 from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, RemoteReply, is_word
 from reflectune.models.remote.pictures import PictureUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
-from reflectune.models.rendering.turns import PICTURE, PictureSlot, Slot, Turn, Turns, fit_leading, prompt_parts
+from reflectune.models.rendering.turns import (
+    PICTURE,
+    PictureSlot,
+    Slot,
+    Turn,
+    Turns,
+    fit_leading,
+    prompt_parts,
+    round_turns,
+)
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.interface import Engine
@@ -143,7 +152,7 @@ class LocalModel:
             return dataclasses.replace(rendered, own_pictures=True)
 
         room = self._engine.max_length - max_tokens
-        return fit_leading(render, len(prompt.documents), room, length=lambda rendered: len(rendered.ids))
+        return fit_leading(render, prompt.parts, room, length=lambda rendered: len(rendered.ids))
 
     def _lines(self, reply: str) -> str:
         """Strip reflection tokens and runs of spaces from each line of a decoded reply, and keep the line breaks."""
@@ -173,7 +182,7 @@ class LocalModel:
     def _turns(self, prompt: Prompt, pictures: int = 0) -> Turns:
         parts = documents_parts(prompt_parts(prompt.template), pictures)
         turn = Turn("user", parts, image=prompt.picture)
-        return self._renderer.under_system(prompt.system, turn)
+        return (*self._renderer.under_system(prompt.system, turn), *round_turns(len(prompt.rounds)))
 
 
 class ServedModel:
@@ -317,7 +326,7 @@ def conversation(picture: str, prompt: Prompt, of_documents: Sequence[str] = ())
         prompt: The prompt.
         of_documents: Data URLs of the documents' pictures; each stands before its document.
     """
-    texts, urls = prompt.text(len(prompt.documents)), iter(of_documents)
+    texts, urls = prompt.text(prompt.parts), iter(of_documents)
     content: list[dict[str, Any]] = [_shown(picture)] if picture else []
     words = ""
     for part in documents_parts(prompt_parts(prompt.template), len(of_documents)):
@@ -327,7 +336,11 @@ def conversation(picture: str, prompt: Prompt, of_documents: Sequence[str] = ())
         else:
             words += part if isinstance(part, str) else texts[part.name]
     system: Messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    return [*system, {"role": "user", "content": [*content, {"type": "text", "text": words}]}]
+    later = [
+        {"role": turn.role, "content": "".join(texts[p.name] if isinstance(p, Slot) else str(p) for p in turn.parts)}
+        for turn in round_turns(len(prompt.rounds))
+    ]
+    return [*system, {"role": "user", "content": [*content, {"type": "text", "text": words}]}, *later]
 
 
 def _needed(of_pairs: PairPictures | None) -> PairPictures:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import Box, Form
 from reflectune.inference.operators.spoken import first_json, spoken
+from reflectune.inference.operators.tool_calls import read_action
 from reflectune.metrics.judging.extraction import short_answer
 
 STATE_FIELDS: Final = ("need", "referent", "constraints")
@@ -197,5 +198,6 @@ FORMS: Final[Mapping[Form, Callable[[str, int, int], object]]] = {
     "state": lambda reply, shown, count: fields(reply, STATE_FIELDS),
     "documents": lambda reply, shown, count: named_documents(reply, count),
     "short": lambda reply, shown, count: short_answer(spoken(reply)),
+    "action": lambda reply, shown, count: read_action(reply) is not None,
 }
 """Parser of each form of a reply; nothing or None if it can't be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from PIL import Image
 
@@ -19,11 +19,17 @@ Box: TypeAlias = tuple[float, float, float, float]
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
 """Operators with a generated reply: describe the picture, write queries, order documents, summarise the results or
 one page, answer, verify an answer, shorten it."""
-Form = Literal["free", "text", "queries", "order", "preferred", "letters", "shares", "state", "documents", "short"]
+Form = Literal[
+    "free", "text", "queries", "order", "preferred", "letters", "shares", "state", "documents", "short", "action"
+]
 """Expected form of a reply, a key of `parsing.FORMS`: any, not empty, queries, an order of documents, the better of
-two, letters of options, a number for each, a state, documents, a short answer."""
+two, letters of options, a number for each, a state, documents, a short answer, a tool call or an answer."""
 ModelName = Literal["reader", "answerer"]
 """Models of a pipeline: the reader, which also writes queries and reasons, and the answerer."""
+
+
+LEFT_OUT: Final = "(left out)"
+"""Text of a tool result that doesn't fit the context."""
 
 
 def run_slot(number: int) -> str:
@@ -45,6 +51,8 @@ class Prompt:
         form: Form of the reply; one that can't be read in it is counted.
         pictures: Paths of documents' pictures, by the document's place in `documents`. Each stands before its document,
             behind a label `Picture n:`; n counts the pictures of the prompt, the question's first.
+        rounds: Earlier replies, each with the result of its tool call, which is the user's next turn. Without
+            `documents`, the latest results that fit the context are shown, and earlier ones are left out.
     """
 
     template: str
@@ -54,6 +62,12 @@ class Prompt:
     picture: bool = True
     form: Form = "free"
     pictures: Mapping[int, str] = field(default_factory=dict)
+    rounds: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """Number of documents, or of tool results, that may be left out."""
+        return len(self.documents) or len(self.rounds)
 
     def shown_pictures(self, shown: int) -> list[str]:
         """Return the paths of the pictures of the first `shown` documents."""
@@ -71,7 +85,11 @@ class Prompt:
                 runs.append([])
             runs[-1].append(document)
         first, *others = ["\n".join(run) for run in runs]
-        return {**self.texts, "documents": first, **{run_slot(n): run for n, run in enumerate(others, start=1)}}
+        texts = {**self.texts, "documents": first, **{run_slot(n): run for n, run in enumerate(others, start=1)}}
+        for n, (reply, result) in enumerate(self.rounds):
+            is_shown = bool(self.documents) or n >= len(self.rounds) - shown
+            texts |= {f"reply_{n}": reply, f"result_{n}": result if is_shown else LEFT_OUT}
+        return texts
 
 
 @dataclass(frozen=True)

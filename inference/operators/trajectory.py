@@ -284,11 +284,15 @@ def _again(request: StepRequest, reply: StepReply) -> WriteRequest | None:
     """Return the request with a reminder if its reply can't be read; None for others, refused and second ones."""
     if not isinstance(request, WriteRequest) or not isinstance(reply, WriteReply):
         return None
-    if reply.refused or request.prompt.template.endswith(AGAIN) or not unreadable(request, reply):
+    prompt = request.prompt
+    last = prompt.rounds[-1][1] if prompt.rounds else prompt.template
+    if reply.refused or last.endswith(AGAIN) or not unreadable(request, reply):
         return None
-    return dataclasses.replace(
-        request, prompt=dataclasses.replace(request.prompt, template=request.prompt.template + AGAIN)
-    )
+    if prompt.rounds:
+        again = dataclasses.replace(prompt, rounds=(*prompt.rounds[:-1], (prompt.rounds[-1][0], last + AGAIN)))
+    else:
+        again = dataclasses.replace(prompt, template=last + AGAIN)
+    return dataclasses.replace(request, prompt=again)
 
 
 def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong = none_too_long) -> list[LikenReply]:

@@ -52,6 +52,7 @@ def write(
     keeps_thoughts: bool = False,
     form: Form = "free",
     pictures: Mapping[int, str] = MappingProxyType({}),
+    rounds: Sequence[tuple[str, str]] = (),
 ) -> Steps[WriteReply]:
     """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
@@ -66,8 +67,9 @@ def write(
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
         form: Form of the reply.
         pictures: Paths of documents' pictures, by place; see `Prompt`.
+        rounds: Earlier replies and their tools' results; see `Prompt`.
     """
-    prompt = Prompt(template, texts, tuple(documents), system, picture, form, pictures)
+    prompt = Prompt(template, texts, tuple(documents), system, picture, form, pictures, tuple(rounds))
     reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
     return _as(WriteReply, reply)
 

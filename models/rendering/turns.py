@@ -116,6 +116,16 @@ def asking_turns(prompt: str) -> Turns:
     return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
 
 
+def round_turns(rounds: int) -> Turns:
+    """Return the assistant's replies and the users' turns with their tools' results, as Qwen's templates write them."""
+    return tuple(turn for n in range(rounds) for turn in (Turn("assistant", (Slot(f"reply_{n}"),)), result_turn(n)))
+
+
+def result_turn(number: int) -> Turn:
+    """Return the user's turn with a tool's result."""
+    return Turn("user", ("<tool_response>\n", Slot(f"result_{number}"), "\n</tool_response>"))
+
+
 def prompt_parts(prompt: str) -> tuple[str | Slot, ...]:
     """Cut a prompt at its `{slots}`."""
     pieces = re.split(r"\{(\w+)\}", prompt)

@@ -122,8 +122,10 @@ def filled(prompt: Prompt, room: int = 99) -> str:
 
     The system prompt comes first; a prompt without a picture says so.
     """
-    texts = prompt.text(min(room, len(prompt.documents)))
+    texts = prompt.text(min(room, prompt.parts))
     words = "".join(part if isinstance(part, str) else texts[part.name] for part in prompt_parts(prompt.template))
+    for n in range(len(prompt.rounds)):
+        words += f" [assistant] {texts[f'reply_{n}']} [tool] {texts[f'result_{n}']}"
     return f"{prompt.system and f'[system] {prompt.system} [user] '}{'' if prompt.picture else '[no picture] '}{words}"
 
 
