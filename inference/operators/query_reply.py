@@ -11,7 +11,7 @@ from reflectune.inference.operators.spoken import first_json, spoken
 _AT_START = r"^[^\w\n{\"]{0,8}(?:\d{1,2}[ \t]{0,2}[.)][ \t*_]{0,8})?(?:section[ \t]{0,2}:?[ \t]{0,2})?"
 _MORE = r"(?:(?:the|two|2|your|further|follow[- ]?up|search|new|additional|generated|refined|final)\s){0,5}"
 _HEADING = re.compile(
-    rf"{_AT_START}{_MORE}(?:queries|questions|outputs?)\b"
+    rf"{_AT_START}{_MORE}(?:queries|questions|outputs?)\b(?:[ \t]?\([^)\n]{{1,60}}\))?"
     r"(?:[^\w\n]{0,20}$|[^\w\n:：]{0,8}[:：][*_ \t]{0,8}(?=\S))"
     rf"|^[ \t]{{0,8}}[#*<\[][^\w\n]{{0,8}}{_MORE}(?:query|question)\b[^\w\n]{{0,20}}$",
     re.IGNORECASE | re.MULTILINE,

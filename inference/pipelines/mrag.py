@@ -106,7 +106,7 @@ def generate(
     """Answer from the documents' leading paragraphs that fit the context."""
     template, asked = GENERATE + answer_instruction(question, detailed=False), {"question": question.text}
     if settings.few_words:
-        template = GENERATE.replace("answer the question with", "answer the question in a few words with").rstrip()
+        template = GENERATE.replace("DOCUMENTS.\n", "DOCUMENTS in a few words.\n").rstrip()
     texts, max_tokens = paragraphs(documents), settings.max_new_tokens
     return (
         yield from write("answer", iteration, template, asked, documents=texts, max_tokens=max_tokens, model="answerer")

@@ -96,7 +96,7 @@ def test_the_papers_own_words(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "Ann Kirk", find=find)
     run(script, mrag(few_words=True))
     assert script.asked[-1][1].endswith(
-        "answer the question in a few words with the image by referring to the RELATED DOCUMENTS.\n\nWho built it?"
+        "answer the question with the image by referring to the RELATED DOCUMENTS in a few words.\n\nWho built it?"
     )
 
 
