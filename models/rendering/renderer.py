@@ -225,6 +225,17 @@ class Renderer:
                 speaking, end = False, place + 1
         return ids[:end], labels[:end]  # what the template puts behind the last end of turn is cut off
 
+    def after_reply(self, turn: Turn, texts: Texts) -> list[int]:
+        """Return the ids that continue a reply and its end token to the user's next turn, up to the assistant's cue.
+
+        Args:
+            turn: The user's turn.
+            texts: Texts of its slots.
+        """
+        chunks = self._chunks((*question_turns(), Turn("assistant", (ANSWER,)), turn), cue=True)
+        ids = self._safe.encode_continuation(fill_slots(chunks[chunks.index(ANSWER) + 1 :], texts))
+        return ids[ids.index(self.end_token_id) + 1 :]
+
     def shared_beginning(self, turns: Turns) -> list[int]:
         """Return the ids that every `after_prefix` with these turns begins with."""
         return list(self._shared_beginning(turns))

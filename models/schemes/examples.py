@@ -87,7 +87,8 @@ class PromptedExample:
     `style` is the answer style, with documents and without. With a `template`, the user's turn is the template only, as
     a step of a pipeline asks it: `{question}` and `{documents}` in it are the texts of these names, and each branch
     only has its `reply`. `system` is the system turn before it. If the branches differ in `{documents}`,
-    `branch_documents` has the text of each, and `documents` is empty.
+    `branch_documents` has the text of each, and `documents` is empty. An agent's trajectory goes on behind the reply of
+    its only branch: `follow_ups` are tools' results and the next replies.
     """
 
     id: str
@@ -100,6 +101,7 @@ class PromptedExample:
     documents: str = ""
     system: str = ""
     branch_documents: tuple[str, ...] = ()
+    follow_ups: tuple[FollowUp, ...] = ()
 
     @property
     def shown_documents(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from reflectune.models.rendering.turns import (
     documents_text,
     fit_leading,
     prompt_parts,
+    result_turn,
 )
 from reflectune.models.schemes.base import AskedAnswer, Gate, Scheme, gate_branch
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
@@ -117,6 +118,10 @@ class PromptScheme(Scheme):
             return "`system` and `branch_documents` belong to a `template`, and there is none"
         if example.branch_documents and (example.documents or len(example.branch_documents) != len(example.branches)):
             return "`branch_documents` has one text for each branch, and then `documents` is empty"
+        if example.follow_ups and not (example.template and len(example.branches) == 1):
+            return "`follow_ups` continue the only branch of a `template`"
+        if any(not later.answer.strip() for later in example.follow_ups):
+            return "a later reply (`follow_ups`) is empty"
         return ""
 
     def template_turn(self, example: PromptedExample) -> Turn:
@@ -150,11 +155,24 @@ class PromptScheme(Scheme):
             prefix, rests = renderer.conversations(turns, texts, image)
         else:
             prefix, rests = renderer.conversation(turns, texts[0], image), [[]] * len(replies)
+        later = self._later_rounds(renderer, example)
         segments = tuple(
-            Segment.of([*rest, *reply], [*[IGNORE] * len(rest), *reply])
+            Segment.of([*rest, *reply, *later[0]], [*[IGNORE] * len(rest), *reply, *later[1]])
             for rest, reply in zip(rests, replies, strict=True)
         )
         return Tree(Segment.of(prefix.ids, prefix.labels), segments, prefix.vision)
+
+    def _later_rounds(self, renderer: Renderer, example: PromptedExample) -> Supervised:
+        """Return ids and labels of a trajectory behind its first reply; tools' results are not supervised."""
+        ids, labels = list[int](), list[int]()
+        for later in example.follow_ups:
+            read, said = (
+                renderer.after_reply(result_turn(0), {"result_0": later.question}),
+                renderer.reply_ids(later.answer),
+            )
+            ids += [*read, *said]
+            labels += [*[IGNORE] * len(read), *said]
+        return ids, labels
 
     def shortened(
         self, renderer: Renderer, example: PromptedExample, image: Image.Image, max_tokens: int
@@ -186,6 +204,8 @@ class PromptScheme(Scheme):
     def texts(self, example: PromptedExample) -> Iterator[str]:
         """See `Scheme.texts`."""
         yield from (example.system, example.template, example.question, example.documents, *example.branch_documents)
+        for later in example.follow_ups:
+            yield from (later.question, later.answer)
         for branch in example.branches:
             yield branch.reply
             for passage in branch.documents:

@@ -1,0 +1,106 @@
+"""Keep an agent's good trajectories as SFT data: `python -m reflectune.examples.lessons.keep_trajectories --config …`.
+
+A teacher, local or served, answers the training questions with `evaluate` and `pipelines: [promsa]`; sample more by
+further evaluations with another `seed` in `llm_options`. Here the trajectories with a right answer are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from reflectune.core.command import command
+from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.values import Seed, SplitName, output_of
+from reflectune.formats.dataset import SplitKey, split_issues
+from reflectune.inference.config import DatasetSettings
+from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.metrics.config import MetricConfig
+
+# Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
+if TYPE_CHECKING:
+    PromsaKeys = Settings
+else:
+    PromsaKeys = find_recipe("promsa").settings
+
+
+class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
+    """Keep right trajectories of the pipeline promsa as training data of scheme plain, at most one a question."""
+
+    evaluations: list[str] = setting([], "folders that evaluate wrote, with traces of promsa")
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
+    most_calls: int = setting(6, "most tool calls of a trajectory", ge=0)
+    held_out: list[SplitName] = setting(
+        ["val_unseen_question", "val_unseen_entity"], "splits of `dataset` whose questions are never trained on"
+    )
+    proofread: int = setting(50, "random examples on the page for proof-reading; 0: no page", ge=0)
+    seed: Seed = setting(0, "seed of sampling")
+
+    @cross_check
+    def trajectory_problems(self) -> Iterator[str]:
+        """Yield the problems of the evaluations and of the held-out splits."""
+        if not self.evaluations:
+            yield "`evaluations` is empty; name at least one folder that evaluate wrote"
+        for folder in self.evaluations:
+            if not any(Path(folder, "traces").glob("promsa.*")):
+                yield f"`evaluations`: {folder} has no traces of promsa; run evaluate with `pipelines: [promsa]`"
+        if self.split in self.held_out:
+            yield f"`held_out` has `{self.split}`, which is the split to train on"
+        yield from split_issues("held_out", self.dataset, self.held_out)
+
+
+@command(TrajectoriesConfig, writes="output")
+def keep_trajectories(config: TrajectoriesConfig) -> None:
+    """Keep an agent's good trajectories as training data."""
+    # slow to import: after the config is right
+    from reflectune.core.hashing import file_fingerprint
+    from reflectune.data_builders.annotators.proofreading import write_page
+    from reflectune.examples.lessons.trajectories import choose, evaluated, page_article
+    from reflectune.formats.dataset import Dataset
+    from reflectune.formats.reflection_data import (
+        Manifest,
+        add_statistics,
+        earlier_manifest,
+        write_examples,
+        write_manifest,
+    )
+    from reflectune.inference.trace_files.reading import read_traces, trace_files
+    from reflectune.metrics.scoring.registry import find_metric
+    from reflectune.models.schemes.examples import PromptedExample
+
+    dataset, split, output = Dataset(Path(config.dataset)), config.split, Path(config.output)
+    files = [trace_files(Path(folder, "traces"))["promsa"] for folder in config.evaluations]
+    questions = {question.id: question for question in dataset.questions(split)}
+    leaked = evaluated([*questions.values()], dataset.image_roots, dict.fromkeys(config.held_out, dataset))
+    chosen = choose(
+        (trace for path in files for trace in read_traces(path)),
+        {name: question for name, question in questions.items() if name not in leaked},
+        find_recipe("promsa").settings_of(config),
+        find_metric(config.scored_by(config.dataset), config.open_bem("cpu")),
+        config.most_calls,
+    )
+    numbers = {**chosen.statistics(), "also_evaluated": leaked}
+    print(
+        f"{numbers['traces']:,} trajectories, {numbers['examples']:,} kept, by calls {numbers['by_calls']}; "
+        f"{len(leaked):,} questions of {split} are also in {', '.join(config.held_out)} and are left out"
+    )
+    print("\n".join(f"  left out: {count:,} {reason}" for reason, count in numbers["left_out"].items()))
+    if config.dry_run:
+        return
+    folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
+    before = earlier_manifest(output, "plain", dataset.root).fingerprints
+    output.mkdir(parents=True, exist_ok=True)
+    trajectories = [*chosen.kept.values()]
+    target = output / f"{split}.parquet"
+    write_examples(target, [trajectory.example() for trajectory in trajectories], PromptedExample)
+    write_manifest(output, Manifest("plain", dataset.root, {**before, split: file_fingerprint(target)}, folders))
+    add_statistics(output, split, numbers)
+    if config.proofread:
+        page, title = output / f"proofread_{split}.html", f"trajectories of {split} of {dataset.root.name}"
+        roots = dataset.image_roots
+        write_page(page, trajectories, page_article, roots, title, count=config.proofread, seed=config.seed)
+
+
+if __name__ == "__main__":
+    keep_trajectories.main()

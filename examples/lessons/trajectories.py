@@ -1,0 +1,220 @@
+"""Choose an agent's trajectories for SFT by rejection: the right answer, in the format, with few calls."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import sha256_of
+from reflectune.core.paths import Roots, resolve_below
+from reflectune.core.types import FollowUp, Question
+from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import PassageHit
+from reflectune.inference.operators.requests import (
+    Prompt,
+    SearchReply,
+    SearchRequest,
+    StepReply,
+    WriteReply,
+    WriteRequest,
+)
+from reflectune.inference.operators.tool_calls import keeps_format
+from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings
+from reflectune.inference.trace import Step, Trace
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
+
+Worth = Callable[[str, Question], float]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A question with an agent's last prompt, which has all earlier rounds, its last reply and its calls."""
+
+    question: Question
+    prompt: Prompt
+    reply: str
+    calls: int
+
+    @property
+    def replies(self) -> list[str]:
+        """All replies in order."""
+        return [*(said for said, _ in self.prompt.rounds), self.reply]
+
+    def example(self) -> PromptedExample:
+        """Return the training example: every reply is supervised, no tool's result is."""
+        first, *later = self.replies
+        results = [result for _, result in self.prompt.rounds]
+        return PromptedExample(
+            self.question.id,
+            self.question.image,
+            self.question.text,
+            (PromptedBranch("vqa", reply=first),),
+            source=f"promsa {self.calls} calls",
+            template=self.prompt.template,
+            system=self.prompt.system,
+            follow_ups=tuple(map(FollowUp, results, later)),
+        )
+
+
+@dataclass
+class Chosen:
+    """Trajectories that are kept, at most one a question, and the reasons why others are left out."""
+
+    kept: dict[str, Trajectory] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    traces: int = 0
+
+    def statistics(self) -> dict[str, Any]:
+        """Count the trajectories."""
+        calls = Counter(trajectory.calls for trajectory in self.kept.values())
+        return {
+            "examples": len(self.kept),
+            "traces": self.traces,
+            "replies": sum(len(trajectory.replies) for trajectory in self.kept.values()),
+            "by_calls": {str(number): calls[number] for number in sorted(calls)},
+            "left_out": dict(sorted(self.left_out.items())),
+        }
+
+
+def choose(
+    traces: Iterable[Trace],
+    questions: Mapping[str, Question],
+    settings: PromsaSettings,
+    correctness: Worth,
+    most_calls: int,
+) -> Chosen:
+    """Choose at most one trajectory a question: of those that may be kept the one with the fewest calls.
+
+    Raises:
+        UserError: A trace is of other settings of the pipeline.
+    """
+    chosen = Chosen()
+    for trace in traces:
+        chosen.traces += 1
+        if trace.question_id not in questions:
+            chosen.left_out["no question to train on"] += 1
+            continue
+        trajectory = replay(questions[trace.question_id], trace, settings)
+        if reason := rejected(trajectory, trace, correctness, most_calls):
+            chosen.left_out[reason] += 1
+            continue
+        known = chosen.kept.get(trace.question_id)
+        if known is not None:
+            chosen.left_out["a further trajectory of its question"] += 1
+        if known is None or trajectory.calls < known.calls:
+            chosen.kept[trace.question_id] = trajectory
+    return chosen
+
+
+def rejected(trajectory: Trajectory, trace: Trace, correctness: Worth, most_calls: int) -> str:
+    """Return why a trajectory is left out; "" if it is kept."""
+    if correctness(trace.answer, trajectory.question) < 1:
+        return "wrong answer"
+    if not all(map(keeps_format, trajectory.replies)) or trace.fallback:
+        return "not in the format"
+    if trace.tokens["calls_unread"] or trace.tokens.get("replies_retried", 0):
+        return "an unreadable call"
+    return f"more than {most_calls} calls" if trajectory.calls > most_calls else ""
+
+
+def replay(question: Question, trace: Trace, settings: PromsaSettings) -> Trajectory:
+    """Follow a trace's steps through the pipeline, which gives every prompt as it was.
+
+    Raises:
+        UserError: The trace is of other settings.
+    """
+    passages = {read.passage.id: read.passage for read in trace.passages}
+    steps, course = deque(trace.steps), Promsa(settings, "texts")(question)
+    reply: StepReply | None = None
+    prompt, said = Prompt("{question}", {"question": question.text}), ""
+    try:
+        while True:
+            request = next(course) if reply is None else course.send(reply)
+            step = steps.popleft()
+            if isinstance(request, SearchRequest) and step.operator == "search":
+                hits: dict[str, tuple[PassageHit, ...]] = {}
+                for found in step.found:
+                    if found.passage_id in passages:
+                        hit = PassageHit(passages[found.passage_id], found.score, found.rank, found.base)
+                        hits[found.base] = (*hits.get(found.base, ()), hit)
+                reply = SearchReply((hits,))
+            elif isinstance(request, WriteRequest) and step.operator == request.operator:
+                step = _last_try(step, steps, request)
+                reply = WriteReply(step.text)
+                if request.prompt.form == "action":
+                    prompt, said = request.prompt, step.text
+            else:
+                raise IndexError
+    except IndexError:
+        raise _other_settings(trace) from None
+    except StopIteration as ended:
+        if steps or ended.value.ended != trace.ended:
+            raise _other_settings(trace) from None
+    calls = trace.tokens["image_search_calls"] + trace.tokens["text_search_calls"]
+    return Trajectory(question, prompt, said, calls)
+
+
+def _last_try(step: Step, steps: deque[Step], request: WriteRequest) -> Step:
+    """Return the step itself, or the one that asked once more for its unreadable reply."""
+    is_asked_again = (
+        request.prompt.form == "action"
+        and steps
+        and (steps[0].operator, steps[0].iteration) == (step.operator, step.iteration)
+    )
+    return steps.popleft() if is_asked_again else step
+
+
+def _other_settings(trace: Trace) -> UserError:
+    return UserError(
+        f"the trace of question {trace.question_id} doesn't follow from these settings of promsa; give the keys that "
+        "it was written with (call_passages, image_calls, text_calls, turns, page_summaries)"
+    )
+
+
+def evaluated(training: Sequence[Question], roots: Roots, held_out: Mapping[str, Dataset]) -> dict[str, str]:
+    """Return the training questions that are evaluated, by id: each with its split.
+
+    A question is the same if its id is, or its words and the bytes of its picture.
+
+    Args:
+        training: Questions to train on.
+        roots: Folders of their pictures.
+        held_out: The data set of each split that is evaluated.
+    """
+    same, by_words = dict[str, str](), dict[str, list[Question]]()
+    for question in training:
+        by_words.setdefault(_words(question), []).append(question)
+    ids = {question.id for question in training}
+    for split, dataset in held_out.items():
+        for question in dataset.stream(split):
+            if question.id in ids:
+                same[question.id] = split
+            for alike in by_words.get(_words(question), ()):
+                if _picture(alike, roots) == _picture(question, dataset.image_roots):
+                    same[alike.id] = split
+    return same
+
+
+def _words(question: Question) -> str:
+    return " ".join(question.text.lower().split())
+
+
+def _picture(question: Question, roots: Roots) -> str:
+    return sha256_of(resolve_below(question.image, roots)) if question.image else ""
+
+
+def page_article(trajectory: Trajectory) -> PageArticle:
+    """Return a trajectory's article on the page for proof-reading: each reply with the tool's result."""
+    results = [*(result for _, result in trajectory.prompt.rounds), ""]
+    labels = [
+        PageLabel(f"reply {number}", details=[said, result], subject=f"reply {number}")
+        for number, (said, result) in enumerate(zip(trajectory.replies, results, strict=True), start=1)
+    ]
+    question = trajectory.question
+    return PageArticle(
+        question.id, question.image, question.text, [f"{trajectory.calls} calls"], labels, question.answers
+    )
