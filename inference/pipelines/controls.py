@@ -8,19 +8,21 @@ write its verdict first. The forced token is the same for all passages, so it ca
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
-from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, make
-from reflectune.inference.pipelines.recipe import CONTROLS, Recipe, every, needed
+from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, choose, make
+from reflectune.inference.pipelines.recipe import CONTROLS, PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER, Requirement
 from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_shares
 from reflectune.inference.reading.reader import OpenedQuestions
+from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import ContextBuilder
 
 
@@ -43,15 +45,47 @@ class TextScored(MR2AG):
     """
 
     name = "mr2ag_text_scored"
+    answered: Mapping[str, Trace] = MappingProxyType({})
+    """Traces of `Unjudged` by question id, with the same answers; the model reads nothing again for their questions."""
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """Return one trace per question, in order: from `answered`, or like `MR2AG`."""
+        answered = [self.answered[question.id] for question in questions if question.id in self.answered]
+        if len(answered) < len(questions):
+            return super().run(questions, images)
+        rows = zip(
+            questions, answered, self._passages(questions, images, [trace.hits for trace in answered]), strict=True
+        )
+        return [self._scored(question, trace, passages) for question, trace, passages in rows]
+
+    def _scored(self, question: Question, trace: Trace, passages: Sequence[Passage]) -> Trace:
+        """Score a trace's passages again, and choose among its answers."""
+        read = {passage.passage.id: passage for passage in trace.passages}
+        shares = self._shares([question.text], [[passage for passage in passages if passage.id in read]])[0]
+        scored = tuple(
+            dataclasses.replace(passage, s_rel=share, s_irr=0.0) if share else dataclasses.replace(passage, answer=None)
+            for passage, share in zip(trace.passages, shares, strict=True)
+        )
+        return choose(dataclasses.replace(trace, pipeline=self.name, passages=scored), self._settings)
 
     def _judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
-        judged, relevance = super()._judge(opened, passages), []
-        ranked = needed(self._reranker).rank([question.text for question in opened.questions], judged.passages)
-        for of_question, row in zip(judged.passages, ranked, strict=True):
-            scores = {one.passage.id: one.score for one in row}
-            shares = entry_shares([scores[passage.id] for passage in of_question], 1.0)
-            relevance.append([(share, 0.0) for share in shares])
-        return dataclasses.replace(judged, relevance=relevance)
+        judged = super()._judge(opened, passages)
+        shares = self._shares([question.text for question in opened.questions], judged.passages)
+        return dataclasses.replace(judged, relevance=[[(share, 0.0) for share in row] for row in shares])
+
+    def _shares(self, texts: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
+        """Return the share of each question's passages, in their order."""
+        rows = []
+        for of_question, ranked in zip(passages, needed(self._reranker).rank(texts, passages), strict=True):
+            scores = {one.passage.id: one.score for one in ranked}
+            rows.append(entry_shares([scores[passage.id] for passage in of_question], 1.0))
+        return rows
+
+
+def _text_scored(name: str, settings: Mr2agSettings, parts: PipelineParts) -> TextScored:
+    made = make(TextScored, settings, parts)
+    made.answered = parts.earlier.get(Unjudged.name, made.answered)
+    return made
 
 
 def _recipe(kind: type[MR2AG], title: str, *parts: Requirement) -> Recipe[Any]:
@@ -70,5 +104,5 @@ def _recipe(kind: type[MR2AG], title: str, *parts: Requirement) -> Recipe[Any]:
 RECIPES = {
     Unjudged.name: _recipe(Unjudged, "passages not judged"),
     FirstPassage.name: _recipe(FirstPassage, "best passage of the first entry", RERANKER),
-    TextScored.name: _recipe(TextScored, "judged by a text score", RERANKER),
+    TextScored.name: dataclasses.replace(_recipe(TextScored, "judged by a text score", RERANKER), make=_text_scored),
 }

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from PIL import Image
 from pydantic import Field
@@ -118,7 +118,7 @@ class MR2AG(GatedPipeline):
         """Add the answer: the direct one if there is one, else that of the passage with the highest product."""
         if direct is not None:
             return dataclasses.replace(trace, answer=direct.text, confidence=direct.score)
-        return _choose(trace, self._settings, judging=self.judging)
+        return choose(trace, self._settings, judging=self.judging)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True
     return dataclasses.replace(trace, passages=tuple(passages), fallback=fallback, answer=answer, chosen=choice.chosen)
 
 
-def _choose(trace: Trace, settings: ChoiceSettings, *, judging: bool) -> Trace:
+def choose(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
     """Set the answer of the candidate with the highest product, if there is a candidate."""
     scores = {k: found for k, passage in enumerate(trace.passages) if (found := passage.scores) is not None}
     if not scores:
@@ -223,13 +223,16 @@ def _best(scores: Sequence[PassageScores], answers: Sequence[str], settings: Cho
     return best(scores, settings.exponents, [normalize_answer(text) for text in answers] if settings.votes else None)
 
 
+Kind = TypeVar("Kind", bound=MR2AG)
+
+
 class Unjudged(MR2AG):
     """mR²AG without its verdicts: the answer with the highest S_ret · S_ans, of every passage's."""
 
     name, judging = "mr2ag_unjudged", False
 
 
-def make(kind: type[MR2AG], settings: Mr2agSettings, parts: PipelineParts) -> MR2AG:
+def make(kind: type[Kind], settings: Mr2agSettings, parts: PipelineParts) -> Kind:
     """Build mR²AG or a control."""
     reader = PassageReader(needed(parts.engine), settings.max_new_tokens)
     return kind(reader, needed(parts.retriever), parts.knowledge, settings, parts.reranker)

@@ -17,6 +17,7 @@ from reflectune.inference.operators.budget import Budget
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
+from reflectune.inference.trace import Trace
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.web import SearchTool
@@ -90,6 +91,7 @@ class PipelineParts:
         use: The roles of these models.
         budget: Limits of a question and of the run.
         batch_questions: Questions answered together, whose pictures stay cached.
+        earlier: Traces of the run's earlier pipelines: by pipeline, then by question id.
     """
 
     knowledge: KnowledgeBase
@@ -107,6 +109,7 @@ class PipelineParts:
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)
     batch_questions: int = 8
+    earlier: Mapping[str, Mapping[str, Trace]] = dataclasses.field(default_factory=dict)
 
     @property
     def article_source(self) -> KnowledgeBase:

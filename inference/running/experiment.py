@@ -304,7 +304,7 @@ def _run(
     key: str,
     traces: dict[str, Mapping[str, Trace]],
 ) -> None:
-    ready = dataclasses.replace(parts, use=pipeline.use, batch_questions=running.batch_questions)
+    ready = dataclasses.replace(parts, use=pipeline.use, batch_questions=running.batch_questions, earlier=traces)
     traces[pipeline.name] = run_pipeline(
         pipeline.name,
         functools.partial(build_pipeline, pipeline.name, pipeline.settings, ready),

@@ -199,6 +199,9 @@ def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_com
     assert all(len(t.passages) == 6 and all(p.answer is not None for p in t.passages) for t in unjudged)
     assert all(len(trace.passages) == 1 for trace in traces["mr2ag_first_passage"])
     assert all(sum(p.s_rel for p in t.passages) == pytest.approx(1.0) for t in traces["mr2ag_text_scored"])
+    experiment.run(config(pipelines=["mr2ag_text_scored"], gamma=0.0, output=str(tmp_path / "alone")))
+    alone = read_traces(tmp_path / "alone/traces/mr2ag_text_scored.jsonl")
+    assert [t.passages for t in alone] == [t.passages for t in traces["mr2ag_text_scored"]]
     assert {f"mr2ag - {name}" for name in traces if name.startswith("mr2ag_")} <= metrics["comparisons"].keys()
     (row,) = [line.split() for line in summary(metrics).splitlines() if line.startswith("mr2ag_first_passage")]
     costs = metrics["costs"]["mr2ag_first_passage"]

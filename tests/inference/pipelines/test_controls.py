@@ -1,5 +1,6 @@
 """mR²AG's own reader without its verdicts, and its choice under other settings."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,14 @@ def test_a_control_chooses_without_the_verdicts_and_shares_the_gate(ask, kind, a
     else:
         assert s_rel == [RELEVANCE[p.passage.id] for p in trace.passages]  # kept, to decide again
     assert ask(kind, gate=0.1).answer == "by heart"
+
+
+def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(ask, monkeypatch) -> None:
+    own = [ask(TextScored, gate) for gate in (0.9, 0.1)]
+    for gate, trace in zip((0.9, 0.1), own, strict=True):
+        monkeypatch.setattr(TextScored, "answered", {trace.question_id: ask(Unjudged, gate)})
+        monkeypatch.setattr(TextScored, "_judge", None)
+        assert dataclasses.replace(ask(TextScored, gate), seconds=trace.seconds) == trace
 
 
 @pytest.mark.parametrize(
