@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from reflectune.core.command import command
 from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.values import Seed, SplitName, output_of
 from reflectune.formats.dataset import SplitKey, split_issues
 from reflectune.inference.config import DatasetSettings
@@ -42,9 +43,6 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
         """Yield the problems of the evaluations and of the held-out splits."""
         if not self.evaluations:
             yield "`evaluations` is empty; name at least one folder that evaluate wrote"
-        for folder in self.evaluations:
-            if not any(Path(folder, "traces").glob("promsa.*")):
-                yield f"`evaluations`: {folder} has no traces of promsa; run evaluate with `pipelines: [promsa]`"
         if self.split in self.held_out:
             yield f"`held_out` has `{self.split}`, which is the split to train on"
         yield from split_issues("held_out", self.dataset, self.held_out)
@@ -70,11 +68,13 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     from reflectune.models.schemes.examples import PromptedExample
 
     dataset, split, output = Dataset(Path(config.dataset)), config.split, Path(config.output)
-    files = [trace_files(Path(folder, "traces"))["promsa"] for folder in config.evaluations]
+    files = [trace_files(Path(folder, "traces")).get("promsa") for folder in config.evaluations]
+    if without := [folder for folder, path in zip(config.evaluations, files, strict=True) if path is None]:
+        raise UserError(f"`evaluations`: {without[0]} has no traces of promsa; run evaluate with `pipelines: [promsa]`")
     questions = {question.id: question for question in dataset.questions(split)}
     leaked = evaluated([*questions.values()], dataset.image_roots, dict.fromkeys(config.held_out, dataset))
     chosen = choose(
-        (trace for path in files for trace in read_traces(path)),
+        (trace for path in files if path for trace in read_traces(path)),
         {name: question for name, question in questions.items() if name not in leaked},
         find_recipe("promsa").settings_of(config),
         find_metric(config.scored_by(config.dataset), config.open_bem("cpu")),
