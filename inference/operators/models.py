@@ -24,7 +24,7 @@ from reflectune.inference.operators.requests import (
 from reflectune.inference.operators.schemas import response_format
 from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, RemoteReply, is_word
 from reflectune.models.remote.pictures import PictureUrls
-from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
+from reflectune.models.rendering.renderer import IGNORE, Rendered
 from reflectune.models.rendering.turns import (
     PICTURE,
     PictureSlot,
@@ -35,6 +35,7 @@ from reflectune.models.rendering.turns import (
     prompt_parts,
     round_turns,
 )
+from reflectune.models.rendering.untrusted import common_prefix
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.interface import Engine

@@ -29,7 +29,7 @@ from reflectune.models.rendering.turns import (
     documents_text,
     question_turns,
 )
-from reflectune.models.rendering.untrusted import SafeTokenizer, cut_at_slots, fill_slots, slot_mark
+from reflectune.models.rendering.untrusted import SafeTokenizer, common_prefix, cut_at_slots, fill_slots, slot_mark
 
 if TYPE_CHECKING:  # see attention/tree.py
     from torch import Tensor
@@ -200,11 +200,9 @@ class Renderer:
         return self._safe.encode_continuation(fill_slots(self._after_gate(turns, cue=True), texts))
 
     def after_question(self, turns: Turns, texts: Texts) -> list[int]:
-        """Return the ids that continue `question_prefix` to this turn, up to the assistant's cue.
+        """Return the ids that continue `question_prefix` to the one turn of `turns`, up to the assistant's cue.
 
-        Args:
-            turns: One user's turn, which begins with the question.
-            texts: Texts of its slots, without the question.
+        It is a user's and begins with the question, which `texts` lacks.
         """
         chunks = self._chunks(turns, cue=True)
         return self._safe.encode_continuation(fill_slots(chunks[chunks.index(QUESTION) + 1 :], texts))
@@ -226,12 +224,7 @@ class Renderer:
         return ids[:end], labels[:end]  # what the template puts behind the last end of turn is cut off
 
     def after_reply(self, turn: Turn, texts: Texts) -> list[int]:
-        """Return the ids that continue a reply and its end token to the user's next turn, up to the assistant's cue.
-
-        Args:
-            turn: The user's turn.
-            texts: Texts of its slots.
-        """
+        """Return the ids between a reply's end token and the assistant's next cue: a user's turn with its texts."""
         chunks = self._chunks((*question_turns(), Turn("assistant", (ANSWER,)), turn), cue=True)
         ids = self._safe.encode_continuation(fill_slots(chunks[chunks.index(ANSWER) + 1 :], texts))
         return ids[ids.index(self.end_token_id) + 1 :]
@@ -399,13 +392,3 @@ class Renderer:
 
 
 _NOT_VISION = frozenset({"attention_mask", "mm_token_type_ids", "token_type_ids"})
-
-
-def common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    """The longest beginning that all rows have."""
-    length = 0
-    for column in zip(*rows, strict=False):
-        if len(set(column)) > 1:
-            break
-        length += 1
-    return list(rows[0][:length])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -166,3 +166,13 @@ def _makes(merge: str | list[str], names: dict[str, str]) -> bool:
     """Return True if a merge of byte-pair encoding uses or makes one of these tokens."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names
+
+
+def common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the longest beginning that all rows of token ids have."""
+    length = 0
+    for column in zip(*rows, strict=False):
+        if len(set(column)) > 1:
+            break
+        length += 1
+    return list(rows[0][:length])

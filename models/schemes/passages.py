@@ -17,7 +17,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, FollowUp, Passage
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
-from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised, common_prefix
+from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised
 from reflectune.models.rendering.turns import (
     ANSWER,
     GAP,
@@ -30,6 +30,7 @@ from reflectune.models.rendering.turns import (
     prompt_parts,
     question_turns,
 )
+from reflectune.models.rendering.untrusted import common_prefix
 from reflectune.models.schemes.base import AskedAnswer, Gate, Scheme, gate_branch
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor

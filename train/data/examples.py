@@ -21,7 +21,8 @@ from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.formats.reflection_data import StoredExamples, bad_rows, image_roots, read_manifest, stream_examples
 from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.tree import Segment, Tree, independent_rows
-from reflectune.models.rendering.renderer import Renderer, common_prefix
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.rendering.untrusted import common_prefix
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
