@@ -25,6 +25,7 @@ STARTED_BY_PATH = {
     "inference/evaluate.py",
     "retrieval/build_index.py",
     "train/grpo.py",
+    "train/promsa_grpo.py",
     "train/reag_grpo.py",
     "train/sft.py",
 }

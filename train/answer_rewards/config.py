@@ -14,11 +14,8 @@ from reflectune.train.data.mixture import DataSource
 from reflectune.train.settings.training import TrainingConfig
 
 
-class AnswerGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
-    """Train the answers of a fine-tuned checkpoint by TRL's GRPO, without a KL term, for accuracy and format.
-
-    `per_device_train_batch_size` counts replies.
-    """
+class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
+    """Settings of TRL's GRPO, without a KL term. `per_device_train_batch_size` counts replies."""
 
     model: ModelName = setting(
         "",
@@ -27,13 +24,6 @@ class AnswerGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
         hashed=False,  # its content is, and that of `dataset` and `train_data`
     )
     scheme: str = setting("plain", "always plain: replies have no tokens of their own")
-    train_data: str = setting(
-        "",
-        "prompts: a folder that write_lessons wrote with `stage: grpo`",
-        needed="prompts, which write_lessons writes with `stage: grpo`",
-        hashed=False,
-    )
-    train_split: SplitName = setting("train", "split of the prompts", hashed=False)
     limit: int | None = setting(None, "most prompts, drawn by seed; all if unset", ge=1)
     generations: int = setting(8, "replies to a prompt, compared with each other", ge=2)
     max_new_tokens: int = setting(256, "longest reply in tokens, thoughts included", ge=1)
@@ -61,6 +51,18 @@ class AnswerGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
         """Yield the problem of rewards that are both 0."""
         if not self.accuracy_reward and not self.format_reward:
             yield "`accuracy_reward` and `format_reward` are both 0: nothing would be learned"
+
+
+class AnswerGrpoConfig(ReplyGrpoConfig):
+    """Train the answers of a fine-tuned checkpoint by TRL's GRPO, for accuracy and format."""
+
+    train_data: str = setting(
+        "",
+        "prompts: a folder that write_lessons wrote with `stage: grpo`",
+        needed="prompts, which write_lessons writes with `stage: grpo`",
+        hashed=False,
+    )
+    train_split: SplitName = setting("train", "split of the prompts", hashed=False)
 
     @cross_check
     def prompt_problems(self) -> Iterator[str]:

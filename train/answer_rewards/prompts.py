@@ -83,16 +83,19 @@ class PromptProcessor(ProcessorMixin):
     def apply_chat_template(self, conversation: Any, chat_template: str | None = None, **options: Any) -> Any:  # type: ignore[override]  # TRL's call
         """Return the token ids and tensors of several prompts, or the id of one if `tokenize` is off."""
         if not options.get("tokenize"):
-            return _prompt_id(conversation)
-        prompts = [self._rendered(_prompt_id(row)) for row in conversation]
+            return prompt_id(conversation)
+        prompts = [self._rendered(prompt_id(row)) for row in conversation]
         rows = {"input_ids": [prompt.ids for prompt in prompts]}
-        if self._is_typed:
-            rows["mm_token_type_ids"] = [self._types(prompt.ids) for prompt in prompts]
-        return rows | join_vision([prompt.vision for prompt in prompts])
+        return rows | self.fields(prompts, rows["input_ids"])
+
+    def fields(self, prompts: Sequence[Rendered], rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return what a model reads next to token ids that begin with these prompts."""
+        types = {"mm_token_type_ids": [self._types(ids) for ids in rows]} if self._is_typed else {}
+        return types | join_vision([prompt.vision for prompt in prompts])
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]  # TRL's call
         """Return prompts by their ids as tensors, padded on the left: shape (prompts, tokens)."""
-        prompts = [self._rendered(prompt_id) for prompt_id in text]
+        prompts = [self._rendered(name) for name in text]
         rows = [prompt.ids for prompt in prompts]
         tensors = {
             "input_ids": _padded(rows, self.tokenizer.pad_token_id),
@@ -119,7 +122,8 @@ def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:
     ]
 
 
-def _prompt_id(conversation: Conversation) -> str:
+def prompt_id(conversation: Conversation) -> str:
+    """Return the id of a prompt, which stands in the place of its text."""
     return next(str(part["text"]) for part in conversation[-1]["content"] if part["type"] == "text")
 
 

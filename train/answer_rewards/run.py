@@ -20,7 +20,7 @@ from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.attention.positions import Positions
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import PromptedExample
-from reflectune.train.answer_rewards.config import AnswerGrpoConfig
+from reflectune.train.answer_rewards.config import AnswerGrpoConfig, ReplyGrpoConfig
 from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.answer_rewards.rewards import reward_functions
 from reflectune.train.answer_rewards.trainer import AnswerTrainer
@@ -48,7 +48,7 @@ class AnswerTraining(Method):
 
     def __init__(
         self,
-        config: AnswerGrpoConfig,
+        config: ReplyGrpoConfig,
         dataset: Dataset,
         hashes: Mapping[str, str],
         correctness: Worth,
@@ -59,6 +59,7 @@ class AnswerTraining(Method):
 
     def load_data(self) -> None:
         """Read the prompts and their questions."""
+        assert isinstance(self._config, AnswerGrpoConfig)  # a method with prompts of its own reads them itself
         self._examples, self._roots, self._questions = load_prompts(self._config, self._dataset)
 
     def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
@@ -71,9 +72,13 @@ class AnswerTraining(Method):
         """Return hashes of prompts, questions and the inputs of rewards."""
         return {
             **self._hashes,
-            "data_fingerprint": file_fingerprint(self._config.source.file),
+            **self._data_fingerprint(),
             "questions_fingerprint": self._dataset.fingerprint,
         }
+
+    def _data_fingerprint(self) -> dict[str, str]:
+        assert isinstance(self._config, AnswerGrpoConfig)
+        return {"data_fingerprint": file_fingerprint(self._config.source.file)}
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
         """Leave out prompts that are too long."""
@@ -141,7 +146,7 @@ def load_prompts(
     return drawn, roots, {example.id: questions[example.id] for example in drawn}
 
 
-def grpo_arguments(config: AnswerGrpoConfig, common: Mapping[str, Any]) -> GRPOConfig:
+def grpo_arguments(config: ReplyGrpoConfig, common: Mapping[str, Any]) -> GRPOConfig:
     """Make TRL's arguments of those that all trainings share.
 
     Raises:
@@ -187,7 +192,7 @@ def refuse_too_few(prompts: int, args: GRPOConfig) -> None:
         )
 
 
-def steps_of(config: AnswerGrpoConfig, prompts: int, args: GRPOConfig) -> int:
+def steps_of(config: ReplyGrpoConfig, prompts: int, args: GRPOConfig) -> int:
     """Return the optimiser steps of the whole run; an epoch drops the prompts at its end that fill no step."""
     if config.max_steps is not None:
         return config.max_steps
@@ -195,7 +200,7 @@ def steps_of(config: AnswerGrpoConfig, prompts: int, args: GRPOConfig) -> int:
 
 
 def prompt_renderer(
-    config: AnswerGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
+    config: ReplyGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
 ) -> PromptRenderer:
     """Make the renderer of prompts that leave room for a reply."""
     longest = loaded.model.config.get_text_config().max_position_embeddings
@@ -205,7 +210,7 @@ def prompt_renderer(
 
 
 def prompt_processor(
-    config: AnswerGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
+    config: ReplyGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
 ) -> PromptProcessor:
     """Make the processor that renders prompts for TRL."""
     prompts = prompt_renderer(config, examples, roots, loaded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,10 +54,16 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         rows: Rows of TRL's data set; see `rows_of`.
         processor: Renders their prompts.
         rewards: In the order of `args.reward_weights`.
+        rollout: TRL's `rollout_func`; None for one reply to a prompt.
     """
 
     def __init__(
-        self, run: Run, rows: Sequence[Mapping[str, Any]], processor: PromptProcessor, rewards: Sequence[Reward]
+        self,
+        run: Run,
+        rows: Sequence[Mapping[str, Any]],
+        processor: PromptProcessor,
+        rewards: Sequence[Reward],
+        rollout: Callable[..., dict[str, Any]] | None = None,
     ) -> None:
         GRPOTrainer.__init__(
             self,
@@ -67,6 +73,7 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
             Dataset.from_list([dict(row) for row in rows]),
             processing_class=processor,
             callbacks=[LogFile()],
+            rollout_func=rollout,
         )
         self._order = PromptOrder(GRPOTrainer._get_train_sampler(self))
         self.add_callback(FollowEpochs(self._order))
