@@ -144,7 +144,6 @@ class Promsa:
                 {"question": question.text},
                 max_tokens=self.settings.max_record_tokens,
                 system=SYSTEM,
-                keeps_thoughts=True,
                 form="action",
                 rounds=course.rounds,
             )
