@@ -24,7 +24,7 @@ from reflectune.inference.pipelines.iterative import TrajectorySettings, iterati
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.requirements import ENTRY_INDEX, OPTIONAL_TEXTS
 from reflectune.models.rendering.thoughts import without_thoughts
-from reflectune.models.rendering.turns import passage_text
+from reflectune.models.rendering.turns import answer_prompt, passage_text
 
 IMAGE_SEARCH, TEXT_SEARCH = "image_search", "text_search"
 TOOLS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -140,7 +140,7 @@ class Promsa:
             yield from write(
                 operator,
                 turn,
-                "{question}",
+                first_turn(question),
                 {"question": question.text},
                 max_tokens=self.settings.max_record_tokens,
                 system=SYSTEM,
@@ -188,6 +188,11 @@ class Promsa:
         self, course: _Course, answer: str, ended: str, score: float | None = None, fallback: str = ""
     ) -> TrajectoryResult:
         return TrajectoryResult(answer, ended, score, tuple(course.passages), fallback=fallback, counts=course.counts)
+
+
+def first_turn(question: Question) -> str:
+    """Return the template of the first user turn: the question, and how its answer is wanted."""
+    return f"{{question}} {answer_prompt(question.answer_style, documents=False)}".strip()
 
 
 def promsa(settings: PromsaSettings, parts: PipelineParts) -> Promsa:

@@ -18,7 +18,7 @@ from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import Prompt, SearchReply, SearchRequest
-from reflectune.inference.pipelines.promsa import SYSTEM, Promsa, PromsaSettings
+from reflectune.inference.pipelines.promsa import SYSTEM, Promsa, PromsaSettings, first_turn
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.train.answer_rewards.agent import (
@@ -74,7 +74,7 @@ def test_a_trajectory_has_the_ids_that_the_pipeline_reads(family: str, world: Pa
     renderer, image = loaded.renderer, Image.open(world / "a.png")
     model = LocalModel(PrefixEngine(loaded), 1)
     question = Dataset(world).questions("train")[0]
-    first = Prompt("{question}", {"question": question.text}, system=SYSTEM)
+    first = Prompt(first_turn(question), {"question": question.text}, system=SYSTEM)
     _, begun = model.fit(image, first, 8)
     rendered = lambda name: begun  # noqa: E731
     trainer = SimpleNamespace(sample=scripted(renderer, iter([IMAGE, RIGHT])))
@@ -84,7 +84,7 @@ def test_a_trajectory_has_the_ids_that_the_pipeline_reads(family: str, world: Pa
         {question.id: question}, (world,), Promsa(SETTINGS, "pairs"), search, renderer, rendered, **keys
     )
     row = {name: value and value[0] for name, value in rollout(asked, trainer).items()}
-    _, second = model.fit(image, Prompt("{question}", first.texts, system=SYSTEM, rounds=((IMAGE, TEXT),)), 8)
+    _, second = model.fit(image, Prompt(first.template, first.texts, system=SYSTEM, rounds=((IMAGE, TEXT),)), 8)
     assert [*row["prompt_ids"], *row["completion_ids"]] == [*second.ids, *renderer.reply_ids(RIGHT)]
     by_agent = [token for token, mine in zip(row["completion_ids"], row["env_mask"], strict=True) if mine]
     assert by_agent == [*renderer.reply_ids(IMAGE), *renderer.reply_ids(RIGHT)]

@@ -26,7 +26,7 @@ TEXT = (
 ANSWER = "<thinking>It hunts larks.</thinking>\n<answer> larks </answer>"
 UNKNOWN = '<tool_call>{"name": "web", "arguments": {}}</tool_call>'
 ERROR = "Error: not a call. Call image_search, or text_search with a query, as JSON."
-BEGIN = f"[system] {SYSTEM} [user] {QUESTION}"
+BEGIN = f"[system] {SYSTEM} [user] {QUESTION} Answer the question with a single word or phrase."
 
 
 def run(script: Any, *, base: str = "texts", tools: Any = None, **settings: Any) -> Trace:
