@@ -53,10 +53,10 @@ def test_a_control_chooses_without_the_verdicts_and_shares_the_gate(ask, kind, a
 
 
 def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(ask, monkeypatch) -> None:
-    own = [ask(TextScored, gate) for gate in (0.9, 0.1)]
-    for gate, trace in zip((0.9, 0.1), own, strict=True):
-        monkeypatch.setattr(TextScored, "answered", {trace.question_id: ask(Unjudged, gate)})
-        monkeypatch.setattr(TextScored, "_judge", None)
+    own, stored = ([ask(kind, gate) for gate in (0.9, 0.1)] for kind in (TextScored, Unjudged))
+    monkeypatch.setattr(MR2AG, "run", None)
+    for gate, trace, answered in zip((0.9, 0.1), own, stored, strict=True):
+        monkeypatch.setattr(TextScored, "answered", {trace.question_id: answered})
         assert dataclasses.replace(ask(TextScored, gate), seconds=trace.seconds) == trace
 
 
