@@ -84,8 +84,8 @@ class PromsaSettings(SearchSettings, TrajectorySettings):
 
 
 @dataclass
-class _Course:
-    """The course of one question's trajectory: rounds, passages shown, and calls by tool."""
+class _Dialogue:
+    """One question's trajectory so far: rounds, passages shown, and calls by tool."""
 
     rounds: list[tuple[str, str]] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Promsa:
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        course = _Course()
+        course = _Dialogue()
         try:
             for turn in range(self.settings.turns):
                 reply = yield from self._reply(turn, question, course)
@@ -134,7 +134,7 @@ class Promsa:
             return self._result(course, action.answer, str(spent), reply.score, "budget")
         return self._result(course, "", f"no answer in {self.settings.turns} turns")
 
-    def _reply(self, turn: int, question: Question, course: _Course, operator: Any = "rewrite") -> Steps[Any]:
+    def _reply(self, turn: int, question: Question, course: _Dialogue, operator: Any = "rewrite") -> Steps[Any]:
         """Generate the agent's next reply."""
         return (
             yield from write(
@@ -149,7 +149,7 @@ class Promsa:
             )
         )
 
-    def _call(self, turn: int, question: Question, course: _Course, action: Action | None) -> Steps[str]:
+    def _call(self, turn: int, question: Question, course: _Dialogue, action: Action | None) -> Steps[str]:
         """Execute a call, and return its result as the agent reads it."""
         tool = "" if action is None else _NAMES.get(action.tool, action.tool)
         if action is None or tool not in TOOLS or (tool == TEXT_SEARCH and not action.query):
@@ -185,7 +185,7 @@ class Promsa:
         return reply.text or text
 
     def _result(
-        self, course: _Course, answer: str, ended: str, score: float | None = None, fallback: str = ""
+        self, course: _Dialogue, answer: str, ended: str, score: float | None = None, fallback: str = ""
     ) -> TrajectoryResult:
         return TrajectoryResult(answer, ended, score, tuple(course.passages), fallback=fallback, counts=course.counts)
 

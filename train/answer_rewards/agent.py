@@ -40,7 +40,7 @@ from reflectune.train.runs.checkpointed_trainer import Run
 
 
 @dataclass
-class _Course:
+class _Sampled:
     """A sampled trajectory: the ids behind its prompt, with 1 for those of the agent and 0 for tools' results."""
 
     question: Question
@@ -122,14 +122,14 @@ class AgentRollout:
             "calls": [course.calls for course in courses],
         }
 
-    def _begin(self, question: Question) -> _Course:
+    def _begin(self, question: Question) -> _Sampled:
         image = load_image(question.image, root=self._roots, needed_by=f"question {question.id}")
         steps = self._pipeline(question)
-        course = _Course(question, image, self._rendered(question.id), steps)
+        course = _Sampled(question, image, self._rendered(question.id), steps)
         course.advance(None)
         return course
 
-    def _continues(self, course: _Course) -> bool:
+    def _continues(self, course: _Sampled) -> bool:
         """Append the result of the last call; False, and the end, if there is no room for a further reply."""
         request = course.waiting
         assert isinstance(request, WriteRequest)
@@ -144,7 +144,7 @@ class AgentRollout:
         course.extend([*end, *result], by_agent=False)
         return True
 
-    def _write(self, courses: Sequence[_Course], trainer: Any) -> None:
+    def _write(self, courses: Sequence[_Sampled], trainer: Any) -> None:
         """Sample a reply of each trajectory."""
         if not courses:
             return
