@@ -85,7 +85,7 @@ class PromsaSettings(SearchSettings, TrajectorySettings):
 
 @dataclass
 class _Dialogue:
-    """One question's trajectory so far: rounds, passages shown, and calls by tool."""
+    """The trajectory of a question so far: rounds, passages shown, and calls by tool."""
 
     rounds: list[tuple[str, str]] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
@@ -112,29 +112,29 @@ class Promsa:
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        course = _Dialogue()
+        dialogue = _Dialogue()
         try:
             for turn in range(self.settings.turns):
-                reply = yield from self._reply(turn, question, course)
+                reply = yield from self._reply(turn, question, dialogue)
                 action = read_action(reply.text)
                 if action is not None and action.answer:
                     ended = f"answered in turn {turn + 1}"
-                    return self._result(course, action.answer, ended, reply.score)
+                    return self._result(dialogue, action.answer, ended, reply.score)
                 if action is None and not calls_tool(reply.text):
                     answer = without_thoughts(reply.text.replace("thinking>", "think>"))
-                    return self._result(course, answer, "a reply without an action", reply.score, "reply")
-                course.rounds.append((reply.text, ""))
-                course.rounds[-1] = (reply.text, (yield from self._call(turn, question, course, action)))
+                    return self._result(dialogue, answer, "a reply without an action", reply.score, "reply")
+                dialogue.rounds.append((reply.text, ""))
+                dialogue.rounds[-1] = (reply.text, (yield from self._call(turn, question, dialogue, action)))
         except BudgetSpent as spent:
-            if course.rounds:
-                said, result = course.rounds[-1]
-                course.rounds[-1] = (said, f"{result}\n\n{LAST}".strip())
-            reply = yield from self._reply(self.settings.turns, question, course, "answer")
+            if dialogue.rounds:
+                said, result = dialogue.rounds[-1]
+                dialogue.rounds[-1] = (said, f"{result}\n\n{LAST}".strip())
+            reply = yield from self._reply(self.settings.turns, question, dialogue, "answer")
             action = read_action(reply.text) or Action()
-            return self._result(course, action.answer, str(spent), reply.score, "budget")
-        return self._result(course, "", f"no answer in {self.settings.turns} turns")
+            return self._result(dialogue, action.answer, str(spent), reply.score, "budget")
+        return self._result(dialogue, "", f"no answer in {self.settings.turns} turns")
 
-    def _reply(self, turn: int, question: Question, course: _Dialogue, operator: Any = "rewrite") -> Steps[Any]:
+    def _reply(self, turn: int, question: Question, dialogue: _Dialogue, operator: Any = "rewrite") -> Steps[Any]:
         """Generate the agent's next reply."""
         return (
             yield from write(
@@ -145,25 +145,25 @@ class Promsa:
                 max_tokens=self.settings.max_record_tokens,
                 system=SYSTEM,
                 form="action",
-                rounds=course.rounds,
+                rounds=dialogue.rounds,
             )
         )
 
-    def _call(self, turn: int, question: Question, course: _Dialogue, action: Action | None) -> Steps[str]:
+    def _call(self, turn: int, question: Question, dialogue: _Dialogue, action: Action | None) -> Steps[str]:
         """Execute a call, and return its result as the agent reads it."""
         tool = "" if action is None else _NAMES.get(action.tool, action.tool)
         if action is None or tool not in TOOLS or (tool == TEXT_SEARCH and not action.query):
-            course.unread += 1
+            dialogue.unread += 1
             return "Error: not a call. Call image_search, or text_search with a query, as JSON."
-        if course.calls[tool] >= self.settings.calls[tool]:
+        if dialogue.calls[tool] >= self.settings.calls[tool]:
             return f"Error: there are no further calls of {tool}."
-        course.calls[tool] += 1
-        seen = {passage.id for passage in course.passages}
+        dialogue.calls[tool] += 1
+        seen = {passage.id for passage in dialogue.passages}
         base = PAIRS if tool == IMAGE_SEARCH else self.text_base
         query, most = "" if tool == IMAGE_SEARCH else action.query, self.settings.call_passages
         found = yield from search(turn, [query], {base: [most + len(seen)]}, question=query or question.text)
         passages = [passage for passage in merge(found) if passage.id not in seen][:most]
-        course.passages += passages
+        dialogue.passages += passages
         texts = []
         for passage in passages:
             texts.append((yield from self._shown(turn, question, passage)))
@@ -185,9 +185,11 @@ class Promsa:
         return reply.text or text
 
     def _result(
-        self, course: _Dialogue, answer: str, ended: str, score: float | None = None, fallback: str = ""
+        self, dialogue: _Dialogue, answer: str, ended: str, score: float | None = None, fallback: str = ""
     ) -> TrajectoryResult:
-        return TrajectoryResult(answer, ended, score, tuple(course.passages), fallback=fallback, counts=course.counts)
+        return TrajectoryResult(
+            answer, ended, score, tuple(dialogue.passages), fallback=fallback, counts=dialogue.counts
+        )
 
 
 def first_turn(question: Question) -> str:
