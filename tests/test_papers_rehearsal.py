@@ -104,7 +104,7 @@ def say(text: str) -> str:
 PREPARED = ["infoseek", "texts", "text_index", "infoseek_index"]
 TABLES = {
     "mi_rag": ["evaluate", "table_6@vanilla", "table_7", "table_a3@generation"],
-    "pmsr": ["infoseek_index", "evaluate", "judge", "table_6@record", "table_7"],
+    "pmsr": ["infoseek_index", "evaluate", "judge", "table_7"],
 }
 
 
