@@ -22,6 +22,7 @@ QUERIES = {
     "PMSR's output": (f"{ANALYSIS}## Output\nQuestion: {BOTH[0]}", BOTH[:1]),
     "an output in bold": (f"**Analysis:** Red.\n**Output:** Question: {BOTH[0]}", BOTH[:1]),
     "a heading with its query": (f"Analysis: Red.\n\nQueries: {BOTH[0]} {BOTH[1]}", BOTH),
+    "a heading with its one query": (f"## Output: {BOTH[0]}", BOTH[:1]),
     "a heading of one query": (f"{ANALYSIS}## Query\n{BOTH[0]}", BOTH[:1]),
     "queries before the analysis": (f"## Queries\n1. {BOTH[0]}\n2. {BOTH[1]}\n{ANALYSIS}", BOTH),
     "a note after the queries": (f"## Queries\n1. {BOTH[0]}\n\n## Notes\n1. Which bridge?", BOTH[:1]),
