@@ -112,7 +112,7 @@ def answer_turns(prompts: Mapping[str, str], style: AnswerStyle, *, documents: b
 
 
 def asking_turns(prompt: str) -> Turns:
-    """user: <image> {question} {prompt}; the question alone if there is no prompt."""
+    """Return the user's turn `<image> {question} {prompt}`, without a prompt the question alone."""
     return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
 
 

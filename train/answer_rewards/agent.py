@@ -33,7 +33,7 @@ from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 from reflectune.train.answer_rewards.prompts import PromptProcessor, prompt_id, rows_of
 from reflectune.train.answer_rewards.rewards import Reward
-from reflectune.train.answer_rewards.run import AnswerTraining, prompt_renderer
+from reflectune.train.answer_rewards.run import ReplyTraining, prompt_renderer
 from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.checkpointed_trainer import Run
@@ -130,7 +130,7 @@ class AgentRollout:
         return course
 
     def _continues(self, course: _Sampled) -> bool:
-        """Append the result of the last call; False, and the end, if there is no room for a further reply."""
+        """Append the result of the last call; return False at the end: without room for a further reply."""
         request = course.waiting
         assert isinstance(request, WriteRequest)
         if not request.prompt.rounds:
@@ -242,7 +242,7 @@ class AgentTrainer(AnswerTrainer):
         return (logps, *others)
 
 
-class AgentTraining(AnswerTraining):
+class AgentTraining(ReplyTraining):
     """Training of an agent's trajectories.
 
     Args:
@@ -262,7 +262,7 @@ class AgentTraining(AnswerTraining):
         settings: PromsaSettings,
         bases: Callable[[], tuple[SearchFunction, str]],
     ) -> None:
-        super().__init__(config, dataset, hashes, correctness, str)
+        super().__init__(config, dataset, hashes, correctness)
         self._settings, self._bases = settings, bases
 
     def load_data(self) -> None:
@@ -300,8 +300,9 @@ class AgentTraining(AnswerTraining):
         args.reward_weights = [config.accuracy_reward, config.format_reward, -config.call_cost]
         return args
 
-    def _data_fingerprint(self) -> dict[str, str]:
-        return {"data_fingerprint": self._dataset.fingerprint}
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of questions, which prompts are made of, and of the inputs of rewards."""
+        return {**super().fingerprints(), "data_fingerprint": self._dataset.fingerprint}
 
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> AnswerTrainer:
         """Make TRL's trainer with our searches."""

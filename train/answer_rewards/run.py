@@ -31,36 +31,27 @@ from reflectune.train.runs.skeleton import Method, say
 from reflectune.train.weights.parameters import parameter_table
 
 
-class AnswerTraining(Method):
-    """Training of answers by GRPO.
+class ReplyTraining(Method):
+    """Training of a model's replies by GRPO; `load_data` reads the prompts.
 
     Args:
         config: The settings.
         dataset: The data set with the prompts' questions.
         hashes: Hashes of the inputs of rewards, next to the settings.
         correctness: Scores an answer by the data set's metric.
-        read_answer: Reads the answer from a reply, as the pipeline does.
     """
 
     needs_tuned = True
     whole_model_for = "replies are sampled"
     fixes_processes = "replies are sampled, and each process draws random numbers of its own"
+    _examples: Sequence[PromptedExample]
+    _roots: Roots
+    _questions: Mapping[str, Question]
 
     def __init__(
-        self,
-        config: ReplyGrpoConfig,
-        dataset: Dataset,
-        hashes: Mapping[str, str],
-        correctness: Worth,
-        read_answer: Callable[[str], str],
+        self, config: ReplyGrpoConfig, dataset: Dataset, hashes: Mapping[str, str], correctness: Worth
     ) -> None:
-        self._config, self._dataset, self._hashes = config, dataset, hashes
-        self._correctness, self._read_answer = correctness, read_answer
-
-    def load_data(self) -> None:
-        """Read the prompts and their questions."""
-        assert isinstance(self._config, AnswerGrpoConfig)  # a method with prompts of its own reads them itself
-        self._examples, self._roots, self._questions = load_prompts(self._config, self._dataset)
+        self._config, self._dataset, self._hashes, self._correctness = config, dataset, hashes, correctness
 
     def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
         """Make TRL's arguments."""
@@ -69,16 +60,8 @@ class AnswerTraining(Method):
         return args
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of prompts, questions and the inputs of rewards."""
-        return {
-            **self._hashes,
-            **self._data_fingerprint(),
-            "questions_fingerprint": self._dataset.fingerprint,
-        }
-
-    def _data_fingerprint(self) -> dict[str, str]:
-        assert isinstance(self._config, AnswerGrpoConfig)
-        return {"data_fingerprint": file_fingerprint(self._config.source.file)}
+        """Return hashes of questions and of the inputs of rewards."""
+        return {**self._hashes, "questions_fingerprint": self._dataset.fingerprint}
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
         """Leave out prompts that are too long."""
@@ -106,6 +89,44 @@ class AnswerTraining(Method):
             ]
         )
 
+    def data_summary(self) -> str:
+        """Count the prompts and their replies."""
+        config = self._config
+        return f"{len(self._examples):,} prompts of {config.split}, {config.generations} replies each, by TRL's GRPO"
+
+
+class AnswerTraining(ReplyTraining):
+    """Training of answers to prepared prompts.
+
+    Args:
+        config: The settings.
+        dataset: The data set with the prompts' questions.
+        hashes: Hashes of the inputs of rewards, next to the settings.
+        correctness: Scores an answer by the data set's metric.
+        read_answer: Reads the answer from a reply, as the pipeline does.
+    """
+
+    _config: AnswerGrpoConfig
+
+    def __init__(
+        self,
+        config: AnswerGrpoConfig,
+        dataset: Dataset,
+        hashes: Mapping[str, str],
+        correctness: Worth,
+        read_answer: Callable[[str], str],
+    ) -> None:
+        super().__init__(config, dataset, hashes, correctness)
+        self._read_answer = read_answer
+
+    def load_data(self) -> None:
+        """Read the prompts and their questions."""
+        self._examples, self._roots, self._questions = load_prompts(self._config, self._dataset)
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of prompts, questions and the inputs of rewards."""
+        return {**super().fingerprints(), "data_fingerprint": file_fingerprint(self._config.source.file)}
+
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> AnswerTrainer:
         """Make TRL's trainer with our prompts, rewards and checkpoints."""
         return AnswerTrainer(
@@ -114,11 +135,6 @@ class AnswerTraining(Method):
             prompt_processor(self._config, self._examples, self._roots, loaded),
             reward_functions(self._questions, self._correctness, self._read_answer),
         )
-
-    def data_summary(self) -> str:
-        """Count the prompts and their replies."""
-        config = self._config
-        return f"{len(self._examples):,} prompts of {config.split}, {config.generations} replies each, by TRL's GRPO"
 
 
 def load_prompts(
