@@ -53,15 +53,14 @@ class TextScored(MR2AG):
         answered = [self.answered[question.id] for question in questions if question.id in self.answered]
         if len(answered) < len(questions):
             return super().run(questions, images)
-        rows = zip(
-            questions, answered, self._passages(questions, images, [trace.hits for trace in answered]), strict=True
-        )
-        return [self._scored(question, trace, passages) for question, trace, passages in rows]
+        passages = self._passages(questions, images, [trace.hits for trace in answered])
+        ids = [{passage.passage.id for passage in trace.passages} for trace in answered]
+        read = [[p for p in row if p.id in known] for row, known in zip(passages, ids, strict=True)]
+        shares = self._shares([question.text for question in questions], read)
+        return [self._scored(trace, row) for trace, row in zip(answered, shares, strict=True)]
 
-    def _scored(self, question: Question, trace: Trace, passages: Sequence[Passage]) -> Trace:
-        """Score a trace's passages again, and choose among its answers."""
-        read = {passage.passage.id: passage for passage in trace.passages}
-        shares = self._shares([question.text], [[passage for passage in passages if passage.id in read]])[0]
+    def _scored(self, trace: Trace, shares: Sequence[float]) -> Trace:
+        """Give a trace's passages their shares, and choose among its answers."""
         scored = tuple(
             dataclasses.replace(passage, s_rel=share, s_irr=0.0) if share else dataclasses.replace(passage, answer=None)
             for passage, share in zip(trace.passages, shares, strict=True)
