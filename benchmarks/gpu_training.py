@@ -65,7 +65,7 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
     """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
-    weights, layers = w.language_parameters(base), base.model.language_model.layers
+    weights = w.language_parameters(base)
     model = _with_lora(base, 128 if arguments.size == "7b" else 4)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
@@ -90,24 +90,18 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
 
     def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, dynamic: bool = False) -> None:
         for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
-            for layer in layers:
-                layer._compiled_call_impl = None
-                if suffix:
-                    layer.compile(dynamic=dynamic)
-            if figures.time("step", name + suffix, lambda: step(loss_of)) is not None:
+            with compiled(base, on=bool(suffix), dynamic=dynamic):
+                found = figures.time("step", name + suffix, lambda: step(loss_of))
+            if found is not None:
                 seconds = figures.values["step"][name + suffix]
                 figures.put("tokens", name + suffix, tokens)
                 figures.put("tokens/s", name + suffix, round(tokens / seconds))
                 figures.put("TFLOP/s", name + suffix, round(6 * weights * tokens / seconds / 1e12, 1))
-        for layer in layers:
-            layer._compiled_call_impl = None
 
     measure("flat rows", rows["input_ids"].numel(), flat_loss)
-    collated = TreeCollator(base)([tree] * TREES)  # from here on the model's attention reads trees
-    dense = {name: value.to(device) for name, value in collated.items()}
+    dense = trees_on(base, [tree] * TREES, device, packed=False)  # from here on the model's attention reads trees
     measure("trees, dense masks", TREES * tree.length, lambda: tree_loss(dense))
-    packed = in_blocks(collated, device) if device == "cuda" else dense  # flex_attention has no gradients on a CPU
-    packed = {name: value.to(device) for name, value in packed.items()}
+    packed = trees_on(base, [tree] * TREES, device)
     measure("trees", TREES * tree.length, lambda: tree_loss(packed), dynamic=True)  # as `train/sft.py` compiles them
     model.eval()  # without dropout both sides have one loss
     with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
@@ -127,11 +121,11 @@ def _with_lora(base: Any, rank: int) -> Any:
 
 
 @contextmanager
-def compiled(model: Any, *, on: bool) -> Iterator[None]:
-    """Compile the language model's layers for a while, as `train/sft.py` does."""
+def compiled(model: Any, *, on: bool, dynamic: bool = True) -> Iterator[None]:
+    """Compile the language model's layers for a while: with dynamic shapes as `train/sft.py` does."""
     layers = model.model.language_model.layers if on else ()
     for layer in layers:
-        layer.compile(dynamic=True)
+        layer.compile(dynamic=dynamic)
     try:
         yield
     finally:
@@ -139,10 +133,10 @@ def compiled(model: Any, *, on: bool) -> Iterator[None]:
             layer._compiled_call_impl = None
 
 
-def packed_trees(model: Any, trees: Sequence[Tree], device: str) -> dict[str, Any]:
-    """Return trees as one packed row for FlexAttention; on a CPU, where it has no gradients, with dense masks."""
+def trees_on(model: Any, trees: Sequence[Tree], device: str, *, packed: bool = True) -> dict[str, Any]:
+    """Return a batch of trees, packed for FlexAttention; on a CPU, where it has no gradients, with dense masks."""
     batch = TreeCollator(model)(list(trees))
-    batch = in_blocks(batch, device) if device == "cuda" else batch
+    batch = in_blocks(batch, device) if packed and device == "cuda" else batch
     return {name: value.to(device) for name, value in batch.items()}
 
 
@@ -161,7 +155,7 @@ def gradients(arguments: argparse.Namespace, figures: Figures) -> None:
             if recomputed:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.zero_grad()
-            loss, weight = loss_terms(model, packed_trees(model, [tree], arguments.device))
+            loss, weight = loss_terms(model, trees_on(model, [tree], arguments.device))
             (loss / weight).backward()
             far = max(
                 float((found - wanted[name]).norm() / wanted[name].norm()) for name, found in _gradients(model).items()
@@ -212,7 +206,7 @@ def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None
         loss.backward()
         return float(loss)
 
-    batch = packed_trees(model, [tree] * case.trees, device)
+    batch = trees_on(model, [tree] * case.trees, device)
 
     def tree_pass() -> float:
         model.zero_grad()

@@ -31,6 +31,14 @@ from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 
 IMAGE_TOKEN = 3
+QWEN_TOKENS: dict[str, Any] = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 4,
+    "vision_start_token_id": 5,
+    "vision_end_token_id": 6,
+    "tie_word_embeddings": False,
+}
+"""Special tokens of Qwen's models, whose output matrix is their own."""
 GATE = 7
 """Token id that stands for a reflection token."""
 SUPERVISED = 17
@@ -129,7 +137,7 @@ def _qwen2_5_vl(size: Size) -> PreTrainedModel:
 
 
 def _qwen_text(size: Size) -> dict[str, Any]:
-    """Return the configs of the language model and of special tokens that Qwen2-VL and Qwen2.5-VL share."""
+    """Return the language model and the special tokens that Qwen2-VL and Qwen2.5-VL share."""
     head = size.width // size.heads
     sections = [head // 8, 3 * head // 16, head // 2 - head // 8 - 3 * head // 16]
     text = {
@@ -142,8 +150,7 @@ def _qwen_text(size: Size) -> dict[str, Any]:
         "max_position_embeddings": 16_384,
         "rope_parameters": {"rope_type": "default", "mrope_section": sections, "rope_theta": 1e4},
     }
-    tokens = {"image_token_id": IMAGE_TOKEN, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
-    return {"text_config": text, **tokens, "tie_word_embeddings": False}
+    return {"text_config": text, **QWEN_TOKENS}
 
 
 def _qwen3_5(size: Size) -> PreTrainedModel:
@@ -168,15 +175,7 @@ def _qwen3_5(size: Size) -> PreTrainedModel:
         "max_position_embeddings": 16_384,
         "rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10], "rope_theta": 1e7},
     }
-    config = Qwen3_5Config(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=IMAGE_TOKEN,
-        video_token_id=4,
-        vision_start_token_id=5,
-        vision_end_token_id=6,
-        tie_word_embeddings=False,
-    )
+    config = Qwen3_5Config(text_config=text, vision_config=vision, **QWEN_TOKENS)
     return Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
 
 
