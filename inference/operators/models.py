@@ -55,12 +55,13 @@ class LocalModel:
 
     Args:
         engine: The model's engine.
-        pictures: Minimum number of cached pictures: those of a batch of questions.
+        pictures: Questions of a batch: most prompts that are read at a time, and fewest pictures that are cached.
         of_pairs: Pictures of documents, if prompts show them.
     """
 
     def __init__(self, engine: Engine, pictures: int, of_pairs: PairPictures | None = None) -> None:
         self._engine, self._renderer, self._of_pairs = engine, engine.renderer, of_pairs
+        self._at_a_time = max(pictures, 1)
         engine.image_prefixes.keep(pictures)
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
@@ -69,6 +70,8 @@ class LocalModel:
         Raises:
             UserError: A prompt is too long even without documents.
         """
+        if len(prompts) > self._at_a_time:
+            return [reply for some in self._parts(prompts) for reply in self.write(some, max_tokens)]
         fitted = [self.fit(image, prompt, max_tokens) for image, prompt in prompts]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
         made = self._engine.generate(prefixes, [(i, 0) for i in range(len(prompts))], max_new_tokens=max_tokens)
@@ -92,6 +95,8 @@ class LocalModel:
         Raises:
             UserError: The tokens of one word are a prefix of the other's, or a prompt is too long.
         """
+        if len(prompts) > self._at_a_time:
+            return [reply for some in self._parts(prompts) for reply in self.judge(some, yes, no)]
         same, ids = self._distinguishing_tokens(yes, no)
         fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in prompts]
         fitted = [
@@ -154,6 +159,10 @@ class LocalModel:
 
         room = self._engine.max_length - max_tokens
         return fit_leading(render, prompt.parts, room, length=lambda rendered: len(rendered.ids))
+
+    def _parts(self, prompts: Sequence[AboutPicture]) -> list[Sequence[AboutPicture]]:
+        """Cut prompts into those that are read at a time."""
+        return [prompts[start : start + self._at_a_time] for start in range(0, len(prompts), self._at_a_time)]
 
     def _lines(self, reply: str) -> str:
         """Strip reflection tokens and runs of spaces from each line of a decoded reply, and keep the line breaks."""

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from reflectune.core.types import Passage
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.vocabulary import Steps, judge, texts_of, write
+from reflectune.inference.operators.vocabulary import Steps, judge, texts_of, together, write
 
 Reranking = Literal["none", "pointwise", "pairwise", "listwise"]
 Pairs = Literal["all", "both_orders", "adjacent"]
@@ -100,9 +100,7 @@ def relevance(iteration: int, question: str, passage: Passage) -> Steps[float]:
 
 def pointwise(question: str, passages: Sequence[Passage]) -> Steps[tuple[Passage, ...]]:
     """Order passages by their own relevance, best first; ties keep their order. One judgement a passage."""
-    scores = []
-    for passage in passages:
-        scores.append((yield from relevance(0, question, passage)))
+    scores = yield from together([relevance(0, question, passage) for passage in passages])
     return tuple(passages[place] for place in sorted(range(len(passages)), key=lambda place: -scores[place]))
 
 
@@ -133,8 +131,8 @@ def pairwise(
     compared = list(itertools.combinations(order, 2))
     if pairs == "both_orders":
         compared += [(second, first) for first, second in compared]
-    for first, second in compared:
-        winner = yield from _compare(question, passages[first], passages[second], max_tokens)
+    winners = yield from together([_compare(question, passages[a], passages[b], max_tokens) for a, b in compared])
+    for (first, second), winner in zip(compared, winners, strict=True):
         wins[first] += {"A": 1.0, "B": 0.0}.get(winner or "", 0.5)
         wins[second] += {"A": 0.0, "B": 1.0}.get(winner or "", 0.5)
     return tuple(passages[place] for place in sorted(order, key=lambda place: -wins[place]))

@@ -126,23 +126,63 @@ class TrajectoryResult:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Course:
+    """A question's trajectory.
+
+    Attributes:
+        waiting: Requests that it waits for; several if they don't depend on each other.
+        due: Places of those that are not executed yet.
+        replies: Replies by place.
+        unlogged: Of each place the steps executed, until those before them are logged.
+    """
+
     question: Question
     image: Picture
     steps: Steps[TrajectoryResult]
-    waiting: StepRequest | None = None
+    tools: Tools
+    waiting: list[StepRequest] = dataclasses.field(default_factory=list)
+    due: list[int] = dataclasses.field(default_factory=list)
+    replies: dict[int, StepReply] = dataclasses.field(default_factory=dict)
+    unlogged: list[list[tuple[StepRequest, StepReply, float, bool]]] = dataclasses.field(default_factory=list)
     log: StepLog = dataclasses.field(default_factory=StepLog)
     prefixes: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
     limit: Limit | None = None
     outcome: TrajectoryResult | None = None
+    is_list: bool = False
 
-    def advance(self, reply: StepReply | None) -> None:
-        """Advance the trajectory to its next request, or to its end."""
+    def advance(self) -> None:
+        """Advance the trajectory by its replies, to its next requests or to its end."""
+        replies = tuple(self.replies[place] for place in range(len(self.waiting)))
+        self._proceed(lambda: self.steps.send(replies if self.is_list else replies[0] if replies else None))
+
+    def receive(self, place: int, raw: StepReply, seconds: float) -> None:
+        """Take the reply to a request, or ask once more; advance with the last one."""
+        request = self.waiting[place]
+        reply = _without_thoughts(request, raw)
+        again = _again(request, reply) if self.tools.retries else None
+        self.unlogged[place].append((request, reply, seconds, again is not None))
+        if again is None:
+            self.replies[place] = reply
+        else:
+            self.waiting[place] = again
+            self.due.append(place)
+        for earlier, steps in enumerate(self.unlogged):
+            while steps:
+                self._add(*steps.pop(0))
+            if earlier not in self.replies:
+                return
+        self.advance()
+
+    def _proceed(self, step: Callable[[], StepRequest | tuple[StepRequest, ...]]) -> None:
         try:
-            self.waiting = self._seen(next(self.steps) if reply is None else self.steps.send(reply))
+            requests = step()
         except StopIteration as end:
-            self.waiting, self.outcome = None, end.value
+            self.waiting, self.outcome = [], end.value
+        else:
+            self.is_list = isinstance(requests, tuple)
+            self.waiting = [self._seen(it) for it in (requests if isinstance(requests, tuple) else (requests,))]
+        self.due, self.replies, self.unlogged = [*range(len(self.waiting))], {}, [[] for _ in self.waiting]
 
     def _seen(self, request: StepRequest) -> StepRequest:
         """Clear `Prompt.picture` in requests of a question without a picture."""
@@ -150,11 +190,26 @@ class _Course:
             return request
         return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
 
+    def _add(self, request: StepRequest, reply: StepReply, seconds: float, retried: bool) -> None:
+        """Log a step, and count computed tokens: shared prefixes once; drop the count if one is unknown."""
+        self.log.add(request, reply, seconds, retried=retried)
+        if not isinstance(reply, (WriteReply, JudgeReply, JudgeEachReply)) or not isinstance(
+            request, (WriteRequest, YesNoRequest)
+        ):
+            return
+        if reply.shared is None:
+            self.log.tokens.pop("computed", None)
+        elif "computed" in self.log.tokens:
+            prefix = (id(self.tools.models[request.model]), request.prompt.system, reply.shared)
+            self.log.tokens["computed"] += reply.read - (reply.shared if prefix in self.prefixes else 0)
+            self.prefixes.add(prefix)
+
     @property
     def may_end(self) -> bool:
         """True if a spent budget can still end it: once, and not at its request for the answer or the extraction."""
-        answering = isinstance(self.waiting, WriteRequest) and self.waiting.operator in ("answer", "extract")
-        return self.waiting is not None and self.limit is None and not (answering and self.log.steps)
+        answering = all(isinstance(it, WriteRequest) and it.operator in ("answer", "extract") for it in self.waiting)
+        is_whole = len(self.due) == len(self.waiting) > 0
+        return is_whole and self.limit is None and not (answering and self.log.steps)
 
     def end(self, limit: Limit) -> None:
         """Make it answer from its records, or else end with its last answer; without a step it ends with no answer."""
@@ -162,20 +217,18 @@ class _Course:
         try:
             if not self.log.steps:
                 raise BudgetSpent(limit)
-            self.waiting = self._seen(self.steps.throw(BudgetSpent(limit)))
-        except StopIteration as end:
-            self.waiting, self.outcome = None, end.value
+            self._proceed(lambda: self.steps.throw(BudgetSpent(limit)))
         except BudgetSpent:
             answers = [step.text for step in self.log.steps if step.operator == "answer"]
-            self.waiting, self.outcome = None, TrajectoryResult("".join(answers[-1:]), str(limit), fallback="budget")
+            self.waiting, self.due = [], []
+            self.outcome = TrajectoryResult("".join(answers[-1:]), str(limit), fallback="budget")
 
 
 class TrajectoryPipeline:
     """A pipeline in which each question follows a trajectory of steps.
 
-    Every round executes one kind of step for all questions that wait for it, choosing the kind with the most. Questions
-    at different iterations thus share a batch. A journal stores each round's replies before the next round; an
-    interrupted run reads them back in batches of the same composition, and resumes inside its trajectories.
+    Every round executes one kind of step for all questions that wait for it, choosing the kind with the most requests.
+    Questions at different iterations thus share a batch, as do a question's steps that don't depend on each other.
 
     Args:
         start: Starts a question's trajectory.
@@ -208,31 +261,26 @@ class TrajectoryPipeline:
                 question,
                 image,
                 self._start(dataclasses.replace(question, image="" if image is None else question.image or "image")),
+                self.tools,
             )
             for question, image in zip(questions, images, strict=True)
         ]
         for course in courses:
-            course.advance(None)
-        while any(course.waiting for course in courses):
+            course.advance()
+        while True:
             self._end_spent(courses)
-            waiting = [course for course in courses if course.waiting is not None]
-            if not waiting:
+            if not (chosen := _largest_group(courses)):
                 break
-            chosen = _largest_group(waiting)
-            requests = [course.waiting for course in chosen if course.waiting is not None]
+            requests = [course.waiting[place] for course, place in chosen]
             start = time.perf_counter()
-            replies = self._execute([course.image for course in chosen], requests)
-            seconds = time.perf_counter() - start
-            for course, request, raw in zip(chosen, requests, replies, strict=True):
-                reply = _without_thoughts(request, raw)
-                again = _again(request, reply) if self.tools.retries else None
-                course.log.add(request, reply, seconds / len(chosen), retried=again is not None)
-                self._count_computed(course, request, reply)
-                if again is None:
-                    course.advance(reply)
-                else:
-                    course.waiting = again
-            publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in chosen)
+            replies = self._execute([course.image for course, _ in chosen], requests)
+            seconds = (time.perf_counter() - start) / len(chosen)
+            for course, place in chosen:
+                course.due.remove(place)
+            for (course, place), reply in zip(chosen, replies, strict=True):
+                course.receive(place, reply, seconds)
+            asked = dict.fromkeys(course for course, _ in chosen)
+            publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in asked)
         return [_trace(self.name, course) for course in courses]
 
     def _end_spent(self, courses: Sequence[_Course]) -> None:
@@ -242,19 +290,6 @@ class TrajectoryPipeline:
         for course in courses:
             if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
                 course.end(limit)
-
-    def _count_computed(self, course: _Course, request: StepRequest, reply: StepReply) -> None:
-        """Count computed tokens, shared prefixes once; drop the count if a shared prefix is unknown."""
-        if not isinstance(reply, (WriteReply, JudgeReply, JudgeEachReply)) or not isinstance(
-            request, (WriteRequest, YesNoRequest)
-        ):
-            return
-        if reply.shared is None:
-            course.log.tokens.pop("computed", None)
-        elif "computed" in course.log.tokens:
-            prefix = (id(self.tools.models[request.model]), request.prompt.system, reply.shared)
-            course.log.tokens["computed"] += reply.read - (reply.shared if prefix in course.prefixes else 0)
-            course.prefixes.add(prefix)
 
     def _execute(self, images: Sequence[Picture], requests: Sequence[Any]) -> Sequence[StepReply]:
         """Execute requests of one kind."""
@@ -309,15 +344,16 @@ def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong
     ]
 
 
-def _largest_group(courses: Sequence[_Course]) -> list[_Course]:
-    """Return the largest group of trajectories that wait for the same kind of step; of equal ones the first."""
-    groups: dict[tuple[object, ...], list[_Course]] = {}
+def _largest_group(courses: Sequence[_Course]) -> list[tuple[_Course, int]]:
+    """Return the largest group of requests of one kind, as trajectories and places; of equal ones the first."""
+    groups: dict[tuple[object, ...], list[tuple[_Course, int]]] = {}
     for course in courses:
-        groups.setdefault(_kind(course.waiting), []).append(course)
-    return max(groups.values(), key=len)
+        for place in course.due:
+            groups.setdefault(_kind(course.waiting[place]), []).append((course, place))
+    return max(groups.values(), key=len, default=[])
 
 
-def _kind(request: StepRequest | None) -> tuple[object, ...]:
+def _kind(request: StepRequest) -> tuple[object, ...]:
     """Return the attributes that requests of one batch have in common."""
     if isinstance(request, WriteRequest):
         return (WriteRequest, request.model, request.max_tokens, request.prompt.picture)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from reflectune.core.types import Passage
 from reflectune.inference.operators.requests import (
@@ -34,8 +35,11 @@ from reflectune.retrieval.retrievers.joint import merge_hits
 MergeOrder = Literal["concat", "in_turn"]
 """Order of several knowledge bases' passages: one base after the other, or in turn."""
 Value = TypeVar("Value")
-Steps = Generator[StepRequest, StepReply, Value]
-"""Generator of steps that returns a value: the type of an operator, and of a whole trajectory."""
+Steps = Generator[StepRequest | tuple[StepRequest, ...], Any, Value]
+"""Generator of steps that returns a value: the type of an operator, and of a whole trajectory.
+
+A tuple of requests gets a tuple of replies; see `together`.
+"""
 
 
 def write(
@@ -128,6 +132,26 @@ def rerank(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[Rer
     if not passages:
         return RerankReply()
     return _as(RerankReply, (yield RerankRequest(iteration, query, tuple(passages))))
+
+
+def together(parts: Sequence[Steps[Value]]) -> Steps[list[Value]]:
+    """Take steps that don't depend on each other at once, and return their values. A budget is checked before all."""
+    values: dict[int, Value] = {}
+    replies: dict[int, Any] = dict.fromkeys(range(len(parts)))
+    while replies:
+        asked: dict[int, StepRequest | tuple[StepRequest, ...]] = {}
+        for place, reply in replies.items():
+            try:
+                asked[place] = parts[place].send(reply)
+            except StopIteration as end:
+                values[place] = end.value
+        lists = [it if isinstance(it, tuple) else (it,) for it in asked.values()]
+        given = iter((yield tuple(itertools.chain(*lists))) if lists else ())
+        replies = {
+            place: tuple(itertools.islice(given, len(it))) if isinstance(it, tuple) else next(given)
+            for place, it in asked.items()
+        }
+    return [values[place] for place in range(len(parts))]
 
 
 def merge(found: SearchReply, bases: MergeOrder = "concat") -> list[Passage]:

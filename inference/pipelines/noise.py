@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
@@ -54,7 +55,9 @@ def with_noise(
         rng = random.Random(f"{seed} places {question.id}")
         spread = [rng.random() for _ in texts]
 
-        def shown(request: StepRequest) -> StepRequest:
+        def shown(request: StepRequest | tuple[StepRequest, ...]) -> Any:
+            if isinstance(request, tuple):
+                return tuple(map(shown, request))
             if not isinstance(request, WriteRequest) or request.operator not in _READ_FROM_RECORDS:
                 return request
             mixed = among(request.prompt.documents, texts, spread)

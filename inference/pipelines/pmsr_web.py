@@ -19,7 +19,7 @@ from reflectune.inference.operators.pair_pictures import pictures_of
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.spoken import spoken
-from reflectune.inference.operators.vocabulary import Steps, merge, search, write
+from reflectune.inference.operators.vocabulary import Steps, merge, search, together, write
 from reflectune.inference.pipelines.iterative import expand, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import Retrieved, with_options
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
@@ -69,11 +69,18 @@ class PmsrWeb(Pmsr):
 
     def _next(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
         """Write the queries of both scopes, that of the record condensed if it is long."""
-        of_record = [] if self.settings.scopes == "trajectory" else [expand(question.text, records[-1])]
-        if of_record and len(of_record[0]) > self.settings.condense_above:
-            of_record = [(yield from self._condense(iteration, question, of_record[0])) or question.text]
-        of_trajectory = yield from self._of_trajectory(iteration, question, records)
+        scopes = [self._of_record(iteration, question, records), self._of_trajectory(iteration, question, records)]
+        of_record, of_trajectory = yield from together(scopes)
         return [*of_record, *of_trajectory] or [question.text]
+
+    def _of_record(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
+        """Return the query of the last record, condensed if it is long; none if its scope isn't used."""
+        if self.settings.scopes == "trajectory":
+            return []
+        query = expand(question.text, records[-1])
+        if len(query) <= self.settings.condense_above:
+            return [query]
+        return [(yield from self._condense(iteration, question, query)) or question.text]
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
         """Return True if queries repeat earlier ones; the picture's is none."""
@@ -104,21 +111,26 @@ class PmsrWeb(Pmsr):
         for query, by_base in zip(queries, found.hits, strict=True):
             for hit in by_base.get(WEB, ()):
                 pages.setdefault(hit.passage.id, (query, hit.passage))
-        summaries = []
-        for query, page in pages.values():
-            summary = yield from write(
-                "summarize",
-                iteration,
-                SUMMARIZE,
-                {"question": question.text, "query": query, "title": page.title},
-                documents=pieces(page.text),
-                max_tokens=self.settings.max_record_tokens,
-                picture=False,
-                form="text",
-            )
-            if summary.text.strip():
-                summaries.append(dataclasses.replace(page, text=summary.text))
-        return summaries
+        replies = yield from together(
+            [
+                write(
+                    "summarize",
+                    iteration,
+                    SUMMARIZE,
+                    {"question": question.text, "query": query, "title": page.title},
+                    documents=pieces(page.text),
+                    max_tokens=self.settings.max_record_tokens,
+                    picture=False,
+                    form="text",
+                )
+                for query, page in pages.values()
+            ]
+        )
+        return [
+            dataclasses.replace(page, text=reply.text)
+            for (_, page), reply in zip(pages.values(), replies, strict=True)
+            if reply.text.strip()
+        ]
 
 
 def condensed(reply: str) -> str:

@@ -65,6 +65,7 @@ def test_pointwise_asks_figure_10_of_each_and_sorts_by_the_share_of_yes(scriptin
         "process!\nYour evaluation is:"
     )
     assert [step.probability for step in trace.steps] == [0.2, 0.9, 0.5]
+    assert script.batches == [("judge", 3)]
 
 
 def test_equally_relevant_passages_keep_their_order(scripting: type[Any]) -> None:
@@ -104,6 +105,7 @@ def test_pairs_are_compared_as_they_are_called(scripting, pairs: str, asked: lis
     assert ["".join(SHOWN.findall(str(prompt))) for _, prompt in script.asked] == asked
     assert order == expected
     assert trace.tokens["replies_unread"] == 0
+    assert len(script.batches) == (2 if pairs == "adjacent" else 1)
 
 
 def test_a_preference_for_a_letter_cancels_out_both_ways_round(scripting: type[Any]) -> None:

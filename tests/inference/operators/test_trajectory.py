@@ -11,7 +11,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps, judge, liken, merge, search, write
+from reflectune.inference.operators.vocabulary import Steps, judge, liken, merge, search, together, write
 from reflectune.inference.trace import Trace, from_row, to_row
 
 
@@ -104,3 +104,26 @@ def test_a_trace_shows_every_step_and_what_it_cost(shouting: Callable[..., Any])
     assert (trace.tokens["searches"], trace.tokens["documents_read"], trace.tokens["iterations"]) == (2, 2, 2)
     assert trace.ended == "after 1"
     assert from_row(json.loads(json.dumps(to_row(trace)))) == trace
+
+
+@pytest.mark.parametrize("retries", [False, True])
+def test_independent_steps_are_one_round_and_stand_in_the_trace_in_order(scripting: type[Any], retries: bool) -> None:
+    def say(prompt: str) -> str:
+        return "" if prompt.startswith("1") else prompt
+
+    def part(number: int) -> Steps[list[str]]:
+        first = yield from write("summarize", 0, str(number), {}, max_tokens=8, form="text")
+        (second,) = yield from together([write("reason", 0, f"{first.text} more", {}, max_tokens=8)])
+        return [first.text, second.text]
+
+    def start(_: Question) -> Steps[TrajectoryResult]:
+        nothing = yield from together([])
+        parts = yield from together([part(number) for number in range(3)])
+        return TrajectoryResult(f"{parts} {nothing}", "ended")
+
+    script = scripting(say=say, retries=retries)
+    (trace,) = TrajectoryPipeline("test", start, script.tools).run([question("one", "a")], [Image.new("RGB", (8, 8))])
+    assert trace.answer == f"{[['0', '0 more'], ['', ' more'], ['2', '2 more']]} []"
+    assert script.batches == [("write", 3), *([("write", 1)] if retries else []), ("write", 3)]
+    texts = [step.text for step in trace.steps]
+    assert texts == ["0", "", *([""] if retries else []), "2", "0 more", " more", "2 more"]

@@ -92,6 +92,7 @@ def test_search_condense_summarise_step_by_step(scripting: type[Any]) -> None:
     ]
     assert (trace.answer, trace.ended) == ("Ann Kirk", "after 1 iterations")
     assert [step.operator for step in trace.steps].count("summarize") == 4
+    assert ("write", 4) in script.batches  # the summaries are one round
     assert {hit.base for step in trace.steps for hit in step.found} == {"web", "pairs"}
     read = [passage.passage.text for passage in trace.passages]
     assert read[:2] == ["pair of the picture", "About page 1 of Kirk B."]
