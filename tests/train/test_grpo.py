@@ -373,7 +373,6 @@ def test_relevance_gates_learn_to_keep_passages_with_right_answers(config, schem
     ("method", "step"),  # steps 4 and 8 begin new rounds; checkpoints are written at steps 2, 4, 6, 8
     [
         ("full", 5),
-        pytest.param("lora", 7, marks=pytest.mark.slow),
         pytest.param("full", 3, marks=pytest.mark.slow),
         pytest.param("lora", 9, marks=pytest.mark.slow),
     ],

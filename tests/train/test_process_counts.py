@@ -133,13 +133,12 @@ def test_two_processes_train_and_validate_as_one_does(config, data_folder, finis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
 def test_one_process_then_two_then_one_train_what_one_does(
-    config, data_folder, method: str, finish, killed, losses, weights
+    config, data_folder, finish, killed, losses, weights
 ) -> None:
     """Real processes over gloo, killed with `kill -9`. An epoch ends in a short step, of three examples of four."""
     write_examples(data_folder / "train.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[1:])
-    changes: dict[str, Any] = {"method": method, "max_steps": 20, "lora_dropout": 0.0, "learning_rate": 2e-3}
+    changes: dict[str, Any] = {"method": "lora", "max_steps": 20, "lora_dropout": 0.0, "learning_rate": 2e-3}
     straight = config("straight", **changes)
     alone, shared = config("changed", **changes), config("changed", per_device_train_batch_size=2, **changes)
     finish(straight)

@@ -168,8 +168,9 @@ class Peak(TorchDispatchMode):
         self.alive -= size
 
 
-@pytest.mark.parametrize("family", ["llava", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "method"), [("llava", "full"), pytest.param("qwen2_vl", "lora", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_sum_is_the_peak_of_a_step(prepared, family: Family, method: str, checkpointing: bool) -> None:
     model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing)

@@ -136,12 +136,7 @@ def test_the_sample_is_drawn_by_seed(base_model, data_folder, examples) -> None:
 
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [
-        ("lora", "float32"),
-        pytest.param("full", "float32", marks=pytest.mark.slow),
-        pytest.param("lora", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("full", "bfloat16", marks=pytest.mark.slow),
-    ],
+    [("lora", "float32"), pytest.param("full", "bfloat16", marks=pytest.mark.slow)],
 )
 def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     config, data_folder, method: str, dtype: str, history, losses, assert_equal_weights, monkeypatch

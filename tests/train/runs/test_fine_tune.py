@@ -61,10 +61,10 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     assert losses(straight(method).output_dir) == losses(resumed.output_dir)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "trainer_state.json"])
 def test_a_run_whose_last_checkpoint_was_cut_resumes_from_the_one_before(
-    name: str, config, straight, assert_equal_weights, losses, interrupted, capsys
+    config, straight, assert_equal_weights, losses, interrupted, capsys
 ) -> None:
+    name = "adapter_model.safetensors"
     expected, resumed = straight("lora").output_dir, config("resumed", method="lora", save_total_limit=2)
     interrupted(resumed, 7)
     last = Path(resumed.output_dir, "checkpoint-6", name)
@@ -109,9 +109,7 @@ def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(straight
     assert all(torch.equal(weight, expected[name]) for name, weight in ours.model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("family", "method"), [("llava", "full"), ("qwen2_vl", "full"), ("qwen2_vl", "lora"), ("llava", "qlora")]
-)
+@pytest.mark.parametrize(("family", "method"), [("llava", "full"), ("qwen2_vl", "lora"), ("llava", "qlora")])
 def test_a_scheme_without_tokens_is_trained_and_loaded(
     config, plain_folder, tmp_path, family: Family, method: str
 ) -> None:
