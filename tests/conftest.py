@@ -98,6 +98,8 @@ class StubServer:
         fault: Returns the fault of the n-th request (from 0) with that text.
         seconds: Duration of each reply.
         first_token: Log-probabilities of first tokens, for requests with `logprobs`.
+        context: Words of a prompt and its reply, as `/v1/models` says and longer requests are refused; 0: any.
+        counts: True if `/tokenize` counts a prompt's words, and 100 for a picture.
 
     Attributes:
         requests: Headers and body of every request.
@@ -111,12 +113,16 @@ class StubServer:
         fault: Callable[[str, int], Fault] = lambda text, number: {},
         seconds: float = 0.0,
         first_token: dict[str, float] | None = None,
+        context: int = 0,
+        counts: bool = False,
     ) -> None:
+        self.context, self.counts, self.says_context = context, counts, True
+        self.counted = self.listed = 0
         self.answer, self.fault, self.seconds, self.first_token = answer, fault, seconds, first_token
         self.requests: list[tuple[Message, dict[str, Any]]] = []
         self.targets: list[str] = []
         self.delivered: Counter[str] = Counter()
-        self.most_at_a_time = self._at_a_time = 0
+        self.most_at_a_time = self._at_a_time = self.refused = 0
         self.lock = threading.Lock()
         self._tries: Counter[str] = Counter()
         self._http = _Server(("127.0.0.1", 0), _handler(self))
@@ -134,6 +140,15 @@ class StubServer:
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        if handler.path.endswith("/tokenize"):
+            self.counted += 1
+            _send(handler, 200 if self.counts else 404, {"count": _words(body)} if self.counts else {})
+            return
+        if self.context and _words(body) + body["max_tokens"] > self.context:
+            with self.lock:
+                self.refused += 1
+            _send(handler, 400, {"error": {"message": "maximum context length"}})
+            return
         content = body["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         with self.lock:
@@ -179,6 +194,21 @@ class StubServer:
         return {"choices": [choice], "usage": used}
 
 
+def _words(body: dict[str, Any]) -> int:
+    """Return the words of a request's prompt, and 100 for each picture."""
+    contents = [message["content"] for message in body["messages"]]
+    parts = [part for it in contents for part in (it if isinstance(it, list) else [{"type": "text", "text": it}])]
+    return sum(len(part["text"].split()) if part["type"] == "text" else 100 for part in parts)
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, value: object) -> None:
+    content = json.dumps(value).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # connections that wait to be accepted
@@ -188,6 +218,11 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             server.handle(self)
+
+        def do_GET(self) -> None:
+            server.listed += 1
+            models = {"data": [{"id": "stub", "max_model_len": server.context}]}
+            _send(self, 200 if server.context and server.says_context else 404, models)
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -212,7 +212,7 @@ class ServedModel:
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """Request a reply to each prompt, with fewer documents where a server refuses it; "" if still refused."""
-        return self._shortened(prompts, lambda asked: self._write(asked, max_tokens))
+        return self._fitted(prompts, max_tokens, lambda asked: self._write(asked, max_tokens))
 
     def _write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         replies: dict[int, RemoteReply] = {}
@@ -235,7 +235,7 @@ class ServedModel:
         """
         if is_word(yes, no):
             raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
-        return self._shortened(prompts, lambda asked: self._judge(asked, yes, no))
+        return self._fitted(prompts, self._remote.endpoint.max_tokens, lambda asked: self._judge(asked, yes, no))
 
     def _judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         conversations = [self._conversation(image, prompt) for image, prompt in prompts]
@@ -256,7 +256,7 @@ class ServedModel:
                 stacklevel=2,
             )
         return [
-            JudgeReply(pair[0], pair[1], 0 if reply.refused else len(prompt.documents), refused=reply.refused)
+            JudgeReply(pair[0], pair[1], 0 if reply.refused else prompt.documents_shown, refused=reply.refused)
             for pair, reply, (_, prompt) in zip(likely, replies, prompts, strict=True)
         ]
 
@@ -271,7 +271,7 @@ class ServedModel:
             JudgeReply(
                 float(said is True),
                 float(said is False),
-                0 if reply.refused else len(prompt.documents),
+                0 if reply.refused else prompt.documents_shown,
                 reply.prompt_tokens,
                 refused=reply.refused,
                 written=not reply.refused,
@@ -293,18 +293,31 @@ class ServedModel:
         judged = iter(self.judge(alone, yes, no))
         return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
 
-    def _shortened(
-        self, prompts: Sequence[AboutPicture], ask: Callable[[Sequence[AboutPicture]], Sequence[Reply]]
-    ) -> list[Reply]:
-        """Ask about prompts; about a refused one again with the leading three quarters of its documents, down to one.
+    def _room(self, image: Picture, prompt: Prompt, max_tokens: int) -> int:
+        """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""
+        context, parts = self._remote.context, prompt.parts
 
-        A server says neither the tokens of a prompt before it reads it, nor always those of its context.
-        """
-        kept, replies = [len(prompt.documents) for _, prompt in prompts], dict[int, Reply]()
+        def render(count: int) -> Messages:
+            return self._conversation(image, dataclasses.replace(prompt, most=count))
+
+        room = context.longest - max_tokens if parts > 1 else 0
+        if room <= 0 or context.at_most(render(parts)) <= room:
+            return parts
+        return fit_leading(render, parts, room, least=1, length=context.count)[0]
+
+    def _fitted(
+        self,
+        prompts: Sequence[AboutPicture],
+        max_tokens: int,
+        ask: Callable[[Sequence[AboutPicture]], Sequence[Reply]],
+    ) -> list[Reply]:
+        """Ask about prompts with the documents that fit; about a refused one again with three quarters, down to one."""
+        kept = [self._room(image, prompt, max_tokens) for image, prompt in prompts]
+        replies = dict[int, Reply]()
         waiting = [*range(len(prompts))]
         while waiting:
             asked = [
-                (image, dataclasses.replace(prompt, documents=prompt.documents[: kept[place]]))
+                (image, dataclasses.replace(prompt, most=kept[place]))
                 for place in waiting
                 for image, prompt in [prompts[place]]
             ]
@@ -323,7 +336,7 @@ class ServedModel:
         return prompt.form if self._remote.endpoint.guided else "free"
 
     def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
-        paths = prompt.shown_pictures(len(prompt.documents))
+        paths = prompt.shown_pictures(prompt.parts)
         of_pairs = [self._urls.of(_needed(self._of_pairs).load(path)) for path in paths]
         return conversation(self._urls.of(image) if prompt.picture and image is not None else "", prompt, of_pairs)
 
@@ -372,7 +385,7 @@ def documents_parts(parts: Sequence[str | Slot], pictures: int) -> tuple[str | S
 def _written(reply: RemoteReply, prompt: Prompt) -> WriteReply:
     return WriteReply(
         reply.text,
-        0 if reply.refused else len(prompt.documents),
+        0 if reply.refused else prompt.documents_shown,
         reply.prompt_tokens,
         reply.completion_tokens,
         reply.finish != "length" and not reply.refused,

@@ -44,13 +44,16 @@ class Prompt:
     Attributes:
         template: Text with `{slots}` for untrusted texts; `{documents}` is the slot of the documents.
         texts: Contents of the other slots.
-        documents: Contents of `{documents}`, most important first, joined by line breaks. The leading ones that fit the
-            model's context whole are shown.
+        documents: Contents of `{documents}`, most important first, joined by line breaks. Those that fit the model's
+            context whole are shown.
         system: System prompt. Prepended to the user turn if the chat template has no system role.
         picture: True to show the question's picture.
         form: Form of the reply; one that can't be read in it is counted.
         pictures: Paths of documents' pictures, by the document's place in `documents`. Each stands before its document,
             behind a label `Picture n:`; n counts the pictures of the prompt, the question's first.
+        sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.
+            Of groups of 20 and 10, twice as many of the first are shown: what doesn't fit is the last of each.
+        most: Most documents, or tool results, that are shown; None: all that fit.
         rounds: Earlier replies, each with the result of its tool call, which is the user's next turn. Without
             `documents`, the latest results that fit the context are shown, and earlier ones are left out.
     """
@@ -63,27 +66,40 @@ class Prompt:
     form: Form = "free"
     pictures: Mapping[int, str] = field(default_factory=dict)
     rounds: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[int, ...] = ()
+    most: int | None = None
 
     @property
     def parts(self) -> int:
         """Number of documents, or of tool results, that may be left out."""
-        return len(self.documents) or len(self.rounds)
+        parts = len(self.documents) or len(self.rounds)
+        return parts if self.most is None else min(parts, self.most)
+
+    @property
+    def documents_shown(self) -> int:
+        """Number of documents that are shown if all of `most` fit."""
+        return self.parts if self.documents else 0
+
+    def places(self, shown: int) -> list[int]:
+        """Return the places of `shown` documents: the first ones of each group, by their share of it."""
+        shares = [place / size for size in self.sizes or (len(self.documents),) for place in range(size)]
+        return sorted(sorted(range(len(shares)), key=lambda place: shares[place])[:shown])
 
     def shown_pictures(self, shown: int) -> list[str]:
-        """Return the paths of the pictures of the first `shown` documents."""
-        return [self.pictures[place] for place in sorted(self.pictures) if place < shown]
+        """Return the paths of the pictures of `shown` documents."""
+        return [self.pictures[place] for place in self.places(shown) if place in self.pictures]
 
     def text(self, shown: int) -> Mapping[str, str]:
-        """Return the contents of all slots, with the first `shown` documents.
+        """Return the contents of all slots, with `shown` documents.
 
         The documents from the first picture to the second are the slot `documents_1`, and so on.
         """
         runs: list[list[str]] = [[]]
-        for place, document in enumerate(self.documents[:shown]):
+        for place in self.places(shown):
             if place in self.pictures:
                 runs[-1].append(f"Picture {len(runs) + self.picture}:")
                 runs.append([])
-            runs[-1].append(document)
+            runs[-1].append(self.documents[place])
         first, *others = ["\n".join(run) for run in runs]
         texts = {**self.texts, "documents": first, **{run_slot(n): run for n, run in enumerate(others, start=1)}}
         for n, (reply, result) in enumerate(self.rounds):

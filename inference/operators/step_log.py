@@ -24,15 +24,18 @@ from reflectune.inference.operators.requests import (
     StepRequest,
     WriteReply,
     WriteRequest,
+    YesNoRequest,
 )
 from reflectune.inference.trace import FoundPassage, Step
 
 REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread", "queries_unread", "records_empty")
 """Keys of the counts of a model's replies that are not as they should be: refused by a server, cut off at the longest
 length, or without the requested form; among the unread and refused ones, those without queries, and empty records."""
-NOTED: Final = ("replies_retried", "labels_written")
-"""Keys of counts that are there if they are not 0: unread replies that were asked for again, and judgements read from
-a written word."""
+LEFT_OUT: Final = "documents_left_out"
+"""Key of the count of documents that a model wasn't shown, as they didn't fit its context."""
+NOTED: Final = ("replies_retried", "labels_written", LEFT_OUT)
+"""Keys of counts that are there if they are not 0: unread replies that were asked for again, judgements read from a
+written word, and documents left out."""
 _COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations", *REPLIES)
 
 
@@ -64,6 +67,8 @@ class StepLog:
             counts["read"] += reply.read
             counts["documents_read"] += reply.shown
             counts["replies_refused"] += bool(reply.refused)
+            if isinstance(request, WriteRequest | YesNoRequest) and request.prompt.documents and not reply.refused:
+                self._count(LEFT_OUT, len(request.prompt.documents) - reply.shown)
             step = dataclasses.replace(step, shown=reply.shown, read=reply.read, refused=reply.refused)
         if isinstance(reply, WriteReply) and isinstance(request, WriteRequest):
             if retried:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from reflectune.core.types import Passage
 from reflectune.inference.operators.requests import (
@@ -32,8 +32,6 @@ from reflectune.inference.operators.requests import (
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.retrievers.joint import merge_hits
 
-MergeOrder = Literal["concat", "in_turn"]
-"""Order of several knowledge bases' passages: one base after the other, or in turn."""
 Value = TypeVar("Value")
 Steps = Generator[StepRequest | tuple[StepRequest, ...], Any, Value]
 """Generator of steps that returns a value: the type of an operator, and of a whole trajectory.
@@ -57,6 +55,7 @@ def write(
     form: Form = "free",
     pictures: Mapping[int, str] = MappingProxyType({}),
     rounds: Sequence[tuple[str, str]] = (),
+    sizes: Sequence[int] = (),
 ) -> Steps[WriteReply]:
     """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
@@ -72,8 +71,9 @@ def write(
         form: Form of the reply.
         pictures: Paths of documents' pictures, by place; see `Prompt`.
         rounds: Earlier replies and their tools' results; see `Prompt`.
+        sizes: Numbers of documents that are cut in proportion; see `Prompt`.
     """
-    prompt = Prompt(template, texts, tuple(documents), system, picture, form, pictures, tuple(rounds))
+    prompt = Prompt(template, texts, tuple(documents), system, picture, form, pictures, tuple(rounds), tuple(sizes))
     reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
     return _as(WriteReply, reply)
 
@@ -154,11 +154,18 @@ def together(parts: Sequence[Steps[Value]]) -> Steps[list[Value]]:
     return [values[place] for place in range(len(parts))]
 
 
-def merge(found: SearchReply, bases: MergeOrder = "concat") -> list[Passage]:
-    """Merge the passages found, each once: base after base, or in turn; of a base the queries' best in turn."""
+def merge(found: SearchReply) -> list[Passage]:
+    """Merge the passages found, each once: base after base; of a base the queries' best in turn."""
     names = dict.fromkeys(base for hits in found.hits for base in hits)
     by_base = [merge_hits([hits.get(name, ()) for hits in found.hits], "in_turn") for name in names]
-    return [hit.passage for hit in merge_hits(by_base, bases)]
+    return [hit.passage for hit in merge_hits(by_base, "concat")]
+
+
+def sizes_of(found: SearchReply, passages: Sequence[Passage]) -> list[int]:
+    """Return the numbers of consecutive merged passages of a knowledge base."""
+    names = dict.fromkeys(base for hits in found.hits for base in hits)
+    base_of = {hit.passage.id: base for base in reversed(names) for hits in found.hits for hit in hits.get(base, ())}
+    return [len([*same]) for _, same in itertools.groupby(passages, key=lambda passage: base_of.get(passage.id))]
 
 
 def best_entries(found: SearchReply, entries: int) -> list[Passage]:

@@ -21,7 +21,7 @@ from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import MergeOrder, Steps, merge, search, texts_of, write
+from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, texts_of, write
 from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
 from reflectune.inference.pipelines.iterative import (
     Budgets,
@@ -89,11 +89,6 @@ class RecordSettings(
     max_detailed_tokens: int = setting(
         0, "detailed_answer: longest detailed answer, in tokens; 0: `max_record_tokens`", ge=0
     )
-    base_order: MergeOrder = setting(
-        "concat",
-        "MI-RAG, PMSR: passages of the knowledge bases in a prompt: one base after the other (concat), or in turn, so "
-        "that a short context cuts all of them",
-    )
     answer_each: bool = setting(
         False, "MI-RAG, PMSR: answer after every iteration, from the records so far, to score each of them"
     )
@@ -130,8 +125,8 @@ class MiRagSettings(RecordSettings):
     )
 
 
-Retrieved = tuple[list[Passage], Mapping[int, str]]
-"""Passages, and the paths of the pictures that are shown with them, by place."""
+Retrieved = tuple[list[Passage], Mapping[int, str], list[int]]
+"""Passages, the paths of the pictures that are shown with them, by place, and the numbers of each base's passages."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +171,12 @@ class RecordTrajectory(ABC):
                 queries = yield from self._next(iteration, question, records or description or [""])
                 if (yield from self._repeats(iteration, question, queries, earlier)):
                     return True, answer
-            found, pictures = yield from self._retrieve(iteration, question, queries)
+            found, pictures, sizes = yield from self._retrieve(iteration, question, queries)
             passages |= {passage.id: passage for passage in found}
             opening = [] if iteration else description
             shifted = {len(opening) + place: path for place, path in pictures.items()}
-            record = yield from self._reason(iteration, question, [*opening, *texts_of(found)], shifted)
+            documents, sizes = [*opening, *texts_of(found)], [len(opening), *sizes]
+            record = yield from self._reason(iteration, question, documents, shifted, sizes)
             records += [record] if record.strip() else []
             if self.settings.answer_each:
                 answer = yield from self._answer(question, iteration, records, passages)
@@ -209,8 +205,8 @@ class RecordTrajectory(ABC):
         """Search with queries, each with its share of the budget."""
         tops = split(searched(question, self.budgets), self._shares(queries))
         found = yield from search(iteration, queries, tops)
-        passages = merge(found, self.settings.base_order)
-        return passages, pictures_of(found, passages, self.settings.pair_pictures)
+        passages = merge(found)
+        return passages, pictures_of(found, passages, self.settings.pair_pictures), sizes_of(found, passages)
 
     def _shares(self, queries: Sequence[str]) -> list[int]:
         """Return the queries' shares of the budget."""
@@ -227,7 +223,12 @@ class RecordTrajectory(ABC):
         return [*read_queries(reply.text, most)]
 
     def _reason(
-        self, iteration: int, question: Question, documents: Sequence[str], pictures: Mapping[int, str]
+        self,
+        iteration: int,
+        question: Question,
+        documents: Sequence[str],
+        pictures: Mapping[int, str],
+        sizes: Sequence[int],
     ) -> Steps[str]:
         """Reason over the results: write a record of what is new."""
         template = REASON if question.image else REASON_TEXTS
@@ -241,6 +242,7 @@ class RecordTrajectory(ABC):
             max_tokens=longest,
             form="text",
             pictures=pictures,
+            sizes=sizes,
         )
         return reply.text
 

@@ -19,7 +19,7 @@ from reflectune.inference.operators.pair_pictures import pictures_of
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.spoken import spoken
-from reflectune.inference.operators.vocabulary import Steps, merge, search, together, write
+from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, together, write
 from reflectune.inference.pipelines.iterative import expand, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import Retrieved, with_options
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
@@ -95,7 +95,7 @@ class PmsrWeb(Pmsr):
         summaries = yield from self._summaries(iteration, question, queries, found)
         pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
         passages = [*summaries, *merge(pairs)]
-        return passages, pictures_of(pairs, passages, self.settings.pair_pictures)
+        return passages, pictures_of(pairs, passages, self.settings.pair_pictures), sizes_of(found, passages)
 
     def _condense(self, iteration: int, question: Question, query: str) -> Steps[str]:
         """Write a short query for the search tool; "" if the reply has none."""

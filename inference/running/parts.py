@@ -96,6 +96,7 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
     """
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
     endpoint = _endpoint(config) if remote else None
+    server = (endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context) if endpoint else None
     entries = {
         "index": retriever.finder_fingerprint() if retriever.finds_entries else None,
         "title_weight": retriever.title_weight,
@@ -106,7 +107,7 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         "texts": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
         "pages": WebConfig.of(config).web_place,
         "reranker": parts.reranker.fingerprint if parts.reranker is not None else None,
-        "remote": (endpoint.shown_url, endpoint.request([]), endpoint.max_pixels) if endpoint is not None else None,
+        "remote": server,
         "probes": seed,
         "budget": None,  # a higher budget resumes trajectories
     }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +16,9 @@ from reflectune.core.durable import Closing
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.progress import progress_bar
+from reflectune.models.remote.context import ServerContext
 from reflectune.models.remote.endpoint import Endpoint
+from reflectune.models.remote.pictures import url_key
 from reflectune.models.remote.replies import ReplyFile
 from reflectune.models.remote.transport import Refused, Transport
 
@@ -77,6 +77,9 @@ class RemoteModel(Closing):
         endpoint: The server and the model.
         cache: The file of replies.
 
+    Attributes:
+        context: The context of the model.
+
     Example:
         >>> with RemoteModel(Endpoint("http://localhost:8000/v1", "Qwen3-8B"), "replies.jsonl") as model:
         ...     model.complete([{"role": "user", "content": "Say yes."}])
@@ -84,7 +87,7 @@ class RemoteModel(Closing):
     """
 
     def __init__(self, endpoint: Endpoint, cache: str | Path) -> None:
-        self.endpoint = endpoint
+        self.endpoint, self.context = endpoint, ServerContext(endpoint)
         self._replies = ReplyFile(cache)
         self._lock = threading.Lock()
         self._sent = self._reused = 0
@@ -260,15 +263,10 @@ def _without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, list):
         content = [
-            {"picture": _url_hash(part["image_url"]["url"])} if part.get("type") == "image_url" else part
+            {"picture": url_key(part["image_url"]["url"])} if part.get("type") == "image_url" else part
             for part in content
         ]
     return {**message, "content": content}
-
-
-@functools.lru_cache(maxsize=256)
-def _url_hash(url: str) -> str:
-    return hashlib.sha256(url.encode()).hexdigest()
 
 
 def beginning(messages: Messages) -> list[str]:

@@ -36,6 +36,7 @@ class Endpoint:
         url_key: Config key of `url`, for messages; "" for that prefix and `_url`.
         max_pixels: Most pixels of a picture that is sent; 0: any.
         guided: True if the server constrains replies to a JSON schema (`response_format`).
+        context: Most tokens of a prompt and its reply, where the server doesn't say; 0: unknown.
 
     Raises:
         UserError: The URL is not one, or the key can't stand in a request's header.
@@ -55,6 +56,7 @@ class Endpoint:
     max_pixels: int = 0
     url_key: str = ""
     guided: bool = False
+    context: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
@@ -171,6 +173,11 @@ class RemoteConfig(ConnectionKeys):
     llm_guided: bool = setting(
         False, "constrain replies of a known form (queries, orders) to JSON by `response_format`, as vLLM can"
     )
+    llm_context: int = setting(
+        0,
+        "tokens of a prompt and its reply, to fit documents; 0: `max_model_len` of /v1/models, as vLLM has",
+        ge=0,
+    )
     llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", ge=0)
     llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0)
     llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder")
@@ -220,6 +227,7 @@ class RemoteConfig(ConnectionKeys):
             input_price=self.llm_input_price,
             output_price=self.llm_output_price,
             guided=self.llm_guided,
+            context=self.llm_context,
         )
 
     def _options(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
+import hashlib
 from typing import Final
 
 from PIL import Image
@@ -36,3 +38,14 @@ class PictureUrls:
                 self._size -= len(self._encoded.pop(next(iter(self._encoded)))[1])
             self._encoded[id(image)] = image, url
         return self._encoded[id(image)][1]
+
+
+@functools.lru_cache(maxsize=256)
+def url_key(url: str) -> str:
+    """Return the hash of a picture's data URL; all requests about a picture share one URL."""
+    return hashlib.sha256(url.encode()).hexdigest()
+
+
+def content_of(url: str) -> bytes:
+    """Return the bytes of a picture's data URL."""
+    return base64.b64decode(url.partition(",")[2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import math
 import weakref
@@ -16,6 +14,7 @@ from typing import Any, Final
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.remote.endpoint import Endpoint
+from reflectune.models.remote.pictures import url_key
 from reflectune.models.remote.transport import NotServed, Refused, Transport
 
 GENERATE: Final = "/inference/v1/generate"
@@ -134,9 +133,7 @@ class TokenServer:
         if self.salt:
             body["cache_salt"] = self.salt
         if request.picture:
-            body["content_parts"] = [
-                {"type": "image_url", "url": request.picture, "uuid": _picture_key(request.picture)}
-            ]
+            body["content_parts"] = [{"type": "image_url", "url": request.picture, "uuid": url_key(request.picture)}]
         try:
             reply = self._transport.post(body, self._read)
         except Refused as error:
@@ -175,9 +172,3 @@ class TokenServer:
         finished = choice["finish_reason"] == "stop"
         cached = ((value.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
         return TokenReply(ids, log_probs, first, [int(i) for i in value["prompt_token_ids"]], finished, cached)
-
-
-@functools.lru_cache(maxsize=32)
-def _picture_key(url: str) -> str:
-    """Return the key of a picture's data URL in the server's cache; a question's requests share one URL."""
-    return hashlib.sha256(url.encode()).hexdigest()

@@ -23,6 +23,7 @@ from reflectune.inference.operators.requests import JudgeEachRequest, Prompt
 from reflectune.inference.operators.schemas import SCHEMAS
 from reflectune.inference.operators.step_log import REPLIES, StepLog
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
@@ -328,3 +329,31 @@ def test_a_local_judgement_is_a_probability_of_the_full_softmax(local: LocalMode
     assert judged.yes + judged.no < 1
     with pytest.raises(UserError, match="can't tell"):
         local.judge([(IMAGE, ASKED)], "Yes", "Yes")
+
+
+@pytest.mark.parametrize("setting", [0, 4096], ids=["the server says it", "a key says it"])
+@pytest.mark.parametrize("counts", [True, False], ids=["tokenize", "rule"])
+def test_documents_are_fitted_to_the_context_before_they_are_sent(setting, counts, stub_server, scripting, tmp_path):
+    """MI-RAG's 20 texts and 10 pairs of 200 words each: two texts for a pair are read, and nothing is refused."""
+    server = stub_server(say, context=4096, counts=counts)
+    server.says_context = not setting
+    long = " word" * 199
+    script = scripting(find=lambda query, base: [f"{base[:-1]}{n}{long}" for n in range(20 if base == "texts" else 10)])
+    steps = MiRag(MiRagSettings(iterations=0, max_new_tokens=8), {"texts": 20, "pairs": 10})
+    with RemoteModel(Endpoint(server.url, "stub", context=setting), tmp_path / "replies.jsonl") as model:
+        served = ServedModel(model)
+        tools = Tools({"reader": served, "answerer": served}, script.search, script.embed)
+        (trace,) = TrajectoryPipeline("mi_rag", steps, tools).run([Question("q", "i.png", "Who built it?")], [IMAGE])
+    assert server.refused == 0
+    (text,) = [body["messages"][0]["content"][1]["text"] for _, body in server.requests if body["max_tokens"] == 256][
+        1:
+    ]
+    shown = re.findall(r"^(text|pair)(\d+) word", text, re.MULTILINE)
+    texts, pairs = ([int(number) for kind, number in shown if kind == name] for name in ("text", "pair"))
+    assert (texts, pairs) == ([*range(len(texts))], [*range(len(pairs))])
+    assert abs(len(texts) - 2 * len(pairs)) <= 1
+    assert trace.tokens["documents_left_out"] == 30 - len(texts) - len(pairs)
+    if counts:  # as many as fit: each has 401 words with its title
+        assert len(shown) == (4096 - 256 - 100 - 40) // 400
+    (sentence,) = reply_sentences({"replies": {"mi_rag": replies({"q": trace})}})
+    assert f"{trace.tokens['documents_left_out']} documents didn't fit the model's context" in sentence

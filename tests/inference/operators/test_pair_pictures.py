@@ -146,7 +146,10 @@ def test_a_server_gets_each_picture_before_its_text(prompt, shown) -> None:
         sent.extend(conversations)
         return [RemoteReply("It is red.") for _ in conversations]
 
-    remote: Any = SimpleNamespace(endpoint=SimpleNamespace(max_pixels=0, guided=False), complete_all=complete_all)
+    context = SimpleNamespace(longest=0)
+    remote: Any = SimpleNamespace(
+        endpoint=SimpleNamespace(max_pixels=0, guided=False), complete_all=complete_all, context=context
+    )
     image = Image.new("RGB", (8, 8), "blue")
     ServedModel(remote, shown).write([(image, prompt)], 8)
     ServedModel(remote).write([(image, dataclasses.replace(prompt, pictures={}))], 8)
