@@ -17,15 +17,11 @@ def promsa_grpo(config: AgentGrpoConfig) -> None:
     """Train the trajectories of ProMSA's agent by TRL's GRPO or GSPO."""
     # slow to import: after the config is right
     from reflectune.formats.dataset import Dataset
-    from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.inference.config import TextIndexSettings
-    from reflectune.inference.operators.searching import knowledge_bases
-    from reflectune.inference.operators.trajectory import SearchFunction
     from reflectune.inference.pipelines.promsa import PromsaSettings
-    from reflectune.inference.running.loading import open_entries, open_texts
+    from reflectune.inference.running.agent_search import agent_search
     from reflectune.metrics.scoring.registry import find_metric
     from reflectune.retrieval.config import RetrieverConfig
-    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
     from reflectune.train.answer_rewards.agent import AgentTraining
     from reflectune.train.runs.skeleton import run
 
@@ -38,25 +34,17 @@ def promsa_grpo(config: AgentGrpoConfig) -> None:
         **({"bem_fingerprint": bem.fingerprint} if bem else {}),
     }
 
-    def bases() -> tuple[SearchFunction, str]:
-        """Open the indexes, and name the base that text_search searches."""
-        entries = open_entries(retriever, dataset, config.device)
-        assert isinstance(entries, EntryRetriever)  # the config has an index
-        knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
-        passages = open_texts(texts, knowledge, config.device) if texts.text_index else None
-        opened = knowledge_bases(
-            entries,
-            passages,
-            dataset.knowledge,
-            "section",
-            search=settings,
-            on_failure="stop",
-            top_n=0,
-            lead=settings.lead,
-        )
-        return opened.search, "texts" if passages else "pairs"
-
-    run(config, AgentTraining(config, dataset, hashes, find_metric(config.metric, bem), settings, bases))
+    run(
+        config,
+        AgentTraining(
+            config,
+            dataset,
+            hashes,
+            find_metric(config.metric, bem),
+            settings,
+            lambda: agent_search(dataset, settings, retriever, texts, config.device),
+        ),
+    )
 
 
 if __name__ == "__main__":

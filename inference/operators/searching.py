@@ -23,6 +23,7 @@ from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
+from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
 from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, SectionPairs, Summaries, article_of
 from reflectune.retrieval.retrievers.web import Pages, SearchTool
 
@@ -123,7 +124,7 @@ def _retrieved(request: SearchRequest, query_hits: Sequence[JointHits]) -> Searc
 
 
 def knowledge_bases(
-    entries: EntryRetriever | None,
+    entries: EntryRetriever | RankedRetriever | None,
     texts: TextRetriever | None,
     knowledge: KnowledgeBase,
     pair_text: PairText,
@@ -142,7 +143,7 @@ def knowledge_bases(
     index of entries holds them; `summary_share: 1` uses the summaries, as PMSR does.
 
     Args:
-        entries: Finds entries for a picture and a text; None without an index of entries.
+        entries: Finds entries for a picture and a text, or lists them for a picture; None without.
         texts: Finds passages for a text; None without an index of passages.
         pair_text: Text of a pair.
         search: Weights of picture and text; None to rank pairs by the picture alone: equation 3 of mR²AG, as in
@@ -156,17 +157,18 @@ def knowledge_bases(
     searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
     if entries is not None:
         weights: Weights | None = None
-        finder: EntryRetriever | _OrByPicture = entries
-        if search is not None:
+        finder: EntryRetriever | RankedRetriever | _OrByPicture = entries
+        if search is not None and not isinstance(entries, RankedRetriever):
             weights = equation_7(search.text_weight).with_summaries(search.summary_share).fused(search.fusion)
             entries.check(weights)
             finder = _OrByPicture(entries) if search.text_weight == 1 else entries
         searchers.append(_pairs(finder, knowledge, pair_text, weights, top_n, lead))
     searchers += [Pages(tool)] if tool is not None else []
-    joint, encodes = JointSearch(searchers, on_failure=on_failure), texts or entries
+    indexed = None if isinstance(entries, RankedRetriever) else entries
+    joint, encodes = JointSearch(searchers, on_failure=on_failure), texts or indexed
     if encodes is None:
         raise ValueError("there is neither an index of passages nor one of entries, and nothing that compares queries")
-    read_by = [base for base in (texts, entries if search is not None and search.text_weight else None) if base]
+    read_by = [base for base in (texts, indexed if search is not None and search.text_weight else None) if base]
 
     def too_long(queries: Sequence[str]) -> list[bool]:
         return [any(cut) for cut in zip(*(base.too_long(queries) for base in read_by), strict=True)]
@@ -175,7 +177,7 @@ def knowledge_bases(
 
 
 def _pairs(
-    entries: EntryRetriever | _OrByPicture,
+    entries: EntryRetriever | RankedRetriever | _OrByPicture,
     knowledge: KnowledgeBase,
     text: PairText,
     weights: Weights | None,
@@ -183,7 +185,7 @@ def _pairs(
     lead: Lead,
 ) -> Searcher:
     """Build the base `pairs`: sections, or entries with a passage, their summary, or all of their passages."""
-    if text != "passages" and entries.has_sections:
+    if text != "passages" and not isinstance(entries, RankedRetriever) and entries.has_sections:
         return SectionPairs(PAIRS, entries, knowledge, text == "summary", weights, lead)
     if text == "summary":
         return Summaries(PAIRS, entries, knowledge, weights=weights)

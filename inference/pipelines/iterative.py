@@ -18,10 +18,19 @@ from reflectune.inference.operators.searching import PairText, SearchSettings, k
 from reflectune.inference.operators.trajectory import Model, Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
-from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
+from reflectune.inference.pipelines.requirements import (
+    BUDGET,
+    ENTRY_INDEX,
+    LISTED_ENTRIES,
+    REMOTE,
+    SERVER,
+    Requirement,
+    RoleSettings,
+)
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.joint import OnFailure, split_budget
+from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
 from reflectune.retrieval.retrievers.web import KnowledgePages, SearchTool
 
 if TYPE_CHECKING:  # slow to import
@@ -227,8 +236,9 @@ def iterative_recipe(
     def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
         by_texts = takes_texts and parts.retriever is None and parts.texts is not None
         shown = _shown(settings, parts)
+        listed = parts.retriever if LISTED_ENTRIES in requires else None
         bases = knowledge_bases(
-            None if by_texts else entry_retriever(name, parts),
+            None if by_texts else listed if isinstance(listed, RankedRetriever) else entry_retriever(name, parts),
             parts.texts if recipe.needs("texts") else None,
             parts.knowledge,
             pair_text,

@@ -22,7 +22,7 @@ from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import TrajectorySettings, iterative_recipe
 from reflectune.inference.pipelines.recipe import PipelineParts
-from reflectune.inference.pipelines.requirements import ENTRY_INDEX, OPTIONAL_TEXTS
+from reflectune.inference.pipelines.requirements import LISTED_ENTRIES, OPTIONAL_TEXTS
 from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.rendering.turns import answer_prompt, passage_text
 
@@ -207,7 +207,7 @@ RECIPES = iterative_recipe(
     "ProMSA",
     PromsaSettings,
     promsa,
-    requires=(ENTRY_INDEX, OPTIONAL_TEXTS),
+    requires=(LISTED_ENTRIES, OPTIONAL_TEXTS),
     pair_text="section",
     has_own_depth=True,
 )

@@ -68,6 +68,13 @@ def _nothing_to_search(config: Any, names: str) -> Iterable[str]:
         yield from _no_index(config, names)
 
 
+def _no_lists(config: Any, names: str) -> Iterable[str]:
+    if config.ranked_entities and not config.text_index:
+        yield f"`text_index` is needed by {names}: ranked entities can't be searched with texts"
+    elif not config.finds_entries:
+        yield f"`index` is needed by {names}, or `ranked_entities` and `text_index`"
+
+
 def _no_server(config: Any, names: str) -> Iterable[str]:
     if RoleSettings.of(config).is_served:
         yield from config.llm_problems()
@@ -90,6 +97,8 @@ ENTRIES: Final = Requirement(
 """Entries found by pictures: an index, or ranked entities."""
 ENTRY_INDEX: Final = Requirement("entries", _no_index, (RetrieverConfig,))
 """An index of entries that is searched with pictures and texts."""
+LISTED_ENTRIES: Final = Requirement("entries", _no_lists, (RetrieverConfig, TextIndexSettings))
+"""An index of entries, or entries ranked for each picture and an index of passages."""
 ANY_INDEX: Final = Requirement("entries", _nothing_to_search, (RetrieverConfig, TextIndexSettings))
 """An index of entries, or of passages."""
 TEXTS: Final = Requirement(

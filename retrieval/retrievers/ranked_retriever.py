@@ -21,6 +21,7 @@ from reflectune.core.rows import from_row
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RankScore
+from reflectune.retrieval.retrievers.queries import Query, Weights
 
 _ASCII_IN_ADDRESSES = ("/:", "/:()", "/:(),'!*;@$&+=~")
 """Characters that writers of addresses leave as they are, from the strictest to Wikipedia."""
@@ -85,6 +86,19 @@ class RankedRetriever:
                 ]
             )
         return found
+
+    def search_queries(
+        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
+    ) -> list[list[Hit]]:
+        """For each query the first entries of its picture; texts and weights don't count.
+
+        Raises:
+            ValueError: A query has no picture.
+        """
+        images = [query.image for query in queries if query.image is not None]
+        if len(images) < len(queries):
+            raise ValueError("ranked entities are listed by picture, and a query has none")
+        return self.search(images, top_n)
 
 
 def rank_scores(rule: RankScore, count: int) -> list[float]:

@@ -11,10 +11,14 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
+from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.operators.requests import SearchRequest
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.inference.pipelines.promsa import PromsaSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
 from reflectune.inference.running import experiment
+from reflectune.inference.running.agent_search import agent_search
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.loading import open_engine, open_entries
 from reflectune.models.loading import Loaded, load
@@ -22,7 +26,8 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.words import WordReranker
 
 RETRIEVING = [name for name, recipe in all_recipes().items() if recipe.needs("entries") and not recipe.is_iterative]
-ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative]
+ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative and name != "promsa"]
+"""Pipelines that search entries with texts; ProMSA searches them by pictures alone if there is an index of passages."""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,21 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
     parts = PipelineParts(dataset.knowledge, retriever=retriever, reranker=WordReranker())
     with pytest.raises(UserError, match=f"{name} searches with texts, too: give it an `index`"):
         build_pipeline(name, config, parts)
+
+
+def test_an_agents_image_search_reads_the_list_and_its_text_search_the_passages(world, make, tmp_path) -> None:
+    config = settings(world, base_model="base", pipelines=["promsa"], output=str(tmp_path / "out"))
+    assert config.problems() == ["`text_index` is needed by promsa: ranked entities can't be searched with texts"]
+    dataset = Dataset(world)
+    make.text_index(dataset.knowledge, tmp_path / "texts")
+    texts = TextIndexSettings(text_index=str(tmp_path / "texts"))
+    search, base = agent_search(dataset, PromsaSettings(), RetrieverConfig.of(config), texts, "cpu")
+    image = load_image("red.png", root=world)
+    by_picture = SearchRequest(0, ("",), {"pairs": (2,)}, question="What does it eat?")
+    by_text = SearchRequest(0, ("mice",), {base: (1,)})
+    (listed,), (found,) = (search([(image, request)])[0].hits for request in (by_picture, by_text))
+    assert [(hit.passage.entry_id, hit.score) for hit in listed["pairs"]] == [("e1", 1.0), ("e0", 0.5)]
+    assert (base, len(found["texts"])) == ("texts", 1)
 
 
 def test_an_evaluation_says_what_it_read_and_for_how_many_nothing_was_found(world, checkpoints, tmp_path) -> None:

@@ -133,5 +133,9 @@ def test_a_step_of_several_turns_has_a_gradient(family: str, config, monkeypatch
 def test_settings_that_do_not_fit_are_refused(config) -> None:
     values = config().model_dump() | {"ratio": "token", "index": "", "page_summaries": "reader"}
     problems = " ".join(find_problems(AgentGrpoConfig, values))
-    for words in ("`horizon` is of a trajectory's ratio", "`index` is needed", "`page_summaries` is none in training"):
+    for words in (
+        "`horizon` is of a trajectory's ratio",
+        "`index` is needed by trajectories",
+        "`page_summaries` is none in training",
+    ):
         assert words in problems

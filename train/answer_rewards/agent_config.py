@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.pipelines.promsa import PromsaSettings
+from reflectune.inference.pipelines.requirements import LISTED_ENTRIES
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.train.answer_rewards.config import ReplyGrpoConfig
 
@@ -37,7 +38,6 @@ class AgentGrpoConfig(ReplyGrpoConfig, RetrieverConfig, TextIndexSettings, Proms
         """Yield the problems of the ratio, the index and the summaries."""
         if self.horizon and self.ratio == "token":
             yield "`horizon` is of a trajectory's ratio: set `ratio: sequence`, or `horizon: 0`"
-        if not self.index:
-            yield "`index` is needed: trajectories search it"
+        yield from LISTED_ENTRIES.missing(self, "trajectories")
         if PromsaSettings.of(self).page_summaries != "none":
             yield "`page_summaries` is none in training: no other model is loaded"

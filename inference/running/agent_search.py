@@ -1,0 +1,43 @@
+"""Open the searches of an agent's tools without a model: a teacher's, or those of a training."""
+
+from __future__ import annotations
+
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.operators.searching import knowledge_bases
+from reflectune.inference.operators.trajectory import SearchFunction
+from reflectune.inference.pipelines.promsa import PromsaSettings
+from reflectune.inference.running.loading import open_entries, open_texts
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
+
+
+def agent_search(
+    dataset: Dataset, settings: PromsaSettings, retriever: RetrieverConfig, texts: TextIndexSettings, device: str
+) -> tuple[SearchFunction, str]:
+    """Return the search of ProMSA's tools, and the name of the base that text_search searches.
+
+    Args:
+        dataset: The data set with its knowledge base.
+        settings: The pipeline's settings.
+        retriever: The index of entries, or entries ranked for each picture.
+        texts: The index of passages; needed without an index of entries.
+        device: Device of the encoders.
+    """
+    entries = open_entries(retriever, dataset, device)
+    assert isinstance(entries, EntryRetriever | RankedRetriever)  # all that a config can name
+    knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
+    passages = open_texts(texts, knowledge, device) if texts.text_index else None
+    opened = knowledge_bases(
+        entries,
+        passages,
+        dataset.knowledge,
+        "section",
+        search=settings,
+        on_failure=settings.base_failure,
+        top_n=0,
+        lead=settings.lead,
+    )
+    return opened.search, "texts" if passages else "pairs"
