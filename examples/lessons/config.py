@@ -59,28 +59,16 @@ class ReagLessonKeys(Settings):
         return CriticShares(self.negatives, self.hard_share, self.distractors)
 
 
-class LessonSettings(ReagLessonKeys, SplitKey, DatasetSettings):
-    """Settings of lessons: the questions, whose prompts are taught, and the teacher's queries."""
+class TeacherSettings(SplitKey, DatasetSettings):
+    """Settings of a teacher: its questions and its queries."""
 
-    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
-    pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     query_forms: list[str] = setting(
-        list(FORMS), "forms of the teacher's query, and of MI-RAG's second one: texts with {title} and {heading}"
+        list(FORMS),
+        "forms of the teacher's query, and of MI-RAG's second one or ProMSA's next: texts with {title} and {heading}",
     )
     limit: int | None = setting(None, "questions, drawn by seed; all if unset", ge=1)
-    renamed: int = setting(
-        0, "times each lesson is kept, with titles exchanged for others of the same last word; 0: as it is", ge=0
-    )
     batch_questions: int = setting(32, "questions looked up together", ge=1)
     seed: Seed = setting(0, "seed of sampling")
-
-    @cross_check
-    def pipeline_problems(self) -> Iterator[str]:
-        """Yield the problems of the pipelines."""
-        unknown = [name for name in self.pipelines if name not in TAUGHT]
-        yield from [f"`pipelines`: no teacher for `{name}`; there is one for {', '.join(TAUGHT)}" for name in unknown]
-        if not self.pipelines or len(set(self.pipelines)) < len(self.pipelines):
-            yield f"`pipelines` should name at least one, each once; found {self.pipelines}"
 
     @cross_check
     def query_problems(self) -> Iterator[str]:
@@ -89,6 +77,24 @@ class LessonSettings(ReagLessonKeys, SplitKey, DatasetSettings):
             yield f"`query_forms`: {problem}"
         elif len(self.query_forms) != 2:
             yield f"`query_forms` are two texts; found {len(self.query_forms)}"
+
+
+class LessonSettings(ReagLessonKeys, TeacherSettings):
+    """Settings of lessons: the questions, whose prompts are taught, and the teacher's queries."""
+
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
+    pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
+    renamed: int = setting(
+        0, "times each lesson is kept, with titles exchanged for others of the same last word; 0: as it is", ge=0
+    )
+
+    @cross_check
+    def pipeline_problems(self) -> Iterator[str]:
+        """Yield the problems of the pipelines."""
+        unknown = [name for name in self.pipelines if name not in TAUGHT]
+        yield from [f"`pipelines`: no teacher for `{name}`; there is one for {', '.join(TAUGHT)}" for name in unknown]
+        if not self.pipelines or len(set(self.pipelines)) < len(self.pipelines):
+            yield f"`pipelines` should name at least one, each once; found {self.pipelines}"
 
     @cross_check
     def idle_problems(self) -> Iterator[str]:
@@ -113,7 +119,10 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
 
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
-        retriever, own = RetrieverConfig.of(self), {*LessonSettings.__annotations__, "split"} - {"output"}
+        retriever, own = (
+            RetrieverConfig.of(self),
+            {*LessonSettings.__annotations__, *TeacherSettings.__annotations__, "split"} - {"output"},
+        )
         return {
             "lessons": self.model_dump(include=own),
             "reag": ReagLessonKeys.of(self).model_dump() if REAG in self.pipelines else None,

@@ -36,6 +36,9 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
         ["val_unseen_question", "val_unseen_entity"], "splits of `dataset` whose questions are never trained on"
     )
     proofread: int = setting(50, "random examples on the page for proof-reading; 0: no page", ge=0)
+    renamed: int = setting(
+        0, "times each is kept, with titles exchanged for others of the same last word; 0: as it is", ge=0
+    )
     seed: Seed = setting(0, "seed of sampling")
 
     @cross_check
@@ -54,6 +57,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     # slow to import: after the config is right
     from reflectune.core.hashing import file_fingerprint
     from reflectune.data_builders.annotators.proofreading import write_page
+    from reflectune.examples.lessons.renaming import TitleExchange, renamed
     from reflectune.examples.lessons.trajectories import choose, evaluated, page_article
     from reflectune.formats.dataset import Dataset
     from reflectune.formats.reflection_data import (
@@ -80,7 +84,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
         find_metric(config.scored_by(config.dataset), config.open_bem("cpu")),
         config.most_calls,
     )
-    numbers = {**chosen.statistics(), "also_evaluated": leaked}
+    numbers = {**chosen.statistics(), "renamed": config.renamed, "also_evaluated": leaked}
     print(
         f"{numbers['traces']:,} trajectories, {numbers['examples']:,} kept, by calls {numbers['by_calls']}; "
         f"{len(leaked):,} questions of {split} are also in {', '.join(config.held_out)} and are left out"
@@ -92,8 +96,11 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     before = earlier_manifest(output, "plain", dataset.root).fingerprints
     output.mkdir(parents=True, exist_ok=True)
     trajectories = [*chosen.kept.values()]
-    target = output / f"{split}.parquet"
-    write_examples(target, [trajectory.example() for trajectory in trajectories], PromptedExample)
+    examples, target = [trajectory.example() for trajectory in trajectories], output / f"{split}.parquet"
+    if config.renamed:
+        exchange = TitleExchange(entry.title for entry in dataset.knowledge)
+        examples = [it for each in examples for it in renamed(each, config.renamed, exchange, config.seed)]
+    write_examples(target, examples, PromptedExample)
     write_manifest(output, Manifest("plain", dataset.root, {**before, split: file_fingerprint(target)}, folders))
     add_statistics(output, split, numbers)
     if config.proofread:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from reflectune.core.types import FollowUp
 from reflectune.models.schemes.examples import PromptedExample
 
 _WORD: Final = re.compile(r"(?<!\w)(?:\w+|\W)")
@@ -89,24 +90,31 @@ def renamed(lesson: PromptedExample, copies: int, exchange: TitleExchange, seed:
         lesson.documents,
         *lesson.branch_documents,
         *(branch.reply for branch in lesson.branches),
+        *(text for later in lesson.follow_ups for text in (later.question, later.answer)),
     ]
     made: dict[tuple[str, ...], PromptedExample] = {}
     for number in range(copies):
         texts = exchange.exchanged(original, random.Random(f"{seed} {lesson.id} {number}"))
-        question, documents, *shown_and_replies = texts
-        replies = shown_and_replies[len(lesson.branch_documents) :]
+        question, documents, *others = texts
+        shown, replies_and_rounds = _cut(others, len(lesson.branch_documents))
+        replies, rounds = _cut(replies_and_rounds, len(lesson.branches))
         named = replace(
             lesson,
             id=f"{lesson.id} {number}",
             question=question,
             documents=documents,
-            branch_documents=tuple(shown_and_replies[: len(lesson.branch_documents)]),
+            branch_documents=tuple(shown),
             branches=tuple(
                 replace(branch, reply=reply) for branch, reply in zip(lesson.branches, replies, strict=True)
             ),
+            follow_ups=tuple(map(FollowUp, rounds[::2], rounds[1::2])),
         )
         made.setdefault(tuple(texts), named)
     return list(made.values())
+
+
+def _cut(texts: Sequence[str], count: int) -> tuple[Sequence[str], Sequence[str]]:
+    return texts[:count], texts[count:]
 
 
 def _first_word(title: str) -> str:

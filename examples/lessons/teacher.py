@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Entry, Question
+from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import first_sentence, sentences, split_passages
 from reflectune.inference.operators.requests import WriteRequest, Writing
@@ -15,6 +17,9 @@ from reflectune.models.rendering.turns import prompt_parts
 
 NOTHING = "Nothing about it is among this."
 """Record if none of the question's entities was found."""
+
+UNKNOWN = "The picture shows something unknown."
+"""Thought of an agent that hasn't found the entity in the picture."""
 
 FORMS = ("{title} {heading}", "{title}")
 """Default forms of a query and a second one."""
@@ -79,7 +84,27 @@ class TrajectoryTeacher:
             request: The pipeline's request.
             shown: Number of the prompt's documents that the model sees.
         """
+        if request.prompt.form == "action":
+            return self.action(request.prompt.rounds)
         return _REPLIES[request.operator](self, request, request.prompt.documents[:shown])
+
+    def action(self, rounds: Sequence[tuple[str, str]]) -> str:
+        """Return ProMSA's next thought and action: a search for the first missing fact, or the answer if none is."""
+        documents = [document for _, result in rounds for document in result.split("\n\n")]
+        stated: list[str] = []
+        for hop in self.hops:
+            statement = hop.statement(documents)
+            if not statement:
+                break
+            stated.append(statement)
+        else:
+            return _said(stated[-1], f"<answer>{canonical_answer(self.question)}</answer>")
+        if not any(document.startswith(f"{hop.title}: ") for document in documents) and not stated:
+            return _said(UNKNOWN, _called("image_search"))
+        missing = f"{hop.title}: {hop.heading} is missing."
+        earlier = sum(missing in reply for reply, _ in rounds)
+        query = " ".join(_filled(self.query_forms[earlier % len(self.query_forms)], hop).split())
+        return _said(" ".join([*stated[-1:], missing]), _called("text_search", query=query))
 
     def caption(self, request: WriteRequest, shown: Sequence[str]) -> str:
         """Return the description of the picture."""
@@ -149,6 +174,15 @@ def teacher_of(
         return None
     first, second = query_forms
     return TrajectoryTeacher(question, hops, first_sentence(entries[0].summary) or entries[0].title, (first, second))
+
+
+def _said(thought: str, action: str) -> str:
+    return f"<thinking>{thought}</thinking>\n{action}"
+
+
+def _called(tool: str, **arguments: str) -> str:
+    call = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>{call}</tool_call>"
 
 
 def _filled(form: str, hop: Hop) -> str:

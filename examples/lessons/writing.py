@@ -17,7 +17,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.examples.lessons.config import LessonSettings
+from reflectune.examples.lessons.config import LessonSettings, TeacherSettings
 from reflectune.examples.lessons.reag import NAME as REAG
 from reflectune.examples.lessons.reag import ReagTeacher
 from reflectune.examples.lessons.renaming import TitleExchange, renamed
@@ -98,7 +98,7 @@ def run(
 
 def _questions(dataset: Dataset, settings: LessonSettings) -> list[Question]:
     """Return the questions of the split that can be taught."""
-    split, limit = settings.split, settings.limit
+    split = settings.split
     questions = dataset.questions(split)
     if settings.asks_unaided:
         taught = [question for question in questions if question.answers and question.is_knowledge_based is not False]
@@ -108,9 +108,14 @@ def _questions(dataset: Dataset, settings: LessonSettings) -> list[Question]:
         raise UserError(f"`split`: no question of {split} has an answer and its evidence; name another split")
     if left_out := len(questions) - len(taught):
         print(f"{left_out:,} questions of {split} have no answer or no evidence and are left out")
-    if limit is not None and len(taught) > limit:
-        return random.Random(f"{settings.seed} {split}").sample(taught, limit)
-    return taught
+    return drawn(taught, settings)
+
+
+def drawn(questions: list[Question], settings: TeacherSettings) -> list[Question]:
+    """Return at most `limit` of the questions, drawn by seed."""
+    if settings.limit is None or len(questions) <= settings.limit:
+        return questions
+    return random.Random(f"{settings.seed} {settings.split}").sample(questions, settings.limit)
 
 
 @dataclass

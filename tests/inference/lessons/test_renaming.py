@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflectune.core.types import FollowUp
 from reflectune.examples.lessons.renaming import TitleExchange, renamed
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 
@@ -86,3 +87,17 @@ def test_branches_of_one_lesson_share_the_other_names() -> None:
         oak, tower = copy.question.removeprefix("Is it the ").removesuffix("?"), copy.branches[1].reply[4:]
         assert copy.branch_documents == (f"{oak}: Beside it stands the {tower}.", f"{tower}: It is 90 m tall.")
         assert copy.branches[0].reply == "Yes"
+
+
+def test_a_trajectorys_results_and_replies_share_the_other_names() -> None:
+    rounds = (
+        FollowUp("Vik Oak: Its top.", "Vik Oak: top?"),
+        FollowUp("Vik Oak: Beside it stands the Elm Tower.", "Elm Tower"),
+    )
+    trajectory = PromptedExample("q", "q.png", "Who?", (PromptedBranch("vqa", reply="Search."),), follow_ups=rounds)
+    copies = renamed(trajectory, 8, TitleExchange(TITLES), seed=0)
+    assert len(copies) > 1
+    for copy in copies:
+        (first, oak), (second, tower) = ((later.question, later.answer) for later in copy.follow_ups)
+        assert first == f"{oak.removesuffix(': top?')}: Its top."
+        assert second == f"{oak.removesuffix(': top?')}: Beside it stands the {tower}."

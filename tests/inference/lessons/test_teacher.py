@@ -1,14 +1,16 @@
 """The teacher says what the evidence allows, and nothing that the prompt doesn't show."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.examples.lessons.teacher import NOTHING, TrajectoryTeacher, teacher_of
+from reflectune.examples.lessons.teacher import NOTHING, UNKNOWN, TrajectoryTeacher, teacher_of
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import Prompt, WriteRequest, Writing
+from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.pipelines import mi_rag, pmsr
 
 OAK = Entry(
@@ -101,6 +103,41 @@ def test_queries_ask_for_what_is_missing_and_are_read_from_the_reply(
 )
 def test_an_answer_is_given_where_the_records_state_it(teacher, records: tuple[str, ...], expected: str) -> None:
     assert teacher.reply(asking("answer", mi_rag.ANSWER, *records), len(records)) == expected
+
+
+def reply(thought: str, tool: str = "", **arguments: str) -> str:
+    call = json.dumps({"name": tool, "arguments": arguments})
+    return f"<thinking>{thought}</thinking>\n" + (
+        f"<tool_call>{call}</tool_call>" if tool else "<answer>Ben Roth</answer>"
+    )
+
+
+MISSING = "Vik Oak: Neighbours is missing."
+ASK_FIRST = reply(MISSING, "text_search", query="Vik Oak Neighbours")
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        pytest.param((), reply(UNKNOWN, "image_search"), id="nothing"),
+        pytest.param((OTHER,), reply(UNKNOWN, "image_search"), id="other entries"),
+        pytest.param((f"{OTHER}\n\n{SIZE}",), ASK_FIRST, id="the entity"),
+        pytest.param(
+            (f"{OTHER}\n\n{NEIGHBOURS}",),
+            reply(f"{FIRST} Ulm Tower: People is missing.", "text_search", query="Ulm Tower People"),
+            id="first hop",
+        ),
+        pytest.param((NEIGHBOURS, f"{OTHER}\n\n{PEOPLE}"), reply(SECOND), id="the answer's passage"),
+    ],
+)
+def test_an_agents_next_action_follows_from_the_results(teacher, results: tuple[str, ...], expected: str) -> None:
+    said = teacher.action([("", result) for result in results])
+    assert said == expected
+    assert keeps_format(said)
+
+
+def test_an_agent_asks_again_in_other_words(teacher: TrajectoryTeacher) -> None:
+    assert teacher.action([("", SIZE), (ASK_FIRST, OTHER)]) == reply(MISSING, "text_search", query="Vik Oak")
 
 
 @pytest.mark.parametrize(
