@@ -248,6 +248,24 @@ def test_stages_of_reag_read_the_checkpoint_of_the_stage_before() -> None:
         assert made[data]["output"] == made[training]["train_data"]
 
 
+def test_stages_of_promsa_read_the_checkpoint_of_the_stage_before_by_the_papers_numbers() -> None:
+    made = {stage.name: settings(stage) for stage in stages("promsa")}
+
+    models = [made["sft"]["output_dir"], made["grpo_infoseek"]["output_dir"], made["grpo"]["output_dir"]]
+    read = ("grpo_infoseek", "model"), ("grpo", "model"), ("evaluate", "base_model"), ("evaluate_evqa", "base_model")
+    assert [made[name][key] for name, key in read] == [*models, models[-1]]
+    assert [*made["sft"]["train_data"]] == [made[f"data_{name}"]["output"] for name in ("infoseek", "evqa")]
+    trainings, grpo = [made["grpo_infoseek"], made["grpo"]], made["grpo"]
+    assert sum(int(training["limit"]) for training in trainings) == 15_000
+    trajectories = 8 * grpo["per_device_train_batch_size"] * grpo["gradient_accumulation_steps"]
+    assert (trajectories // grpo["generations"], grpo["horizon"], grpo["learning_rate"]) == (128, 0.04, 1e-6)
+    assert (made["sft"]["epochs"], made["sft"]["learning_rate"]) == (3, 1e-5)
+    budget = [
+        (s["image_calls"], s["text_calls"], s["call_passages"], s["turns"]) for s in made.values() if "turns" in s
+    ]
+    assert set(budget) == {(3, 3, 3, 7)}
+
+
 def test_one_model_of_mr2ag_has_all_tables() -> None:
     made = {stage.name: settings(stage) for stage in stages("mr2ag")}
     table_3 = yaml.safe_load((ROOT / "configs/examples/lmms_eval/llava15_7b.yaml").read_text())
