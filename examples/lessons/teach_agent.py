@@ -1,7 +1,8 @@
 """Write ProMSA's trajectories of a scripted teacher: `python -m reflectune.examples.lessons.teach_agent --config FILE`.
 
-The teacher knows the evidence of a question, but names only what a search has returned. Its calls search the indexes.
-The traces are those of `evaluate`; `keep_trajectories` chooses the right ones for SFT. A run that was cut off resumes.
+The teacher knows the evidence of a question, but names only entities that a search has returned. Its calls search the
+indexes. The traces are those of `evaluate`; `keep_trajectories` chooses the right ones for SFT. A run that was
+cut off resumes.
 """
 
 from __future__ import annotations

@@ -73,9 +73,17 @@ class PromsaSettings(SearchSettings, TrajectorySettings):
     text_calls: int = setting(3, "promsa: most calls of text_search; 3, as published (4 in the released code)", ge=0)
     call_passages: int = setting(3, "promsa: passages that a call returns; 3, as published", ge=1)
     turns: int = setting(8, "promsa: most replies to a question; 8, as in the released code", ge=1)
+    describe_tools: bool = setting(
+        True, "promsa: describe tools and the form of replies in a system prompt; an agent trained without knows them"
+    )
     page_summaries: Literal["none", "reader", "answerer"] = setting(
         "none", "promsa: who summarizes passages before the agent reads them; `answerer: server` for a larger model"
     )
+
+    @property
+    def system(self) -> str:
+        """The system prompt; "" for none."""
+        return SYSTEM if self.describe_tools else ""
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -143,7 +151,7 @@ class Promsa:
                 first_turn(question),
                 {"question": question.text},
                 max_tokens=self.settings.max_record_tokens,
-                system=SYSTEM,
+                system=self.settings.system,
                 form="action",
                 rounds=dialogue.rounds,
             )

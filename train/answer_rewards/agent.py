@@ -23,7 +23,7 @@ from reflectune.inference.operators.requests import SearchReply, SearchRequest, 
 from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.operators.trajectory import SearchFunction, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.promsa import SYSTEM, Promsa, PromsaSettings, first_turn
+from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings, first_turn
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.attention.positions import Positions
 from reflectune.models.loading import Loaded
@@ -281,7 +281,7 @@ class AgentTraining(ReplyTraining):
                 question.text,
                 (PromptedBranch("vqa", reply=question.answers[0]),),
                 template=first_turn(question),
-                system=SYSTEM,
+                system=self._settings.system,
             )
             for question in drawn
         ]

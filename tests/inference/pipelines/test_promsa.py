@@ -64,6 +64,12 @@ def test_every_prompt_and_search_of_a_trajectory(scripting: type[Any]) -> None:
     assert from_row(to_row(trace)) == trace
 
 
+def test_an_agent_that_knows_the_tools_has_no_system_prompt(scripting: type[Any]) -> None:
+    script = scripted(scripting, ANSWER)
+    run(script, describe_tools=False)
+    assert script.asked == [("write", BEGIN.removeprefix(f"[system] {SYSTEM} [user] "))]
+
+
 @pytest.mark.parametrize(
     ("replies", "settings", "results", "answer", "ended"),
     [
