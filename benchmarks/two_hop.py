@@ -2,9 +2,11 @@
 
     bash scripts/quickstart.sh
     python benchmarks/two_hop.py
+    python benchmarks/two_hop.py --agent
 
 Lessons are written in worlds of some seeds; the questions are those of other worlds, with other entities, articles,
-pictures and phrasings. Each stage is a command. A finished stage is not run again.
+pictures and phrasings. `--agent` teaches ProMSA by a scripted teacher's trajectories, after fewer lessons. Each stage
+is a command. A finished stage is not run again.
 """
 
 from __future__ import annotations
@@ -55,6 +57,19 @@ ROWS = {
     ("untaught", "naive_rag_articles"): "`naive_rag` (articles), the base",
 }
 
+AGENT_QUESTIONS = 400
+"""Questions of a world that an agent's lessons and trajectories are of."""
+SHORT = {**LESSONS, "max_steps": 600, "save_steps": 200}
+TRAJECTORIES = {**LESSONS, "gradient_accumulation_steps": 1, "save_steps": 100}
+"""Keys that differ from `sft.yaml` in the two trainings of an agent."""
+SEARCHING = {"call_passages": 3, "describe_tools": "false", "max_record_tokens": 192}
+AGENT_ROWS = {
+    ("agent", "promsa"): "`promsa`, SFT on the trajectories",
+    ("gspo", "promsa"): "the same, then 20 steps of TN-GSPO",
+    ("taught", "mi_rag"): "`mi_rag`, the model before the trajectories, 3 searches",
+    ("once", "mr2ag"): "`mr2ag`, the quick start's checkpoint, 1 search",
+}
+
 
 def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int]) -> dict[str, list[str]]:
     """Return the command of each stage."""
@@ -103,6 +118,49 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
     return made
 
 
+def agent_stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int]) -> dict[str, list[str]]:
+    """Return the command of each stage that teaches ProMSA's agent."""
+    made: dict[str, list[str]] = {}
+    for seed in (*train, *test):
+        world = str(run / f"world_{seed}")
+        built = [*program("examples.miniature.build_world"), "--seed", str(seed), "--neighbours", "1"]
+        asked = ["--two_hop", str(AGENT_QUESTIONS)] if seed in train else []
+        made[f"world {seed}"] = [*built, *asked, "--output", world]
+        for name, how in (("index", ["miniature/clip"]), ("texts", [TEXT_ENCODER, "--rows", "passages"])):
+            command = [*program("retrieval.build_index"), "--knowledge", f"{world}/knowledge", "--encoder", *how]
+            made[f"{name} {seed}"] = [*command, "--output", str(run / f"{name}_{seed}")]
+    for seed in train:
+        lessons = [*module("examples.lessons.write_lessons", f"{RECIPES}/lessons.yaml"), *_searched(run, seed)]
+        made[f"lessons {seed}"] = [*lessons, "--renamed", "2", "--output", str(run / f"lessons_{seed}")]
+        teacher = str(run / f"teacher_{seed}")
+        command = [*module("examples.lessons.teach_agent", f"{RECIPES}/promsa_teacher.yaml"), *_searched(run, seed)]
+        made[f"teacher {seed}"] = [*command, "--output", teacher]
+        kept = ["--dataset", str(run / f"world_{seed}"), "--evaluations", teacher]
+        command = module("examples.lessons.keep_trajectories", f"{RECIPES}/promsa_data.yaml")
+        made[f"trajectories {seed}"] = [*command, *kept, "--output", str(run / f"trajectories_{seed}")]
+    models = {name: str(run / name) for name in (TAUGHT, "agent", "gspo")}
+    for name, keys, data, first in (
+        (TAUGHT, SHORT, "lessons", []),
+        ("agent", TRAJECTORIES, "trajectories", ["--model", models[TAUGHT]]),
+    ):
+        paths = json.dumps({str(run / f"{data}_{seed}"): 1 for seed in train})
+        command = [*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(keys), "--train_data", paths]
+        made[name] = [*command, *first, "--output_dir", models[name]]
+    command = [*launch("train.promsa_grpo", f"{RECIPES}/promsa_grpo.yaml"), *_searched(run, train[0])]
+    made["gspo"] = [*command, "--model", models["agent"], "--output_dir", models["gspo"]]
+    reading = {**READING, "iterations": 2, "max_record_tokens": 64}
+    for seed in test:
+        for name, pipeline in AGENT_ROWS:
+            own = {"model": str(checkpoint)} if name == "once" else {"base_model": models[name]}
+            keys = own | {"promsa": SEARCHING, "mi_rag": reading, "mr2ag": {}}[pipeline]
+            made[f"evaluate {seed} {name}"] = [
+                *module("inference.evaluate", f"{RECIPES}/iterative.yaml"),
+                *(*_searched(run, seed), "--splits", *SPLITS, "--limit", "1000", "--pipelines", pipeline),
+                *(*flags(keys), "--output", str(run / f"{name}_{seed}")),
+            ]
+    return made
+
+
 def _searched(run: Path, seed: int) -> list[str]:
     folders = {"dataset": "world", "index": "index", "text_index": "texts"}
     return [word for key, name in folders.items() for word in (f"--{key}", str(run / f"{name}_{seed}"))]
@@ -115,10 +173,30 @@ def figures_of(run: Path, test: Sequence[int]) -> dict[str, Any]:
         right = count = 0.0
         for seed in test:
             metrics = json.loads((run / f"{evaluation}_{seed}/metrics.json").read_text(encoding="utf-8"))
-            score = metrics["pipelines"][pipeline]["overall"]
+            score = metrics["two_hop"][pipeline]
             right, count = right + score["value"] * score["n"], count + score["n"]
         figures[name] = {"score": right / count, "questions": int(count)}
     return figures
+
+
+def agent_figures(run: Path, test: int) -> dict[str, Any]:
+    """Return each row's share of right answers with its interval, and its costs, in a test world."""
+    figures = {}
+    for (evaluation, pipeline), name in AGENT_ROWS.items():
+        metrics = json.loads((run / f"{evaluation}_{test}/metrics.json").read_text(encoding="utf-8"))
+        costs = metrics["costs"][pipeline]
+        figures[name] = {**metrics["two_hop"][pipeline], "searches": costs["searches"], "read": costs["read"]}
+    return figures
+
+
+def agent_tables(figures: dict[str, Any]) -> list[str]:
+    """Return the table of an agent."""
+    head = ("pipeline", "per cent right", "interval", "searches", "tokens read", "questions")
+    rows = []
+    for name, row in figures.items():
+        value, low, high = (f"{100 * row[key]:.1f}" for key in ("value", "low", "high"))
+        rows.append((name, value, f"{low} to {high}", f"{row['searches']:.1f}", round(row["read"]), row["n"]))
+    return ["An agent, taught with fewer lessons than above, on questions of one world:", "", *table(head, rows)]
 
 
 def tables(figures: dict[str, Any]) -> list[str]:
@@ -129,6 +207,10 @@ def tables(figures: dict[str, Any]) -> list[str]:
 
 def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the rows of the board."""
+    if ROWS["taught", "mi_rag"] not in figures:
+        agent, once = (figures[AGENT_ROWS[row]]["value"] for row in (("agent", "promsa"), ("once", "mr2ag")))
+        claim = "miniature, two-hop questions: ProMSA taught by a scripted teacher"
+        return [(claim, f"{100 * agent:.1f} %", f"mR²AG, which searches once, {100 * once:.1f} %")]
     taught, once = (figures[ROWS[row]]["score"] for row in (("taught", "mi_rag"), ("one_search", "mi_rag")))
     claim = "miniature, two-hop questions: MI-RAG taught by lessons"
     return [(claim, f"{100 * taught:.1f} %", f"the same model with one search {100 * once:.1f} %")]
@@ -146,23 +228,33 @@ fair comparison of searching once with searching again is that of the same model
 """,
     tables,
     claims,
+    {"promsa": agent_tables},
 )
 
 
 def main() -> None:
     """Run the unfinished stages, and write the results."""
     parser = BENCHMARK.parser(__doc__)
-    parser.add_argument("--train_seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="worlds of the lessons")
-    parser.add_argument("--test_seeds", type=int, nargs="+", default=[101, 102], help="worlds of the questions")
+    parser.add_argument(
+        "--train_seeds", type=int, nargs="+", help="worlds of the lessons; [1 2 3 4 5], or of an agent's [1 2]"
+    )
+    parser.add_argument("--test_seeds", type=int, nargs="+", help="worlds of the questions; [101 102], or [101]")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/quickstart/checkpoint"), help="mR²AG's")
-    parser.add_argument("--run", type=Path, default=Path("runs/two_hop"))
+    parser.add_argument("--run", type=Path, help="runs/two_hop, or runs/promsa")
+    parser.add_argument("--agent", action="store_true", help="teach ProMSA's agent")
     arguments = parser.parse_args()
     if arguments.page:
         return BENCHMARK.write_page(arguments)
-    run, test = arguments.run, arguments.test_seeds
+    run = arguments.run or Path("runs/promsa" if arguments.agent else "runs/two_hop")
+    train = arguments.train_seeds or ([1, 2] if arguments.agent else [1, 2, 3, 4, 5])
+    test = arguments.test_seeds or ([101] if arguments.agent else [101, 102])
     run.mkdir(parents=True, exist_ok=True)
-    run_stages(run, stages(run, arguments.checkpoint, arguments.train_seeds, test))
-    return BENCHMARK.finish(figures_of(run, test), arguments)
+    made = agent_stages if arguments.agent else stages
+    run_stages(run, made(run, arguments.checkpoint, train, test))
+    if not arguments.agent:
+        return BENCHMARK.finish(figures_of(run, test), arguments)
+    BENCHMARK.write(agent_figures(run, test[0]), arguments, "promsa")
+    return BENCHMARK.write_page(arguments)
 
 
 if __name__ == "__main__":
