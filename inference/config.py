@@ -30,7 +30,9 @@ class EngineSettings(Settings):
     token_budget: int | None = setting(
         None, "most tokens in one forward pass; splits work, not text; fitted to the memory if unset", ge=1
     )
-    keep_images: int = setting(0, "pictures whose prefix stays cached for later questions, those used last", ge=0)
+    keep_images: int = setting(
+        0, "most pictures whose prefix stays cached, as far as memory allows: those used last", ge=0
+    )
     compile: Literal["auto", "off"] = setting(
         "auto", "on a GPU, pack questions into one row by compiled attention, and compile the layers in long runs"
     )

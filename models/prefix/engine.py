@@ -18,10 +18,10 @@ from torch import Tensor
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.decoding import StaticDecoder
-from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
+from reflectune.models.prefix.forward import KEPT, Forward, find_budget, picture_bytes, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
 from reflectune.models.prefix.packed import Spot, TreePart, packed_for
-from reflectune.models.prefix.rows import Level, Rows
+from reflectune.models.prefix.rows import Level, Rows, kept_bytes
 from reflectune.models.prefix.state import Branches, BranchRows, Generation, Prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.output_head import exact_logits
@@ -37,8 +37,8 @@ class PrefixEngine:
         loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
         token_budget: Most tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
             many tokens of branches are kept; other branches are read again if they are decoded from.
-        keep_images: Image prefixes to keep from call to call, least recently used first out. With 0, questions
-            of one call still share a picture.
+        keep_images: Most image prefixes to keep from call to call, in a share of the free memory, least recently used
+            first out. With 0, questions of one call still share a picture.
 
     Raises:
         UserError: The model's attention can't share a prefix.
@@ -48,7 +48,7 @@ class PrefixEngine:
         self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0, *, compiling: bool = True
     ) -> None:
         self._forward = Forward(loaded.model)
-        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images)
+        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images, picture_bytes(loaded.model))
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration
         self.token_budget = token_budget or find_budget(self._forward)
@@ -100,7 +100,7 @@ class PrefixEngine:
             for row, i in enumerate(part):
                 known[new[i]] = read.take(self._index([row])).compact()
         for key in by_key:
-            self.image_prefixes.put(key, known[key])
+            self.image_prefixes.put(key, known[key], kept_bytes(known[key].levels))
         order = {key: row for row, key in enumerate(by_key)}
         rows = stacked([known[key] for key in by_key]).take(self._index([order[key] for key, _, _ in parts]))
         return self._forward.append(rows, [suffix for _, _, suffix in parts])[1]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,6 +32,8 @@ KEPT = 4
 _TRIAL = 1_024
 _SHARE = 0.7
 """Share of the free memory to use; the rest is for pictures and fragmentation."""
+_OF_PICTURES = 0.15
+"""Share of the free memory that cached image prefixes may take."""
 
 
 class Forward:
@@ -194,6 +197,13 @@ def find_budget(forward: Forward) -> int:
         fitting_budget(torch.cuda.mem_get_info(gpu)[0], (peak - own) / _TRIAL, own / _TRIAL)
         for gpu, peak, own in zip(gpus, peaks, kept, strict=True)
     )
+
+
+def picture_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes that cached image prefixes may take: a share of the memory that is free now."""
+    gpus = gpus_of(model)
+    free = sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus) if gpus else psutil.virtual_memory().available
+    return int(_OF_PICTURES * free)
 
 
 def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -81,29 +82,42 @@ class ImagePrefixCache(Generic[Kept]):
 
     Args:
         most: Number of image prefixes to keep.
+        most_bytes: Most bytes that they take together; the one used last is kept even if it takes more.
+
+    Attributes:
+        bytes: Bytes of those that are cached.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+    def __init__(self, most: int, most_bytes: float = math.inf) -> None:
+        self.most, self._most_bytes = most, most_bytes
+        self._kept: OrderedDict[str, tuple[Kept, int]] = OrderedDict()
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def get(self, key: str) -> Kept | None:
         """Return the cached image prefix, or None, and mark it as used."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
 
     def keep(self, least: int) -> None:
-        """Raise the capacity to `least` or more."""
+        """Raise the number of image prefixes to `least` or more."""
         self.most = max(self.most, least)
 
-    def put(self, key: str, image_prefix: Kept) -> None:
-        """Cache an image prefix of one row that owns its memory, and drop the least recently used one if full."""
-        if self.most:
-            self._kept[key] = image_prefix
-            self._kept.move_to_end(key)
-            while len(self._kept) > self.most:
-                self._kept.popitem(last=False)
+    def put(self, key: str, image_prefix: Kept, size: int) -> None:
+        """Cache an image prefix of one row that owns its memory, and drop those used longest ago if full.
+
+        Args:
+            key: From `key_of`.
+            image_prefix: Its keys and values.
+            size: Their bytes.
+        """
+        if not self.most:
+            return
+        self.bytes += size - self._kept.pop(key, (None, 0))[1]
+        self._kept[key] = image_prefix, size
+        while len(self._kept) > self.most or (self.bytes > self._most_bytes and len(self._kept) > 1):
+            self.bytes -= self._kept.popitem(last=False)[1][1]

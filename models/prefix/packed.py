@@ -227,7 +227,7 @@ class PackedReader:
             cache, [span] = self._joined([spot])  # owns its memory
             bases[key] = Spot(PackedRow(cache, 0), (span,), spot.next_position)
         for key, spot in bases.items():
-            self._images.put(key, spot)
+            self._images.put(key, spot, sum(tensor.nbytes for pair in spot.row.cache for tensor in pair))
         return bases
 
     def read(self, parts: Sequence[TreePart], most_kept: int | None = None) -> list[Ends]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, key_of, split_after_images, stacked
 from reflectune.models.rendering.renderer import Rendered
@@ -53,11 +54,36 @@ def test_stacked_image_prefixes_go_on_as_each_alone_does(loaded, make):
             assert rows.next_position[n] == row.next_position[0]
 
 
-def test_those_used_last_are_kept():
-    kept: ImagePrefixCache = ImagePrefixCache(2)
+@pytest.mark.parametrize(("most", "most_bytes"), [(2, 99), (9, 20)])
+def test_those_used_last_are_kept(most, most_bytes):
+    kept: ImagePrefixCache[str] = ImagePrefixCache(most, most_bytes)
     for name in "abac":
         if kept.get(name) is None:
-            kept.put(name, name)  # type: ignore[arg-type]
+            kept.put(name, name, 10)
     assert [kept.get(name) for name in "abc"] == ["a", None, "c"]
-    assert len(kept) == 2
-    ImagePrefixCache(0).put("a", "a")  # type: ignore[arg-type]
+    kept.put("a", "A", 10)  # again, in its place
+    assert [kept.get(name) for name in "ac"] == ["A", "c"]
+    kept.put("d", "d", 21)
+    assert len(kept) == (2 if most == 2 else 1)
+
+
+def test_without_room_nothing_is_kept():
+    kept: ImagePrefixCache[str] = ImagePrefixCache(0)
+    kept.put("a", "a", 1)
+    assert not len(kept)
+
+
+def test_gates_are_the_same_where_few_pictures_fit(loaded, make):
+    """Ten questions about five pictures, with room for two."""
+    engine, small = (PrefixEngine(loaded, keep_images=9) for _ in range(2))
+    prefixes = [loaded.renderer.prefix("Who?", make.image(n % 5, (80, 60))) for n in range(10)]
+    engine.read(prefixes[:1])
+    size = engine.image_prefixes.bytes
+    assert size > 0
+    small.image_prefixes = ImagePrefixCache(9, 2.5 * size)
+    for prefix in prefixes:
+        whole, bounded = (
+            it.branch(it.read([prefix]), [[[7, 8, 9], [5, 6]]]).probabilities([7]) for it in (engine, small)
+        )
+        torch.testing.assert_close(whole, bounded)
+    assert (len(engine.image_prefixes), len(small.image_prefixes)) == (5, 2)
