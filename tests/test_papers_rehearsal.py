@@ -1,10 +1,12 @@
-"""The stages of MI-RAG and PMSR on generated files of the public layouts, with tiny models and a stub server."""
+"""The stages of MI-RAG, PMSR and mRAG on generated files of the public layouts, with tiny models and a stub server."""
 
+import csv
 import gzip
 import importlib
 import json
 import re
 import shlex
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,24 +25,36 @@ SMALL = {
     "retrieval/build_index.py": ["--encoder", ENCODER, "--store", "exact", "--device", "cpu", "--dtype", "float32"],
     "evaluate": ["--encoder", ENCODER, "--iterations", "1", "--text_passages", "4", "--device", "cpu"],
 }
+CLIP = ["--encoder", "miniature/clip", "--device", "cpu"]
+SMALL_MRAG = {
+    "retrieval/build_index.py": [*CLIP, "--store", "exact", "--dtype", "float32"],
+    "evaluate": CLIP,
+    "inference/recall.py": CLIP,
+}
 FLOORS = ("retrieval", "data_builders", "inference", "metrics")
 NAMES = {"Q1": "Kirk Bridge", "Q2": "Moss Tower", "Q3": "Oak Mill"}
 
 
+def options(values: dict[str, Any]) -> str:
+    return " ".join(f"--{name} {value}" for name, value in values.items())
+
+
 def commands(paper: str, names: list[str]) -> list[list[str]]:
     """Return the words of stages' commands, without their launch and their options of `vars`."""
-    stages = yaml.safe_load((ROOT / f"configs/papers/{paper}/dvc.yaml").read_text())["stages"]
+    read = yaml.safe_load((ROOT / f"configs/papers/{paper}/dvc.yaml").read_text())
+    stages = read["stages"]
+    variables = {name: value for each in read["vars"] for name, value in each.items() if isinstance(value, dict)}
     made = []
-    for name in names:
-        stage, _, key = name.partition("@")
+    for asked in names:
+        stage, _, key = asked.partition("@")
         body = stages[stage]
         words = body.get("do", body)["cmd"]
         if key:
             words = words.replace("${key}", key)
-            words = words.replace("${item}", " ".join(f"--{k} {v}" for k, v in body["foreach"][key].items()))
-        words = (
-            re.sub(r"accelerate launch --config_file \S+ ", "", words).replace("${answer}", "").split("${skipped}")[0]
-        )
+            words = words.replace("${item}", options(body["foreach"][key]))
+        for name, value in variables.items():
+            words = words.replace(f"${{{name}}}", options(value))
+        words = re.sub(r"accelerate launch --config_file \S+ ", "", words).split("${skipped}")[0]
         made.append(shlex.split(words))
     return made
 
@@ -129,3 +143,75 @@ def test_a_papers_list_runs_from_downloads_to_tables(
         trajectory = metrics["trajectories"][paper]
         assert trajectory["by_iteration"][0]["article_recall"]["value"] == 1.0  # gold ids are the entries'
         assert metrics["replies"][paper]["replies_refused"] == 0
+
+
+@pytest.fixture
+def mrag_downloads(downloads: Path) -> Path:
+    """Add InfoSeek's own annotations, and Encyclopedic-VQA with pictures of landmarks and articles."""
+    infoseek, evqa = downloads / "data/infoseek", downloads / "data/evqa"
+    splits = ("val_unseen_question", "val_unseen_entity", "val_unseen_entity")
+    asked = [
+        {"data_id": f"infoseek_val_{n}", "image_id": f"oven_{n}", "question": "Who built it?", "answer": ["Ann"]}
+        | {"answer_eval": ["Ann"], "data_split": split}
+        for n, split in enumerate(splits)
+    ]
+    of_entities = [{"data_id": row["data_id"], "entity_id": entity} for row, entity in zip(asked, NAMES, strict=True)]
+    for name, rows in (("infoseek_val", asked), ("infoseek_val_withkb", of_entities)):
+        (infoseek / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    articles, questions = {}, []
+    for number, title in enumerate(NAMES.values()):
+        url, picture = f"https://en.wikipedia.org/wiki/{title.replace(' ', '_')}", f"{number}123456789abcdef"
+        place = evqa / f"images/landmarks/{number}/1/2/{picture}.jpg"
+        for path in (place, evqa / f"kb_images/{title}.jpg"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (60, 40), (80 * number, 90, 20)).save(path)
+        articles[url] = {
+            "title": title,
+            "section_titles": [title, "Builder"],
+            "section_texts": [f"{title} is old.", f"Ann built {title}."],
+            "image_urls": [f"https://e.org/{title}.jpg"],
+        }
+        row = {"question": "Who built it?", "answer": "Ann", "dataset_image_ids": picture, "dataset_name": "landmarks"}
+        row |= {
+            "dataset_category_id": "1",
+            "question_type": "templated",
+            "wikipedia_url": url,
+            "wikipedia_title": title,
+        }
+        row |= {
+            "evidence": "",
+            "evidence_section_id": "1",
+            "evidence_section_title": "Builder",
+            "encyclopedic_vqa_split": "test",
+        }
+        questions.append({**row, "question_original": "", "wikipedia_url_used_in_train": "False"})
+    (evqa / "inaturalist").mkdir()
+    (evqa / "inaturalist/val.json").write_text('{"images": []}')
+    with (evqa / "test.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, questions[0])
+        writer.writeheader()
+        writer.writerows(questions)
+    with zipfile.ZipFile(evqa / "encyclopedic_kb_wiki.zip", "w") as archive:
+        archive.writestr("encyclopedic_kb_wiki.json", json.dumps(articles))
+    return downloads
+
+
+@pytest.mark.slow
+def test_mrags_list_runs_from_downloads_to_tables(
+    mrag_downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mrag_downloads)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    served = ["--llm_url", stub_server(lambda text: "[1]" if "[1]" in text else "Yes, Ann.").url]
+    more = {**SMALL_MRAG, "evaluate": [*SMALL_MRAG["evaluate"], *served], "metrics/score.py": served}
+    tables = ("recall", "evaluate", "judge@mrag", "table_3@IC_T", "table_4@pairwise", "figure_2@listwise_2")
+    of_evqa = [re.sub(r"^[^@]*", lambda found: f"{found[0]}_evqa", name) for name in tables]
+    for words in commands("mrag", ["infoseek", "index", *tables, "evqa", "evqa_index", *of_evqa]):
+        run(words, more)
+    results = Path("runs/mrag")
+    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 10
+    for name in ("infoseek", "evqa"):
+        metrics = json.loads((results / name / "metrics.json").read_text())
+        assert {"mrag", "mrag_agent"} <= set(metrics["pipelines"])
+        assert metrics["pipelines"]["mrag"]["overall"]["n"] == 3
+        assert metrics["replies"]["mrag"]["replies_refused"] == 0
